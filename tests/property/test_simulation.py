@@ -14,7 +14,7 @@ from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_simulation.workload import Behaviour, NodeFaults
+from yardmaster_simulation.workload import Behavior, NodeFaults
 
 JOBS = st.lists(
     st.builds(
@@ -39,8 +39,8 @@ JOBS = st.lists(
     min_size=1,
     max_size=8,
 )
-BEHAVIOURS = st.builds(
-    Behaviour,
+BEHAVIORS = st.builds(
+    Behavior,
     works_in_grace=st.booleans(),
     checkpoint_every_ms=st.sampled_from([None, 20_000]),
     checkpoint_cost_ms=st.sampled_from([0, 1_000]),
@@ -83,7 +83,7 @@ NODES = [node("node-0", 4), node("node-1", 4), node("node-2", 2)]
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     jobs=JOBS,
-    behaviour=BEHAVIOURS,
+    behavior=BEHAVIORS,
     faults=FAULTS,
     config=CONFIGS,
     cadence_ms=st.sampled_from([0, 30_000]),

@@ -58,7 +58,7 @@ EXEMPT = (
 PENDING = (
     *("bench/", "cli/", "deploy/", "examples/", "tests/integration/test_agent_"),
     *("libs/core/", "libs/localcluster/", "libs/projections/", "libs/runtime/", "libs/schemas/"),
-    *("libs/simulation/", "services/"),
+    *("services/"),
 )
 
 

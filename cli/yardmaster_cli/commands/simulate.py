@@ -122,7 +122,7 @@ def simulate(
         equal=simulated.nodes(options["nodes"]),
         cadence_ms=_ms(options, "every"),
         faults=_faults(options),
-        behaviour=_behaviour(options),
+        behavior=_behavior(options),
     )
     cases = simulated.cases(
         simulated.policies(policies or _default(workload)),
@@ -182,7 +182,7 @@ def _faults(options: Mapping[str, Any]) -> NodeFaults | None:
     return NodeFaults(mean_up_ms=up_ms, mean_down_ms=3_600_000 if down_ms is None else down_ms)
 
 
-def _behaviour(options: Mapping[str, Any]) -> dict[str, Any]:
+def _behavior(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"{name}_ms": when_ms
         for name in ("checkpoint_every", "checkpoint_cost", "restart_cost")

@@ -1,5 +1,5 @@
-"""Runs the real state machines on simulated clusters and workloads, on a virtual clock.
+"""Run the real state machines on simulated clusters and workloads, with a virtual clock.
 
-Start reading at `world`, then `driver`; for scenarios at `conformance.scenarios`. Must not hold a
-scheduling rule.
+Start reading at `world`, then `driver`; for scenarios at `conformance.scenarios`. This package
+must not contain a scheduling rule.
 """

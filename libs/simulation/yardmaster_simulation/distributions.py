@@ -1,7 +1,7 @@
-"""Random numbers of stated distributions that are the same on every machine.
+"""Random numbers of given distributions that are the same on every machine.
 
-Normal ones are drawn from a table of their weights, which `decimal` works out: its functions are
-rounded correctly everywhere, as those of a machine's own library need not be.
+Normal numbers are drawn from a table of weights that `decimal` computes: its functions are rounded
+correctly on every machine, which is not guaranteed for the C library's.
 """
 
 from bisect import bisect_right
@@ -15,14 +15,14 @@ from typing import Final
 
 _BITS: Final = 64
 _DECIMAL: Final = Context(prec=20)
-#: What is so many deviations away from the mean is never drawn.
+#: Values more than this many deviations from the mean are never drawn.
 _FAR: Final = 12
-#: Points at which the density of one step is taken.
+#: Number of points at which the density of one step is evaluated.
 _POINTS: Final = 4
 
 
 class Chance:
-    """Draws for one seed: each a hash of the seed and of what it is for, in whatever order."""
+    """Random draws for one seed, in any order: each is a hash of the seed and its purpose."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -32,16 +32,16 @@ class Chance:
         return int.from_bytes(blake2b(self._key(purpose), digest_size=_BITS // 8).digest(), "big")
 
     def below(self, limit: int, *purpose: object) -> int:
-        """A whole number from 0 to `limit` - 1, each as likely."""
+        """A uniformly distributed integer from 0 to `limit` - 1."""
         return self.bits(*purpose) * limit >> _BITS
 
     def exponential(self, mean: int, *purpose: object) -> int:
-        """An exponentially distributed whole number of at least 1."""
+        """An exponentially distributed integer of at least 1."""
         part = _DECIMAL.divide(self.bits(*purpose) + 1, 1 << _BITS)
         return max(1, round(-mean * _DECIMAL.ln(part)))
 
     def normal(self, of: "Normal", *purpose: object) -> int:
-        """A whole number of steps, truncated normally distributed."""
+        """An integer number of steps from a truncated normal distribution."""
         first, ends = _table(of)
         return first + bisect_right(ends, self.below(ends[-1], *purpose))
 
@@ -63,7 +63,7 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """A normal distribution that is cut off at both ends, in `steps` to one of its units."""
+    """A normal distribution truncated at `low` and `high`; each unit has `steps` steps."""
 
     mean: Decimal
     deviation: Decimal
@@ -72,13 +72,13 @@ class Normal:
     steps: int = 1
 
     def times(self, factor: Decimal) -> "Normal":
-        """The same, so many times as far, within the same ends."""
+        """The same with mean and deviation multiplied, within the same limits."""
         return Normal(self.mean * factor, self.deviation * factor, self.low, self.high, self.steps)
 
 
 @lru_cache(maxsize=64)
 def _table(of: Normal) -> tuple[int, Sequence[int]]:
-    """The first step, and where in the sum of all weights each step ends."""
+    """The first step, and the cumulative weight at the end of each step."""
     if not of.deviation:
         return min(max(of.low * of.steps, round(of.mean * of.steps)), of.high * of.steps), [1]
     far = of.deviation * _FAR

@@ -1,10 +1,10 @@
-"""A state machine as its leader runs it: the same records, without anybody to wait for.
+"""Run a state machine as its leader does, with the same records but without waiting.
 
-What a cycle is, `yardmaster_runtime.machine.leader` says; here it runs in one step, on the time it
-is given, and what it appends is there. `replay verify` proves such a log like any other.
+`yardmaster_runtime.machine.leader` defines a cycle. Here a cycle runs in one step at a given time,
+and its appends succeed at once. `yard replay verify` verifies such a log like any other.
 
-Without a tape nothing is written: the machines take and decide the same, but no record is made and
-nothing is hashed, which is a quarter to two thirds of a run's time.
+Without a sink nothing is written: the machines consume the same inputs and make the same decisions,
+but no record is encoded or hashed, which saves a quarter to two thirds of a run's time.
 """
 
 from collections.abc import Sequence
@@ -30,27 +30,27 @@ from yardmaster_schemas.topics import Topic
 
 S = TypeVar("S")
 CELL: Final = "main"
-#: As many inputs and decisions as a cycle has in production at most, and as large batches.
+#: The limits of a cycle and of a batch in production.
 MAX_INPUTS: Final = 2_000
 MAX_DECISIONS: Final = 5_000
 MAX_BATCH_BYTES: Final = 900_000
 INCARNATION: Final = "0" * 12
 #: The digest of a record that is not written.
 UNWRITTEN: Final = b""
-#: Cycles after which a machine that writes nothing is asked for its digest all the same: until then
-#: it keeps all that changed.
+#: Without a sink, cycles between two digests; a machine keeps its set of changed entities until the
+#: next digest.
 DIGEST_EVERY: Final = 1_000
 
 
 class LogSink(Protocol):
-    """Where a log is written from its start."""
+    """The destination of a new log's records."""
 
     def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
-        """Write records; returns the offset of the first."""
+        """Append records and return the offset of the first."""
 
 
 def write(sink: LogSink, topic: Topic, records: Sequence[Record], now_ms: int) -> None:
-    """Write records in as few batches as the topic takes."""
+    """Append records in as few batches as the topic's limits allow."""
     limit = topic.max_batch_bytes
     for batch in split_batches(records, min(MAX_BATCH_BYTES, limit), limit, topic.name):
         sink.append(Partition(topic.name), batch, now_ms)
@@ -58,10 +58,10 @@ def write(sink: LogSink, topic: Topic, records: Sequence[Record], now_ms: int) -
 
 @dataclass(slots=True)
 class InputBatch:
-    """What a machine takes from one topic: events, their records' ids, and those records' digests;
-    a machine's own topic holds a commit for each of its cycles beside.
+    """Inputs of a machine from one topic: events with their record ids, and the records' digests.
 
-    `said_ms`: the events' own times, where they are not the cycle's.
+    In the output topic of a machine, `digests` also has the commit record of each cycle.
+    `events_ms`: the events' own times, if they differ from the cycle's.
     """
 
     partition: Partition
@@ -71,12 +71,12 @@ class InputBatch:
     events_ms: Sequence[int] = ()
 
     def range(self) -> InputRange:
-        """As a commit names it."""
+        """The range as a commit record names it."""
         return TakenRange(self.partition, self.first, self.digests).range()
 
 
 class InputQueue:
-    """What others than machines write into one topic, until a machine takes it."""
+    """Events that users and agents wrote into one topic and that no cycle has consumed yet."""
 
     def __init__(self, topic: Topic, sink: LogSink | None) -> None:
         self._topic = topic
@@ -85,7 +85,7 @@ class InputQueue:
         self._next = 0
         self._events: list[tuple[Event, str]] = []
         self._events_ms: list[int] = []
-        #: The same, if they are written.
+        #: The same events with their envelopes; empty without a sink.
         self._envelopes: list[Envelope[Event]] = []
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class InputQueue:
         subject: str,
         now_ms: int,
     ) -> None:
-        """Somebody says something."""
+        """Enqueue an event."""
         self._events.append((event, f"{source}/{epoch}/{seq}"))
         self._events_ms.append(now_ms)
         if self._sink is None:
@@ -121,7 +121,7 @@ class InputQueue:
         )
 
     def take(self) -> InputBatch:
-        """What waits, as much as one cycle takes; all of it is believed."""
+        """Dequeue up to MAX_INPUTS events; all of them count as accepted."""
         events = self._events[:MAX_INPUTS]
         del self._events[:MAX_INPUTS]
         events_ms = self._events_ms[:MAX_INPUTS]
@@ -139,7 +139,7 @@ class InputQueue:
 
 
 class Driver(Generic[S]):
-    """One machine, its state, and where its chain of commits is."""
+    """One machine with its state and the head of its chain of commits."""
 
     def __init__(self, machine: InPlaceMachine[S], sink: LogSink | None, now_ms: int) -> None:
         self.machine = machine
@@ -148,7 +148,7 @@ class Driver(Generic[S]):
         self.complete = True
         self._sink = sink
         self._source = source_of(machine.name, CELL, INCARNATION)
-        #: The record that is written next.
+        #: Sequence number of the next record.
         self._seq = 1
         self._head = GENESIS
         digest = UNWRITTEN
@@ -163,14 +163,14 @@ class Driver(Generic[S]):
     def cycle(
         self, now_ms: int, inputs: Sequence[InputBatch], observed: Sequence[Decision] = ()
     ) -> list[Event]:
-        """Take inputs, in the machine's order, decide, write it down; what was decided."""
+        """Apply `inputs` in the machine's order, decide, append records; return the decisions."""
         machine = self.machine
         self.cycles += 1
         state = machine.begin_cycle(self.state, self.cycles, now_ms)
         for batch in inputs:
             for event, record_id in batch.events:
                 state = machine.apply(state, event, record_id)
-        # Nobody else writes here, so what is decided counts.
+        # The driver is the log's only writer, so the decisions are final.
         state, decisions, complete = machine.decide_in_place(
             state, limit=MAX_DECISIONS, observed=observed
         )
@@ -226,6 +226,6 @@ class Driver(Generic[S]):
         return written.digests
 
     def take_output(self) -> InputBatch:
-        """What its readers have not taken yet."""
+        """Dequeue the output that no reader has consumed yet."""
         output, self._output = self._output, InputBatch(self._own, self._seq)
         return output

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation, as one small tree.
+"""The errors of simulations.
 
 ```
 SimulationError   Unending  Endless  BadWorkload
@@ -15,8 +15,8 @@ class SimulationError(YardmasterError):
 
 
 class Unending(SimulationError):
-    """The scheduler does not come to rest at {now_ms} ms after {cycles} cycles: two decisions take
-    each other back for ever, which is a fault of the policy. Please report it with the workload.
+    """At {now_ms} ms the scheduler still makes decisions after {cycles} cycles: decisions undo each
+    other without end, which is a fault of the policy. Please report it with the workload.
     """
 
     code = "unending"
@@ -24,7 +24,7 @@ class Unending(SimulationError):
 
 class Endless(SimulationError):
     """{open} tasks have not ended {days} days of the run's time after the last job was submitted:
-    nodes fail too often for them. Let nodes fail less often, or tasks save their state more often.
+    nodes fail too often for them. Use fewer node failures or more frequent checkpoints.
     """
 
     code = "endless"

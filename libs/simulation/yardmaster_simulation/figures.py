@@ -1,4 +1,4 @@
-"""What a report shows of one run: small, and fit to be sent from the process that simulated it."""
+"""The figures of one run for a report: small, and picklable for transfer between processes."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,17 +22,17 @@ from yardmaster_simulation.metrics import (
 from yardmaster_simulation.series import windows
 from yardmaster_simulation.tables import Labels
 
-#: So many projects are shown, those that held most; the others are added up.
+#: A report shows this many projects, those that held the most; the others are added up.
 MAX_PROJECTS: Final = 8
 OTHERS: Final = "all others"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A run's figures, its distribution of waits and its course.
+    """A run's summary, its distribution of waits, and its series over time.
 
-    `waits_s`: by kind the percentiles 0 to 100 of the waits of tasks that succeeded (empty: none
-    did). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows of `window_ms` each.
+    `waits_s`: by kind, the percentiles 0 to 100 of the waits of succeeded tasks (empty: no task
+    succeeded). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows of `window_ms`.
     """
 
     labels: Labels
@@ -47,7 +47,7 @@ class Figures:
 
 
 def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> Figures:
-    """What a report shows of a run; `exec_ms` as of `summary`."""
+    """Compute the figures of a run; `exec_ms` as in `summary`."""
     begin, end = span(history)
     edges = windows(begin, end, WINDOWS)
     up, allocated, requested, unusable = pools_over(history, edges)

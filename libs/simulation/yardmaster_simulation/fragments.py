@@ -1,10 +1,10 @@
-"""How much of the free GPUs is of no use to the tasks that a cluster gets (its fragmentation).
+"""Fragmentation: the part of the free GPUs that the requested tasks cannot use.
 
-In the sense of fragmentation gradient descent (Weng et al., USENIX ATC 2023): what of a node's free
-GPU a task could not use, be it that the node lacks GPUs, CPU or memory for it or that a slot has
-too small a share left, averaged over what was asked for so far. Tasks without GPUs are left out.
-What was asked for is represented by at most `CLASSES` of its sizes, chosen anew whenever there is a
-quarter more of it, so that only nodes that changed are looked at in between.
+As in fragmentation gradient descent (Weng et al., USENIX ATC 2023): the free GPU of a node that a
+task cannot use, because the node lacks GPUs, CPU or memory for it or the free share of a slot is
+too small, averaged over all requests so far. Tasks without GPUs are excluded.
+At most `CLASSES` sizes represent all requests. They are chosen again each time the number of tasks
+has grown by a quarter, so that in between only changed nodes must be computed.
 """
 
 from typing import Final
@@ -14,30 +14,30 @@ from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import Layout
 
-#: So many sizes stand for all that was asked for.
+#: The most sizes that represent all requests.
 CLASSES: Final = 32
 WHOLE: Final = 1000
 
-#: GPU slots of a replica, gpu_milli of each, CPU, memory, whether it takes nodes as a whole.
+#: GPU slots of a replica, gpu_milli of each, CPU, memory, whether its layout is whole nodes.
 Size = tuple[int, int, int, int, bool]
 
 
 class FreeNode:
-    """What is free on a node that is up: whole GPU slots, parts of others, CPU and memory."""
+    """Free capacity of a node that is up: whole GPU slots, shares of slots, CPU and memory."""
 
     __slots__ = ("cpu_milli", "gpus", "memory_mib", "parts", "unusable", "whole")
 
     def __init__(self, event: NodeJoinedV1) -> None:
         self.gpus = self.whole = event.gpus
-        #: gpu_milli left of slots of which a part is taken.
+        #: Slot -> free gpu_milli, of partly allocated slots.
         self.parts: dict[int, int] = {}
         self.cpu_milli = event.cpu_milli
         self.memory_mib = event.memory_mib
-        #: As `Asked.unusable` last said.
+        #: The last result of `Demand.unusable`.
         self.unusable = 0
 
-    def take(self, placement: Placement) -> None:
-        """A replica has its place."""
+    def allocate(self, placement: Placement) -> None:
+        """Allocate a replica's placement."""
         self.cpu_milli -= placement.cpu_milli
         self.memory_mib -= placement.memory_mib
         if placement.gpu_milli == WHOLE:
@@ -45,8 +45,8 @@ class FreeNode:
         else:
             self._shift(placement, -placement.gpu_milli)
 
-    def give(self, placement: Placement) -> None:
-        """A replica has left its place."""
+    def release(self, placement: Placement) -> None:
+        """Release a replica's placement."""
         self.cpu_milli += placement.cpu_milli
         self.memory_mib += placement.memory_mib
         if placement.gpu_milli == WHOLE:
@@ -69,21 +69,21 @@ class FreeNode:
 
 
 class Demand:
-    """The sizes that were asked for so far, and a few that stand for them all."""
+    """The sizes of all requests so far, and a few classes that represent them."""
 
     __slots__ = ("_counts", "classes", "next_total", "total", "weight")
 
     def __init__(self) -> None:
         self._counts: dict[Size, int] = {}
-        #: Tasks so far, and how many make it time to choose the classes anew.
+        #: Tasks so far, and the number of tasks at which the classes are chosen again.
         self.total = 0
         self.next_total = 1
-        #: Sizes with their weight, which make `weight` together.
+        #: Sizes with their weights, whose sum is `weight`.
         self.classes: list[tuple[Size, int]] = []
         self.weight = 1
 
     def add(self, spec: AdmittedSpec) -> None:
-        """A job's tasks were admitted."""
+        """Add the tasks of an admitted job."""
         asks = spec.resources
         if not asks.gpus:
             return
@@ -95,7 +95,7 @@ class Demand:
         self.total += spec.tasks
 
     def choose(self) -> None:
-        """Choose the classes from what there is by now."""
+        """Choose the classes from all requests so far."""
         self.next_total = self.total + self.total // 4 + 1
         # The smallest first: by GPU, then CPU, then memory.
         sizes = sorted(
@@ -106,7 +106,7 @@ class Demand:
             self.classes = [(size, count) for *_, size, count in sizes]
             self.weight = self.total
             return
-        # The middle of each of so many equal parts.
+        # Cut all tasks, sorted by size, into CLASSES equal parts; the middle of each represents it.
         found: dict[Size, int] = {}
         seen = 0
         for *_, size, count in sizes:
@@ -118,7 +118,7 @@ class Demand:
         self.weight = CLASSES
 
     def unusable(self, node: FreeNode) -> int:
-        """The gpu_milli free on a node that each class could not use, times its weight, summed."""
+        """Sum over the classes: the free gpu_milli that a class cannot use, times its weight."""
         whole, parts = node.whole, node.parts
         in_parts = sum(parts.values()) if parts else 0
         idle = whole * WHOLE + in_parts
@@ -140,5 +140,5 @@ class Demand:
 
 
 def _middles(count: int, total: int) -> int:
-    """How many of the middles of `CLASSES` equal parts of `total` lie among the first `count`."""
+    """Of the middles of `CLASSES` equal parts of `total`, how many are among the first `count`."""
     return (2 * count * CLASSES + total - 1) // (2 * total)

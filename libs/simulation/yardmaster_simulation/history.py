@@ -1,10 +1,9 @@
-"""What a run of a cluster was, from its events alone: a simulated one, or a recorded log of a live
-cell.
+"""The history of a cluster, built from its events: of a simulated run or of a recorded log.
 
-`History.see` takes admissions, decisions and the claims of agents that were believed, in the order
-in which a scheduler applied them, each with the time of its cycle. That is when it counts, but for
-the work of tasks: a scheduler may learn late of what an agent says. What it does not know (a task
-admitted before the first event it saw) and what is a repeat changes nothing.
+`History.see` consumes admissions, decisions and the accepted claims of agents in the order in which
+the scheduler applied them, each with the time of its cycle. An event counts from that time. Only
+the work of tasks counts from the agent's own times, because the scheduler may see a report late.
+Repeated events change nothing, nor do events of unknown tasks (admitted before the first event).
 
 Times are milliseconds, GPUs are gpu_milli.
 """
@@ -44,7 +43,7 @@ from yardmaster_schemas.reasons import EndCode
 from yardmaster_simulation.fragments import Demand, FreeNode
 from yardmaster_simulation.records import Attempt, Job, Pool, Project, Task
 
-#: How attempts end (`Attempt.end`), beside the outcomes of tasks.
+#: Values of `Attempt.end`, in addition to the outcomes of tasks.
 PREEMPTED: Final = "preempted"
 NODE_LOST: Final = "node_lost"
 STOPPED: Final = "stopped"
@@ -68,17 +67,18 @@ class _Node:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.incarnation = ""
-        #: None as long as it is not up.
+        #: None unless the node is up.
         self.free: FreeNode | None = None
-        #: Replicas that hold slots there.
+        #: Number of replicas that hold slots on the node.
         self.open = 0
-        #: It joined anew while something was held there; it counts once nothing is.
+        #: A later join of the node, received while replicas of its former life still held slots; it
+        #: counts once they have released them.
         self.pending: NodeJoinedV1 | None = None
         self.changed = False
 
 
 class History:
-    """Fed with the events of a run, one by one; all it keeps may be read at any time."""
+    """Tasks, jobs, pools and projects of a run; `see` consumes its events one by one."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -86,7 +86,7 @@ class History:
         self.jobs: dict[str, Job] = {}
         self.pools: dict[str, Pool] = {}
         self.projects: dict[str, Project] = {}
-        #: Jobs that were refused; nodes that were lost.
+        #: Rejected jobs; lost nodes.
         self.rejected = self.nodes_lost = 0
         self._event_ms = 0
         self._nodes: dict[str, _Node] = {}
@@ -94,7 +94,7 @@ class History:
         self._changed_pools: list[Pool] = []
         self._changed_projects: list[Project] = []
         self._changed_nodes: list[_Node] = []
-        self._takes: dict[type[Event], Callable[[Any], None]] = {
+        self._appliers: dict[type[Event], Callable[[Any], None]] = {
             EntitlementsChangedV1: self._entitled,
             TaskAdmittedV1: self._admitted,
             TaskRejectedV1: self._rejected,
@@ -117,19 +117,20 @@ class History:
         }
 
     def see(self, now_ms: int, event: Event, event_ms: int | None = None) -> None:
-        """Take an event, in the cycle of that time; time does not go back. `said_ms`: the time that
-        whoever said it gives, if that is not the cycle's.
+        """Apply an event of the cycle at `now_ms`, which never decreases.
+
+        `event_ms`: the time in the event's envelope, if it differs from the cycle's.
         """
         if now_ms > self.now_ms:
             self.flush()
             self.now_ms = now_ms
         self._event_ms = now_ms if event_ms is None else event_ms
-        take = self._takes.get(type(event))
+        take = self._appliers.get(type(event))
         if take is not None:
             take(event)
 
     def flush(self) -> None:
-        """Write what has changed by now into the series; whoever reads them calls it first."""
+        """Write pending changes into the series; call it before reading them."""
         demand = self._demand
         if demand.total >= demand.next_total:
             demand.choose()
@@ -189,8 +190,9 @@ class History:
         return found
 
     def _change_demand(self, job: Job, waiting: int, holding: int = 0) -> None:
-        """So many more of a job's tasks wait, and hold slots (which counts only for a job that
-        bounds it).
+        """Add to the numbers of a job's pending tasks and of its tasks with an attempt.
+
+        The second number counts only for jobs that limit their concurrent tasks.
         """
         requesting = job.waiting = job.waiting + waiting
         if job.most is not None:
@@ -219,7 +221,7 @@ class History:
             return
         spec = event.spec
         project = self._project(event.project)
-        # By the clock of another, which may be ahead.
+        # By the gateway's clock, which may be ahead.
         submitted_ms = min(event.submitted_at_ms, self.now_ms)
         job = Job(event, project, self._pool(spec.pools[0]), submitted_ms)
         self.jobs[event.job_id] = job
@@ -230,7 +232,7 @@ class History:
         self._demand.add(spec)
         self._change_demand(job, spec.tasks)
 
-    def _of(self, event: TaskPausedV1 | TaskResumedV1) -> list[Task]:
+    def _open_tasks(self, event: TaskPausedV1 | TaskResumedV1) -> list[Task]:
         job = self.jobs.get(event.job_id)
         if job is None:
             return []
@@ -238,22 +240,22 @@ class History:
         return [task for task in tasks if task.outcome is None]
 
     def _paused(self, event: TaskPausedV1) -> None:
-        for task in self._of(event):
+        for task in self._open_tasks(event):
             if not task.paused:
                 if task.run is None:
-                    self._waits_no_more(task)
+                    self._end_wait(task)
                     self._change_demand(task.job, -1)
                 task.paused = True
 
     def _resumed(self, event: TaskResumedV1) -> None:
-        for task in self._of(event):
+        for task in self._open_tasks(event):
             if task.paused:
                 task.paused = False
                 if task.run is None:
                     task.since_ms = self.now_ms
                     self._change_demand(task.job, 1)
 
-    def _waits_no_more(self, task: Task) -> None:
+    def _end_wait(self, task: Task) -> None:
         if task.since_ms is not None:
             task.wait_ms += self.now_ms - task.since_ms
             task.since_ms = None
@@ -320,7 +322,7 @@ class History:
             if node is not None:
                 node.open += 1
                 if node.free is not None and node.incarnation == placement.incarnation:
-                    node.free.take(placement)
+                    node.free.allocate(placement)
                     self._touch_node(node)
         if held:
             pool.allocated += held
@@ -329,7 +331,7 @@ class History:
                 self._touch(pool, project)
         task.run = run = Attempt(event.attempt, pool, event.placements, self.now_ms)
         task.attempts.append(run)
-        self._waits_no_more(task)
+        self._end_wait(task)
         self._change_demand(task.job, -1, 1)
 
     def _run(self, task_id: str, attempt: int) -> Attempt | None:
@@ -346,7 +348,7 @@ class History:
                 run.started_ms = self._happened_ms(run)
 
     def _happened_ms(self, run: Attempt) -> int:
-        """When an agent's claim came true: by its own word, within what the scheduler knows."""
+        """The time of an agent's report by its clock, limited to between allocation and now."""
         return min(max(self._event_ms, run.allocated_ms), self.now_ms)
 
     def _saved(self, event: CheckpointDoneV1) -> None:
@@ -377,7 +379,7 @@ class History:
         self._close(event.task_id, event.attempt, event.replica)
 
     def _close(self, task_id: str, attempt: int, replica: int) -> None:
-        """A replica holds its slots no more."""
+        """Record that a replica has released its slots."""
         task = self.tasks.get(task_id)
         run = task.run if task is not None else None
         if task is None or run is None or run.number != attempt:
@@ -399,7 +401,7 @@ class History:
         if node is not None:
             node.open -= 1
             if node.free is not None and node.incarnation == placement.incarnation:
-                node.free.give(placement)
+                node.free.release(placement)
                 self._touch_node(node)
             if node.pending is not None:
                 self._joined(node.pending)
@@ -435,7 +437,7 @@ class History:
         run = task.run
         if run is None:
             if not task.paused:
-                self._waits_no_more(task)
+                self._end_wait(task)
                 self._change_demand(task.job, -1)
             return
         until_ms = run.works_until_ms(self.now_ms)

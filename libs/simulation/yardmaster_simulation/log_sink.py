@@ -1,4 +1,4 @@
-"""Where a run's log is written in memory; `yardmaster_eventlog.sqlite.writer` writes files."""
+"""A log sink in memory; `yardmaster_eventlog.sqlite.writer` writes files."""
 
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, DETAILS, NODE_EVENTS, REQUESTS
 
-#: What a run's log consists of.
+#: The topics of a simulated run's log.
 TOPICS = (DETAILS, REQUESTS, ADMISSIONS, NODE_EVENTS, DECISIONS)
 T = TypeVar("T")
 
@@ -21,13 +21,13 @@ class MemorySink:
         _at_once(self.log.create_topics(TOPICS))
 
     def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
-        """Append, at the time given."""
+        """Append records with the time `now_ms`."""
         self._clock.at_ms = now_ms
         return _at_once(self.log.append(partition, records))
 
 
 class _SetClock:
-    """A clock that shows what it is told, and on which nobody waits."""
+    """A clock whose time the sink sets; sleeping returns at once."""
 
     at_ms = 0
 
@@ -42,10 +42,10 @@ class _SetClock:
 
 
 def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine that waits for nothing returns."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    raise AssertionError("it waited")
+    raise AssertionError("the coroutine waited")

@@ -13,9 +13,9 @@ from yardmaster_simulation.series import windows
 #: How long each task runs if nothing stops it, in milliseconds, by its id.
 ExecMs = Callable[[str], int]
 
-#: A run is looked at in so many windows of equal length: in plots over time, and for fairness.
+#: Number of equal windows of a run, for plots over time and for fairness.
 WINDOWS: Final = 400
-#: Tasks that may not be stopped for others, those that may, and both.
+#: Tasks that are not preemptible, tasks that are preemptible, and both.
 TE: Final = "te"
 BE: Final = "be"
 ALL: Final = "all"
@@ -38,8 +38,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The figures of the tasks of a kind. Times are seconds; slowdown to completion are of those
-    that succeeded.
+    """The figures of the tasks of one kind.
+
+    Times are seconds; slowdown, wait and completion are of succeeded tasks only.
     """
 
     kind: str
@@ -50,30 +51,30 @@ class Part:
     slowdown: Spread
     wait_s: Spread
     completion_s: Spread
-    #: From each request to stop for another task to the task's next start.
+    #: From each preemption request to the task's next start.
     rescheduling_s: Spread
-    #: Tasks that were asked to stop for another once, twice, three times or more often.
+    #: Number of tasks that were preempted once, twice, three times or more.
     preempted: tuple[int, int, int]
 
     @property
     def preempted_share(self) -> float:
-        """The part of the tasks that were asked to stop for another at least once."""
+        """The share of the tasks that were preempted at least once."""
         return sum(self.preempted) / self.tasks if self.tasks else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a run; GPUs are counted in whole ones, shares are 0 to 1."""
+    """The figures of a run; GPUs are whole GPUs, shares are 0 to 1."""
 
     parts: tuple[Part, ...]
     rejected: int
     makespan_s: float
-    #: None where there were no GPUs, nothing free, no project that asked for any.
+    #: None if there were no GPUs, no free GPUs, no project that requested GPUs.
     utilisation: float | None
     fragmentation: float | None
     fairness: float | None
     gpu_hours: float
-    #: What of them was lost when tasks were stopped for others, and otherwise.
+    #: The GPU hours that were lost to preemption, and for other reasons.
     preempted_lost_gpu_hours: float
     other_lost_gpu_hours: float
     preemptions: int
@@ -84,7 +85,7 @@ class Summary:
         return self.parts[KINDS.index(kind)]
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
-        """One row a kind, for a table; what is said of the whole run is in that of all kinds."""
+        """One table row for each kind; the figures of the whole run are in the row of all kinds."""
         found: list[dict[str, str | int | float | None]] = []
         for part in self.parts:
             row: dict[str, str | int | float | None] = {
@@ -105,7 +106,7 @@ class Summary:
         return found
 
 
-#: Figures that `Summary` has of a run as a whole.
+#: The figures of `Summary` that describe the whole run.
 RUN_FIGURES: Final = (
     *("makespan_s", "utilisation", "fragmentation", "fairness", "gpu_hours"),
     *("preempted_lost_gpu_hours", "other_lost_gpu_hours", "preemptions", "nodes_lost", "rejected"),
@@ -113,9 +114,9 @@ RUN_FIGURES: Final = (
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """What `share` of the values, which ascend, are not above: linear between the two nearest.
+    """The percentile `share` (0 to 1) of ascending values, linear between the two nearest.
 
-    The value at rank share x (n - 1), as numpy's default and SQL's percentile_cont.
+    The value at rank share x (n - 1), as in numpy's default and SQL's percentile_cont.
     """
     rank = share * (len(ordered) - 1)
     below = int(rank)
@@ -126,7 +127,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Mean, percentiles and maximum."""
+    """Compute mean, percentiles and maximum."""
     ordered = sorted(values)
     if not ordered:
         return Spread(0, None, None, None, None, None, None)
@@ -135,7 +136,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def exec_ms_of(task: Task, exec_ms: ExecMs | None) -> int:
-    """How long a task runs if nothing stops it, or else what it ran that was not lost."""
+    """How long a task runs if nothing stops it; if unknown, the time it ran that was not lost."""
     if exec_ms is not None:
         return exec_ms(task.id)
     return sum(run.ran_ms - run.lost_ms for run in task.attempts)
@@ -147,7 +148,7 @@ def slowdown(wait_ms: int, exec_ms: int) -> float | None:
 
 
 def rescheduling_ms(task: Task) -> list[int]:
-    """From each request to stop for another task to the task's next start."""
+    """Times from each preemption request to the task's next start."""
     return [
         after.allocated_ms - run.stop_ms
         for run, after in pairwise(task.attempts)
@@ -156,12 +157,12 @@ def rescheduling_ms(task: Task) -> list[int]:
 
 
 def times_preempted(task: Task) -> int:
-    """How often it was asked to stop for another task."""
+    """How often a task was preempted."""
     return sum(run.preempted for run in task.attempts)
 
 
 def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
-    """What it lost, in gpu_milli x ms: when stopped for another task, and otherwise."""
+    """Lost work of a task in gpu_milli x ms: to preemption, and for other reasons."""
     preempted = other = 0
     for run in task.attempts:
         if run.end == PREEMPTED:
@@ -172,7 +173,7 @@ def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
 
 
 def jain(shares: Sequence[float]) -> float | None:
-    """Jain's index: 1 when all are equal, 1/n when one has everything; None without any."""
+    """Jain's index: 1 if all shares are equal, 1/n if one has everything; None if all are zero."""
     squares = sum(share * share for share in shares)
     if not squares:
         return None
@@ -182,7 +183,7 @@ def jain(shares: Sequence[float]) -> float | None:
 def fair_shares(
     capacity: float, asks: Mapping[str, float], weights: Mapping[str, int]
 ) -> dict[str, float]:
-    """`capacity` divided by weight among those who ask, nobody more than he asks for (max-min)."""
+    """Divide `capacity` by weight; no project gets more than it requests (max-min)."""
     found: dict[str, float] = {}
     left, weight = capacity, sum(weights[name] for name, ask in asks.items() if ask > 0)
     for name in sorted(asks, key=lambda name: (asks[name] / weights[name], name)):
@@ -197,7 +198,7 @@ def fair_shares(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A project's GPUs in each window: what it held, and its fair share of what was there."""
+    """A project's GPUs in each window: the GPUs it held, and its fair share of those up."""
 
     name: str
     held: list[float]
@@ -205,7 +206,7 @@ class Shares:
 
 
 def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) -> list[Shares]:
-    """Of each project that held or asked for GPUs, by name; `up` are the GPUs of each window."""
+    """Shares of each project that held or requested GPUs, by name; `up`: GPUs by window."""
     history.flush()
     lengths = [end - begin for begin, end in pairwise(edges)]
     held: dict[str, list[float]] = {}
@@ -229,12 +230,12 @@ def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) 
 
 
 def fairness(shares: Iterable[Shares]) -> float | None:
-    """Jain's index over what projects held of their fair shares."""
+    """Jain's index of the projects' GPUs relative to their fair shares."""
     return jain([sum(one.held) / total for one in shares if (total := sum(one.fair)) > 0])
 
 
 def span(history: History) -> tuple[int, int]:
-    """From the first submission to the last end of a task, or till now if a task has not ended."""
+    """The first submission and the last end of a task, or now if a task has not ended."""
     begin = min((job.submitted_ms for job in history.jobs.values()), default=history.now_ms)
     ends = [task.ended_ms for task in history.tasks.values()]
     if not ends or None in ends:
@@ -243,8 +244,9 @@ def span(history: History) -> tuple[int, int]:
 
 
 def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
-    """GPUs in nodes that are up, allocated, asked for by what waits, free but of no use: the mean
-    of each window, over all pools.
+    """GPUs in nodes that are up, allocated, requested by pending tasks, free but unusable.
+
+    Each is a list of the means of the windows between `edges`, summed over all pools.
     """
     history.flush()
     found = [[0.0] * (len(edges) - 1) for _ in range(4)]
@@ -256,8 +258,10 @@ def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
 
 
 def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
-    """The figures of a run so far. `exec_ms` tells each task's true execution time; without it,
-    what it ran that was not lost stands for it.
+    """The figures of a run so far.
+
+    `exec_ms` returns each task's true execution time; without it, the time that the task ran and
+    that was not lost is used instead.
     """
     begin, end = span(history)
     edges = windows(begin, end, WINDOWS)

@@ -1,9 +1,10 @@
-"""A recorded log of Yardmaster's as a workload: the same jobs again, on the same nodes.
+"""Read a recorded log of Yardmaster as a workload: the same jobs on the same nodes.
 
-A job comes when it was admitted and asks for what it was admitted with. A task runs for as long as
-its attempts worked without losing it; one that had not ended yet for as long as it had worked by
-then, or as its estimate says. Tasks that never worked and were cancelled are left out. The nodes
-are those that ever joined, as they were last; pools, projects and departments likewise.
+A job is submitted at its recorded submission time with its admitted spec. A task runs for as long
+as its attempts worked without losing that work. A task that had not ended runs for as long as it
+had worked so far, or for its estimate if that is longer. Cancelled tasks that never worked are left
+out. The nodes are all nodes that ever joined, in their last configuration; the same applies to
+pools, projects and departments.
 """
 
 import asyncio
@@ -39,10 +40,10 @@ from yardmaster_simulation.workload import SimJob, SimNode, Workload
 
 
 def read_log(path: Path, cell: str) -> Workload:
-    """The workload that the log in a file recorded for a cell.
+    """Read the workload of a cell from a log file.
 
     Raises:
-        BadWorkload: it is no log, or nothing was submitted.
+        BadWorkload: the file is not a log, or has no jobs or no nodes.
     """
     recording = Recording()
     try:
@@ -51,12 +52,12 @@ def read_log(path: Path, cell: str) -> Workload:
         raise BadWorkload(path=path, found=str(error)) from error
     workload = recording.workload(path)
     if not workload.jobs or not workload.nodes:
-        raise BadWorkload(path=path, found="no job in it, or no node")
+        raise BadWorkload(path=path, found="the log contains no job or no node")
     return workload
 
 
 class Recording:
-    """What a log says of nodes, pools, projects and jobs."""
+    """The nodes, pools, projects and jobs of a log."""
 
     def __init__(self) -> None:
         self._history = History()
@@ -78,7 +79,7 @@ class Recording:
         self._history.flush()
 
     def see(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """Take a cycle."""
+        """Apply a cycle."""
         self._now_ms = counted.commit.now_ms
         for envelope in (*accepted, *(envelope for _, envelope in counted.decisions)):
             self._history.see(self._now_ms, envelope.data, envelope.time_ms)
@@ -105,7 +106,7 @@ class Recording:
                 self._departments[event.name] = department
 
     def workload(self, path: Path) -> Workload:
-        """What was read, as a workload."""
+        """The recorded workload."""
         jobs = [job for event in self._jobs if (job := self._job(event)) is not None]
         jobs.sort(key=lambda job: job.submit_ms)
         first_ms = jobs[0].submit_ms if jobs else 0
@@ -116,7 +117,7 @@ class Recording:
             pools=self._pools,
             projects=self._projects,
             departments=self._departments,
-            source=f"{path.name}: what was recorded of {len(jobs)} jobs",
+            source=f"{path.name}: {len(jobs)} recorded jobs",
         )
 
     def _job(self, event: TaskAdmittedV1) -> SimJob | None:
@@ -139,9 +140,7 @@ class Recording:
 
 
 def _run_ms(task: Task, estimate_s: int | None, now_ms: int) -> int | None:
-    """How long a task runs, of which a log that ends now has recorded what it did; None: it is left
-    out.
-    """
+    """How long a task of a log that ends at `now_ms` runs in the workload; None: leave it out."""
     worked = exec_ms_of(task, None)
     if task.outcome is not None:
         return None if task.outcome is Outcome.CANCELLED and not worked else worked

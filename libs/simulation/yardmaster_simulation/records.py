@@ -1,4 +1,4 @@
-"""What a `History` keeps: pools and projects over time, jobs, tasks and their attempts.
+"""The records of a `History`: pools and projects over time, jobs, tasks and their attempts.
 
 Times are milliseconds, GPUs are gpu_milli.
 """
@@ -9,10 +9,10 @@ from yardmaster_simulation.series import Series
 
 
 class Pool:
-    """A pool's GPUs over time: in nodes that are up, allocated, asked for by what waits, and free
-    but of no use (`fragments.py`), in that order.
+    """A pool's GPUs over time: in nodes that are up, allocated, requested by pending tasks, and
+    free but unusable (`fragments.py`), in this order.
 
-    A task that may use several pools waits in the first.
+    A task that may use several pools counts as pending in its first pool.
     """
 
     __slots__ = ("allocated", "changed", "name", "requested", "series", "unusable", "up")
@@ -21,13 +21,13 @@ class Pool:
         self.name = name
         self.series = Series(4)
         self.up = self.allocated = self.requested = 0
-        #: Times the weight of all classes.
+        #: Multiplied by the weight of all classes.
         self.unusable = 0
         self.changed = False
 
 
 class Project:
-    """A project's GPUs over time: allocated, and asked for by what waits; and its weight now."""
+    """A project's GPUs over time (allocated, requested by pending tasks), and its weight."""
 
     __slots__ = ("allocated", "changed", "name", "requested", "series", "weight")
 
@@ -40,7 +40,7 @@ class Project:
 
 
 class Job:
-    """What the tasks of a job have in common; resources are those of all replicas together."""
+    """The common properties of a job's tasks; resources are the sum over all replicas."""
 
     __slots__ = (
         *("cpu_milli", "gpu_milli", "grace_s", "holding", "id", "memory_mib", "most"),
@@ -53,7 +53,7 @@ class Job:
         spec = event.spec
         self.id = event.job_id
         self.project = project
-        #: The first it may use.
+        #: The first pool that the job may use.
         self.pool = pool
         self.preemptible = spec.preemptible
         self.gpu_milli = spec.resources.gpu_total_milli * spec.replicas_min
@@ -61,20 +61,20 @@ class Job:
         self.memory_mib = spec.resources.memory_mib * spec.replicas_min
         self.grace_s = spec.grace_s
         self.submitted_ms = submitted_ms
-        #: The most tasks that it lets run at once.
+        #: The most tasks of the job that may run at once.
         self.most = spec.max_concurrent
         self.tasks: list[Task] = []
-        #: Tasks that wait and are not paused; those with an attempt, if it bounds them; those that
-        #: ask for GPUs.
+        #: Number of pending tasks that are not paused; of tasks with an attempt, if the job limits
+        #: them; of pending tasks that may start and so request GPUs.
         self.waiting = self.holding = self.requesting = 0
 
 
 class Attempt:
-    """One run of a task, from its allocation until the last replica's slots were free again.
+    """One attempt of a task, from its allocation until the last replica released its slots.
 
-    `stop_ms`: when it was first asked to stop. `over_ms`: when its last replica had exited.
-    `ran_ms` and `lost_ms`, once it has ended: how long it worked, and what of that is lost, as no
-    checkpoint held it (docs/explanation/simulator.md).
+    `stop_ms`: time of the first stop request. `over_ms`: time of the last replica's exit.
+    `ran_ms` and `lost_ms`, once the attempt has ended: how long it worked, and how much of that
+    work no checkpoint contained (docs/explanation/simulator.md).
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Attempt:
         self.pool = pool
         self.placements = placements
         self.replicas = bytearray(len(placements))
-        #: Replicas that have not started, not exited, not released their slots.
+        #: Numbers of replicas that have not started, not exited, not released their slots.
         self.unstarted = self.left = self.open = len(placements)
         self.allocated_ms = now_ms
         self.started_ms: int | None = None
@@ -98,19 +98,19 @@ class Attempt:
         self.stop_ms: int | None = None
         self.over_ms: int | None = None
         self.closed_ms: int | None = None
-        #: Whether it was asked to stop for another task.
+        #: Whether it was preempted for another task.
         self.preempted = False
-        #: How it ended; None as long as it has not.
+        #: How it ended; None while it is open.
         self.end: str | None = None
         self.ran_ms = self.lost_ms = 0
 
     def works_until_ms(self, now_ms: int) -> int:
-        """When its work ends: at the request to stop, else at the last exit; at the latest now."""
+        """When its work ends: at the stop request, else at the last exit; at the latest now."""
         return min(at for at in (self.stop_ms, self.over_ms, now_ms) if at is not None)
 
 
 class Task:
-    """A task's life so far; `since_ms` is since when it waits, if it does."""
+    """A task's history so far; `since_ms` is the start of its current wait (None: no wait)."""
 
     __slots__ = (
         *("attempts", "ended_ms", "gpu_milli_ms", "id", "job", "outcome", "paused", "run"),
@@ -121,12 +121,12 @@ class Task:
         self.id = id_
         self.job = job
         self.attempts: list[Attempt] = []
-        #: The last attempt, as long as it has not ended.
+        #: The current attempt; None if no attempt is open.
         self.run: Attempt | None = None
         self.paused = False
         self.since_ms: int | None = job.submitted_ms
         self.wait_ms = 0
-        #: gpu_milli x ms that it held, of all that it has given back.
+        #: gpu_milli x ms held, of all slots that the task has released.
         self.gpu_milli_ms = 0
         self.ended_ms: int | None = None
         self.outcome: Outcome | None = None

@@ -1,7 +1,7 @@
-"""One HTML file about one or several runs that needs nothing else: the plots' library, the data
-and the page (`report.html`) are all in it.
+"""A report on one or several runs as one self-contained HTML file.
 
-Runs that differ by their seed alone are shown together: means, with the least and the most.
+The file contains the page (`report.html`), the data and the plotting library. Runs that differ only
+in their seed form one group, shown as means with minimum and maximum.
 """
 
 import json
@@ -22,7 +22,7 @@ POLICY: Final = "policy"
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs that differ by their seed alone, in the order given."""
+    """Runs that differ only in their seed, in the given order."""
 
     name: str
     runs: list[Figures]
@@ -30,7 +30,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table: what it is, how it is found, how it is written."""
+    """A line of the table: its name, the figure it shows, and how to format the figure."""
 
     name: str
     value: Callable[[Summary], float | None]
@@ -56,9 +56,7 @@ def report(title: str, runs: Sequence[Figures]) -> str:
     seeds = len({run.labels.get(SEED) for run in runs})
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     if seeds > 1:
-        about += (
-            f", {seeds} seeds; of each figure the mean, and the least and the most of all seeds"
-        )
+        about += f", {seeds} seeds; each figure is the mean, with minimum and maximum"
     common = [
         f"{key} {value}"
         for key, value in runs[0].labels.items()
@@ -133,8 +131,8 @@ def _tasks_of(kind: str) -> Callable[[Summary], float]:
 def _lines() -> list[tuple[str, list[_Line]]]:
     found: list[tuple[str, list[_Line]]] = []
     for kind, name in (
-        (TE, "TE: may not be stopped for others"),
-        (BE, "BE: may be stopped for others"),
+        (TE, "TE: not preemptible"),
+        (BE, "BE: preemptible"),
     ):
         lines = [_Line("tasks", _tasks_of(kind), _number)]
         lines += [
@@ -148,23 +146,27 @@ def _lines() -> list[tuple[str, list[_Line]]]:
         lines.append(_Line("completion, mean", _of_spread(kind, "completion_s", "mean"), _duration))
         if kind == BE:
             lines.append(
-                _Line("asked to stop for another", lambda s: s.part(BE).preempted_share, _percent)
+                _Line("preempted at least once", lambda s: s.part(BE).preempted_share, _percent)
             )
             lines += [
-                _Line(f"stop to next start, {of}", _of_spread(BE, "rescheduling_s", of), _duration)
+                _Line(
+                    f"preempted to restarted, {of}",
+                    _of_spread(BE, "rescheduling_s", of),
+                    _duration,
+                )
                 for of in ("p50", "p75", "p95", "p99")
             ]
         found.append((name, lines))
     whole = [
         _Line("succeeded", lambda s: s.part("all").succeeded, _number),
         _Line("makespan", lambda s: s.makespan_s, _duration),
-        _Line("utilisation of GPUs", lambda s: s.utilisation, _percent),
-        _Line("free GPUs of no use", lambda s: s.fragmentation, _percent),
+        _Line("utilization of GPUs", lambda s: s.utilisation, _percent),
+        _Line("unusable free GPUs", lambda s: s.fragmentation, _percent),
         _Line("fairness (Jain)", lambda s: s.fairness, _index),
         _Line("GPU hours", lambda s: s.gpu_hours, _number),
         _Line("GPU hours lost to preemption", lambda s: s.preempted_lost_gpu_hours, _number),
-        _Line("GPU hours lost otherwise", lambda s: s.other_lost_gpu_hours, _number),
-        _Line("requests to stop for another", lambda s: s.preemptions, _number),
+        _Line("GPU hours lost for other reasons", lambda s: s.other_lost_gpu_hours, _number),
+        _Line("preemptions", lambda s: s.preemptions, _number),
         _Line("nodes lost", lambda s: s.nodes_lost, _number),
     ]
     found.append(("The whole run", whole))
@@ -199,7 +201,7 @@ def _cell(line: _Line, group: _Group) -> str:
 
 
 def _plotted(group: _Group) -> dict[str, Any]:
-    """What the page's script draws of a group."""
+    """The data of a group for the page's script."""
     runs = group.runs
     first = runs[0]
     return {
@@ -238,13 +240,13 @@ def _plotted(group: _Group) -> dict[str, Any]:
 
 
 def _mean_waits(runs: Sequence[Figures], kind: str) -> list[float | None]:
-    """Each percentile's mean over the seeds."""
+    """The mean of each percentile over the seeds."""
     found = [run.waits_s[kind] for run in runs if run.waits_s[kind]]
     return [_short(sum(values) / len(values)) for values in zip(*found, strict=True)]
 
 
 def _parts_of(values: Sequence[float], whole: Sequence[float]) -> list[float | None]:
-    """Percent of what there was in each window."""
+    """The values as percent of `whole`, by window; None where `whole` is zero."""
     return [
         _short(100 * value / all_of_it) if all_of_it else None
         for value, all_of_it in zip(values, whole, strict=True)
@@ -252,5 +254,5 @@ def _parts_of(values: Sequence[float], whole: Sequence[float]) -> list[float | N
 
 
 def _short(value: float | None) -> float | None:
-    """Five digits are enough for a plot."""
+    """Round to five digits, enough for a plot."""
     return None if value is None else float(f"{value:.5g}")

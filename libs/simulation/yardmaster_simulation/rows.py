@@ -1,6 +1,6 @@
-"""The rows of CSV files, and what is said of one that holds what it must not.
+"""Read the rows of CSV files and report invalid values with line and column.
 
-What a row means is its reader's business: it is given what the columns say, by the names of fields.
+A reader function interprets each row; it receives the values of the columns by field name.
 """
 
 import csv
@@ -20,7 +20,7 @@ from yardmaster_simulation.errors import BadWorkload
 
 T = TypeVar("T")
 _MOMENT: Final = "seconds, or a date and time as 2017-10-01T08:00:00"
-#: What a column of jobs can be mapped to, and what it holds then.
+#: The fields to which a column of a jobs file can be mapped, and the values that each accepts.
 FIELDS: Final = {
     "submit": _MOMENT,
     "run": "seconds",
@@ -34,7 +34,7 @@ FIELDS: Final = {
     "memory_mib": "a number of MiB",
     "preemptible": "true or false",
 }
-#: Where the schema's name for something is not the field's: the fields that it may come from.
+#: Schema name -> the fields from which its value may come, where the names differ.
 _FROM: Final = {
     "replicas_min": ("gpus",),
     "resources": ("gpu_milli",),
@@ -45,7 +45,7 @@ _FROM: Final = {
 
 
 class Wrong(ValueError):
-    """A field holds what it must not."""
+    """A field has an invalid value."""
 
     def __init__(self, name: str, why: str = "") -> None:
         super().__init__(name)
@@ -61,13 +61,13 @@ def rows(
     where: Mapping[str, str] | None = None,
     optional: Collection[str] = (),
 ) -> Iterator[T]:
-    """What `read` makes of each row that has the values of `where` in its columns.
+    """The results of `read` for each row whose columns have the values of `where`.
 
-    `names` tells the column of each field; a column of an `optional` one that is not there is
-    empty. `read` may raise Wrong, or the ValidationError of a schema.
+    `names` maps each field to its column; a missing column of an `optional` field counts as empty.
+    `read` may raise Wrong or the ValidationError of a schema.
 
     Raises:
-        BadWorkload: the file cannot be read, or a row holds what it must not; with line and column.
+        BadWorkload: the file cannot be read, or a row is invalid; names line and column.
     """
     where = where or {}
     needed = {name for key, name in names.items() if key not in optional} | set(where)
@@ -85,7 +85,7 @@ def rows(
 
 
 def _wrong(values: Mapping[str, str], error: Wrong | ValidationError) -> tuple[str, str]:
-    """Which field is wrong, and why."""
+    """The invalid field, and the reason."""
     if isinstance(error, Wrong):
         return error.name, error.why
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -95,7 +95,7 @@ def _wrong(values: Mapping[str, str], error: Wrong | ValidationError) -> tuple[s
 
 
 def _lines(path: Path, needed: Collection[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a file, which may be compressed, with their line numbers.
+    """The rows of a file, with line numbers; `.gz` files are decompressed.
 
     Raises: BadWorkload.
     """
@@ -116,7 +116,7 @@ def _lines(path: Path, needed: Collection[str]) -> Iterator[tuple[int, dict[str,
 
 
 def amount(values: Mapping[str, str], name: str, otherwise: str = "") -> Decimal:
-    """What a field says, or `otherwise` if it says nothing.
+    """The number in a field, or `otherwise` if the field is empty.
 
     Raises: Wrong.
     """
@@ -127,7 +127,7 @@ def amount(values: Mapping[str, str], name: str, otherwise: str = "") -> Decimal
 
 
 def whole(values: Mapping[str, str], name: str, otherwise: str = "") -> int:
-    """A whole number that a field says, or `otherwise` if it says nothing.
+    """The integer in a field, or `otherwise` if the field is empty.
 
     Raises: Wrong.
     """
@@ -138,7 +138,7 @@ def whole(values: Mapping[str, str], name: str, otherwise: str = "") -> int:
 
 
 def moment(values: Mapping[str, str], name: str) -> Decimal:
-    """The moment that a field says, in seconds.
+    """The time in a field, in seconds.
 
     Raises: Wrong.
     """
@@ -149,9 +149,9 @@ def moment(values: Mapping[str, str], name: str) -> Decimal:
 
 
 def seconds(text: str) -> Decimal:
-    """Seconds, or those of a date and time since 1970.
+    """Parse seconds, or a date and time as seconds since 1970.
 
-    Raises: ValueError with what to write instead.
+    Raises: ValueError that states the accepted formats.
     """
     try:
         return _bounded(text)
@@ -168,7 +168,7 @@ def seconds(text: str) -> Decimal:
 
 @lru_cache(maxsize=65_536)
 def _bounded(text: str) -> Decimal:
-    """Raises: ArithmeticError: it is no number (nan compares with none), or a huge one."""
+    """Raises: ArithmeticError: not a number, or too large."""
     found = Decimal(text)
     if -MAX_INT <= found <= MAX_INT:
         return found

@@ -1,22 +1,22 @@
-"""Quantities that change over time: kept as their changes, read as sums and means over spans."""
+"""Quantities that change over time, stored as changes and read as sums over time windows."""
 
 from array import array
 from collections.abc import Sequence
 
 
 class Series:
-    """Some integers that hold from one change to the next; all are zero before the first."""
+    """Columns of integers that are constant between changes; zero before the first change."""
 
     __slots__ = ("points", "width")
 
     def __init__(self, columns: int) -> None:
-        #: Of each change its time (ms) and then the values, one change after another. Times never
-        #: fall, and the last of equal ones counts.
+        #: For each change its time (ms), then its values. Times never decrease; of changes with
+        #: equal times, the last counts.
         self.points = array("q")
         self.width = 1 + columns
 
     def sums(self, column: int, edges: Sequence[int]) -> list[int]:
-        """Value times milliseconds between each two neighbours of `edges` (ascending), exactly."""
+        """Exact sums of value x milliseconds between neighbors in `edges` (ascending)."""
         found = [0] * (len(edges) - 1)
         value = at = 0
         window, end = 0, edges[1]
@@ -43,8 +43,9 @@ class Series:
 
 
 def windows(begin_ms: int, end_ms: int, count: int) -> list[int]:
-    """The edges of `count` windows of a span, equal to the millisecond; none is empty, so that
-    those of a very short span reach beyond it.
+    """The edges of `count` windows of equal length (to the millisecond).
+
+    No window is empty; the windows of a very short span extend beyond its end.
     """
     length = max(end_ms - begin_ms, count)
     return [begin_ms + length * i // count for i in range(count + 1)]

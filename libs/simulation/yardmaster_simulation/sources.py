@@ -1,6 +1,6 @@
-"""Where workloads come from, each a value that another process can be given.
+"""Sources of workloads, as picklable values.
 
-`Changed` lays over any of them what is asked for on top: fewer jobs, other nodes, other behaviour.
+`Changed` modifies another source: fewer jobs, other nodes, other behavior.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from yardmaster_simulation.errors import BadWorkload
 from yardmaster_simulation.recorded import read_log
 from yardmaster_simulation.synthetic import Mix, trial_and_error, waves
-from yardmaster_simulation.traces import Columns, Equal, csv_jobs, instead, openb, philly
+from yardmaster_simulation.traces import Columns, Equal, csv_jobs, openb, own_or_equal, philly
 from yardmaster_simulation.workload import Arrivals, Listed, NodeFaults, Workload
 
 
 class Movable(Protocol):
-    """A workload that can be laid over other nodes than its own."""
+    """A workload that can run on equal nodes instead of its own."""
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """The workload for a seed, on its own nodes or on equal ones, and who submits it when.
+        """The workload of a seed, on its own nodes or on equal ones, and its arrivals.
 
         Raises: BadWorkload.
         """
@@ -27,7 +27,7 @@ class Movable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrialAndError:
-    """FitGpp's experiment; its jobs come at a constant load."""
+    """FitGpp's experiment; its jobs arrive at a constant load."""
 
     mix: Mix
 
@@ -38,7 +38,7 @@ class TrialAndError:
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """Two queues, many small tasks and some large ones."""
+    """Two queues with many small tasks and some large ones."""
 
     scale: int
     preemptible: bool
@@ -50,7 +50,7 @@ class Waves:
 
 @dataclass(frozen=True, slots=True)
 class Philly:
-    """Philly's jobs, or those of one virtual cluster."""
+    """The Philly trace, or one virtual cluster of it."""
 
     path: Path
     cluster: str | None
@@ -58,7 +58,7 @@ class Philly:
     until: str | None = None
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """The same for every seed."""
+        """The same workload for every seed."""
         return listed(
             philly(self.path, cluster=self.cluster, since=self.since, until=self.until, equal=equal)
         )
@@ -66,7 +66,7 @@ class Philly:
 
 @dataclass(frozen=True, slots=True)
 class Openb:
-    """openb's pods on its nodes."""
+    """The openb trace: its pods on its nodes."""
 
     pods: Path
     nodes: Path
@@ -78,51 +78,51 @@ class Openb:
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """Jobs of any CSV file, by a map of its columns."""
+    """Jobs of any CSV file with a mapping of its columns."""
 
     path: Path
     columns: Columns
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """The same for every seed."""
+        """The same workload for every seed."""
         return listed(csv_jobs(self.path, self.columns, equal=equal))
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a log of Yardmaster's recorded."""
+    """A recorded log of Yardmaster."""
 
     path: Path
     cell: str
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """The same for every seed; equal nodes join the only pool that has any."""
+        """The same for every seed; equal nodes join the log's only pool with nodes."""
         workload = read_log(self.path, self.cell)
-        # What joined a pool that nobody configured never got work.
+        # Nodes of a pool without a configuration never got tasks.
         own = tuple(node for node in workload.nodes if node.pool in workload.pools)
         pools = sorted({node.pool for node in own})
         if not own:
-            raise BadWorkload(path=self.path, found="no node of a configured pool in it")
+            raise BadWorkload(path=self.path, found="the log has no node of a configured pool")
         if equal is not None and len(pools) > 1:
-            found = f"the log has pools {', '.join(pools)}; --nodes is for one"
+            found = f"the log has pools {', '.join(pools)}; --nodes needs a log with one pool"
             raise BadWorkload(path=self.path, found=found)
-        return listed(replace(workload, nodes=instead(own, equal)))
+        return listed(replace(workload, nodes=own_or_equal(own, equal)))
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Another source with changes: the first `jobs` jobs, equal nodes, other ways to behave."""
+    """Another source with changes: only the first `jobs` jobs, equal nodes, other behavior."""
 
     source: Movable
     jobs: int | None = None
     equal: Equal | None = None
     cadence_ms: int | None = None
     faults: NodeFaults | None = None
-    #: Fields of `Behaviour`.
-    behaviour: Mapping[str, Any] = field(default_factory=dict)
+    #: Fields of `Behavior`.
+    behavior: Mapping[str, Any] = field(default_factory=dict)
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
-        """The other's workload, changed."""
+        """The changed workload."""
         workload, arrivals = self.source.workload(seed, self.equal)
         if self.jobs is not None and isinstance(arrivals, Listed):
             workload = replace(workload, jobs=workload.jobs[: self.jobs])
@@ -132,12 +132,12 @@ class Changed:
                 workload,
                 cadence_ms=workload.cadence_ms if self.cadence_ms is None else self.cadence_ms,
                 faults=self.faults,
-                behaviour=replace(workload.behaviour, **self.behaviour),
+                behavior=replace(workload.behavior, **self.behavior),
             ),
             arrivals,
         )
 
 
 def listed(workload: Workload) -> tuple[Workload, Arrivals]:
-    """A workload whose jobs have their times."""
+    """A workload whose jobs have submission times, with its arrivals."""
     return workload, Listed(workload.jobs)

@@ -1,7 +1,7 @@
-"""Several runs of one workload: policies, placements and seeds side by side, on all cores.
+"""Run one workload several times in parallel: with several policies, placements and seeds.
 
-A run is one process's work, and runs say nothing to each other: neither their order nor how many go
-on at once changes any of them.
+Each run is the work of one process. Runs are independent: neither their order nor their parallelism
+changes their results.
 """
 
 import pickle
@@ -26,19 +26,19 @@ from yardmaster_simulation.tables import read_table, task_table, write_tasks
 from yardmaster_simulation.workload import Arrivals, Listed, Workload
 from yardmaster_simulation.world import World
 
-#: How often it is told how far the runs are (s).
-TELL_S: Final = 0.2
-#: A process of its own begins with nothing of this one's, on every system.
+#: Seconds between two reports of progress.
+REPORT_INTERVAL_S: Final = 0.2
+#: Workers inherit no memory of this process, on every system.
 _CONTEXT: Final = get_context("spawn")
-#: Told how far a run is, from 0 to 1.
+#: Receives the progress of a run, from 0 to 1.
 Progress = Callable[[float], None]
 
 
 class Source(Protocol):
-    """Where a workload comes from; another process can be given it."""
+    """A source of workloads; must be picklable."""
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
-        """The workload for a seed, and who submits it when.
+        """The workload of a seed, and its arrivals.
 
         Raises: BadWorkload.
         """
@@ -46,8 +46,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. `labels` tell it apart in tables and plots, `name` is that of its log; without a
-    policy or a placement its pools have what the workload says.
+    """One run.
+
+    `labels` identify the run in tables and plots; `name` is the name of its log file. Without
+    `policy` or `placement`, the workload's own configuration applies.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Case:
     placement: str | None = None
 
     def pools(self, workload: Workload) -> dict[str, PoolConfig]:
-        """How the workload's pools are configured in this run."""
+        """The configurations of the workload's pools in this run."""
         return {
             name: replace(
                 config,
@@ -71,8 +73,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a run. `left`: tasks that never ended, as nothing fits them; `seconds` are
-    those of the run with its log, without reading the workload or working out figures.
+    """The result of a run.
+
+    `left`: tasks that did not end because no node fits them. `seconds`: duration of the run
+    including its log, without reading the workload and computing the figures.
     """
 
     case: Case
@@ -85,9 +89,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Runs of one workload; with `out`, each leaves its log there, and all their tasks one table.
+    """Runs of one workload; with `out`, each writes its log there, and all tasks go to one table.
 
-    `progress` is told how much of all the work is done, from 0 to 1.
+    `progress` receives the finished share of all work, from 0 to 1.
     """
 
     source: Source
@@ -97,8 +101,10 @@ class Study:
     progress: Progress = lambda part: None
 
     def run(self) -> list[Result]:
-        """Run all; results are in the order of the cases. When one raises an error or the user
-        interrupts, the others are stopped: whole logs stay, there are no halves and no table.
+        """Run all cases; return the results in the order of the cases.
+
+        If a run fails or the user interrupts, the other runs are stopped. Complete logs are kept;
+        incomplete logs and the table are not.
 
         Raises:
             SimulationError: of the first run that raised one.
@@ -107,7 +113,7 @@ class Study:
         seeds = list(dict.fromkeys(case.seed for case in self.cases))
         with TemporaryDirectory(prefix="yard-simulate-") as name:
             folder = Path(name)
-            # First what the runs of a seed share: the jobs, with the times of their submission.
+            # First prepare what all runs of a seed share: the jobs with their submission times.
             calls = [(prepare, (self.source, seed, folder)) for seed in seeds]
             share = len(seeds) / (len(seeds) + len(self.cases))
             ready = dict(zip(seeds, self._all(calls, 0, share), strict=True))
@@ -140,14 +146,14 @@ class Study:
                         pool.submit(_run_in_worker, at, function, arguments)
                         for at, (function, arguments) in enumerate(calls)
                     ]
-                while wait(running, TELL_S, FIRST_EXCEPTION).not_done:
+                while wait(running, REPORT_INTERVAL_S, FIRST_EXCEPTION).not_done:
                     for each in running:
                         if each.done():
                             each.result()
                     tell(parts)
                 return [each.result() for each in running]
             except BaseException:
-                # What a worker has begun, or has been handed already, is not cancelled.
+                # `cancel_futures` does not stop calls that a worker has already received.
                 stopped.value = True
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -155,8 +161,10 @@ class Study:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Processes that are started in here get no Ctrl-C, now or later: a terminal sends it to all of
-    its processes, and a worker that it ends has the others killed in the midst of their logs.
+    """Block SIGINT in processes that are started inside this context.
+
+    A terminal sends SIGINT to all of its processes. A worker that dies of it would make the pool
+    kill the other workers in the middle of writing their logs.
     """
     before = pthread_sigmask(SIG_BLOCK, (SIGINT,))
     try:
@@ -165,7 +173,7 @@ def _uninterrupted() -> Iterator[None]:
         pthread_sigmask(SIG_SETMASK, before)
 
 
-#: Of all calls, how far they are; whether they are to stop.
+#: In a worker: the progress of all calls; whether all calls must stop.
 _parts: Any = None
 _stopped: Any = None
 
@@ -176,13 +184,13 @@ def _share(parts: Any, stopped: Any) -> None:
 
 
 def _run_in_worker(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    def report(part: float) -> None:
+    def record(part: float) -> None:
         if _stopped.value:
             raise CancelledError
         _parts[at] = part
 
-    report(0.0)
-    return function(*arguments, report)
+    record(0.0)
+    return function(*arguments, record)
 
 
 def _part(folder: Path, case: Case) -> Path:
@@ -190,9 +198,9 @@ def _part(folder: Path, case: Case) -> Path:
 
 
 def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
-    """Write the workload of a seed, its jobs with the times at which they are submitted.
+    """Write the workload of a seed to a file, with the submission times of its jobs.
 
-    Where those depend on how the jobs fare, they are what they are under `fifo`.
+    If these times depend on the load, a run under the workload's own policy determines them.
     """
     workload, arrivals = source.workload(seed)
     if not isinstance(arrivals, Listed):
@@ -208,7 +216,7 @@ def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
 
 
 def run(case: Case, prepared: Path, folder: Path, out: Path | None, report: Progress) -> Result:
-    """One run; its tasks' table goes into `folder`, its log into `out`."""
+    """Run one case; write its table of tasks into `folder` and its log into `out`."""
     with prepared.open("rb") as file:
         # Written by `prepare` into a folder that only this user can open.
         workload: Workload = pickle.load(file)

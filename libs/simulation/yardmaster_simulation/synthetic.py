@@ -1,9 +1,9 @@
-"""Made-up workloads, each a function of its seed.
+"""Synthetic workloads, each a function of its seed.
 
-- `trial_and_error`: the experiment of FitGpp (Yabuuchi and others, OpML 2019): jobs that want to
-  start at once beside jobs that may be stopped, on 84 nodes, at twice the load that fits. What the
-  paper does not say (what jobs ask for, how it is spread) was fitted to its tables.
-- `waves`: two queues on a few nodes, many small jobs and, half an hour later, some that want a
+- `trial_and_error`: the experiment of FitGpp (Yabuuchi and others, OpML 2019): jobs that must start
+  at once together with preemptible jobs, on 84 nodes, at twice the load that fits. The demands of
+  jobs and their distribution are not in the paper; they were fitted to its tables.
+- `waves`: two queues on a few nodes, many small jobs and, half an hour later, some jobs that need a
   whole node: the input of Armada's simulator benchmark.
 """
 
@@ -15,11 +15,11 @@ from typing import Final
 from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
 from yardmaster_schemas.resources import Resources
 from yardmaster_simulation.distributions import Chance, Normal
-from yardmaster_simulation.traces import GIB, Equal, equal_nodes, instead
+from yardmaster_simulation.traces import GIB, Equal, equal_nodes, own_or_equal
 from yardmaster_simulation.workload import (
     DEFAULT,
     Amounts,
-    Behaviour,
+    Behavior,
     SimJob,
     SimNode,
     Workload,
@@ -31,7 +31,7 @@ MINUTE_MS: Final = 60_000
 
 
 def _minutes(mean: str, deviation: str, low: int, high: int) -> Normal:
-    """Minutes, in steps of a second."""
+    """A distribution of minutes in steps of one second."""
     return Normal(Decimal(mean), Decimal(deviation), low, high, steps=60)
 
 
@@ -41,7 +41,7 @@ def _whole(mean: str, deviation: str, low: int, high: int) -> Normal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What one kind of job asks for: minutes of work; CPUs, GiB and GPUs."""
+    """The demands of one kind of job: minutes of work; CPUs, GiB and GPUs."""
 
     work: Normal
     cpu: Normal
@@ -51,7 +51,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandSet:
-    """What trial-and-error (te) and best-effort (be) jobs ask for.
+    """The demands of trial-and-error (te) and best-effort (be) jobs.
 
     `load_on`: whether load is measured on GPUs or as the mean of the three resources.
     """
@@ -133,8 +133,10 @@ DEMAND_SETS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The parameters of `trial_and_error`: jobs, the part that is TE (in thousandths), the load
-    (in thousandths of the capacity), and how much longer grace periods are than in the set.
+    """The parameters of `trial_and_error`.
+
+    `te_permille`: share of TE jobs. `load_permille`: load relative to the capacity.
+    `grace_permille`: length of grace periods relative to the demand set's.
     """
 
     demands: str = "calibrated"
@@ -145,8 +147,9 @@ class Mix:
 
 
 def trial_and_error(mix: Mix, seed: int, equal: Equal | None = None) -> tuple[Workload, "AtLoad"]:
-    """The experiment's cluster, or equal nodes in its place, and its jobs, not submitted yet: they
-    come at a constant load on what is there.
+    """The experiment's workload without jobs, and the arrivals that submit its jobs.
+
+    The jobs arrive so that the load on the nodes (the experiment's, or equal ones) is constant.
     """
     of, chance = DEMAND_SETS[mix.demands], Chance(seed)
     grace = of.grace.times(Decimal(mix.grace_permille) / 1000)
@@ -172,9 +175,9 @@ def trial_and_error(mix: Mix, seed: int, equal: Equal | None = None) -> tuple[Wo
         jobs.append(SimJob(submit_ms=0, spec=spec, runs_ms=(seconds * 1000,), project=project))
     workload = Workload(
         name=mix.demands,
-        nodes=instead(equal_nodes(84, gpus=8, cpu=32, memory_gib=256), equal),
+        nodes=own_or_equal(equal_nodes(84, gpus=8, cpu=32, memory_gib=256), equal),
         jobs=(),
-        behaviour=Behaviour(works_in_grace=of.works_in_grace),
+        behavior=Behavior(works_in_grace=of.works_in_grace),
         projects={name: ProjectConfig(department=DEFAULT) for name in ("be", "te")},
         cadence_ms=MINUTE_MS,
         pools={DEFAULT: pool(placement=of.placement)},
@@ -184,7 +187,7 @@ def trial_and_error(mix: Mix, seed: int, equal: Equal | None = None) -> tuple[Wo
 
 
 class AtLoad:
-    """Jobs that are submitted so that what runs and waits stays at a load; a look each minute."""
+    """Arrivals that keep the load of running and pending tasks constant, checked every minute."""
 
     def __init__(
         self, jobs: Sequence[SimJob], capacity: Amounts, load_on: str, load_permille: int
@@ -198,16 +201,16 @@ class AtLoad:
 
     @property
     def next_ms(self) -> int | None:
-        """The next minute, while there are jobs left."""
+        """The next check; None after the last job."""
         return self._next_ms if self._next < len(self._jobs) else None
 
     @property
     def left(self) -> int:
-        """Jobs of one task each that are not submitted yet."""
+        """Number of jobs (of one task each) that are not submitted yet."""
         return len(self._jobs) - self._next
 
     def due(self, now_ms: int, outstanding: Amounts) -> Sequence[SimJob]:
-        """As many jobs, in order, as bring the load to where it is to be."""
+        """The next jobs, in order, that raise the load to its target."""
         submitted = []
         while self._next < len(self._jobs) and self._load(outstanding) < self._permille:
             job = self._jobs[self._next].at(now_ms)
@@ -226,15 +229,14 @@ class AtLoad:
 
 
 def waves(scale: int, *, preemptible: bool, seed: int, equal: Equal | None = None) -> Workload:
-    """`scale` times two nodes of 32 GPUs (or equal ones in their place), 640 small tasks and 2 that
-    want a whole node.
+    """`scale` times two nodes of 32 GPUs (or equal nodes), 640 small tasks and 2 whole-node tasks.
 
-    A GPU stands for a CPU, so that only what a policy gives out is counted.
+    The benchmark's CPUs are GPUs here, so that only the resource that policies share counts.
     """
     chance = Chance(seed)
 
     def job(project: str, tasks: range, submit_ms: int, gpus: int, seconds: int) -> SimJob:
-        # A tenth of the time that each runs at least is exponentially distributed on top.
+        # Tasks run `seconds` plus an exponentially distributed time, a tenth of it on average.
         return SimJob(
             submit_ms=submit_ms,
             project=project,
@@ -260,7 +262,7 @@ def waves(scale: int, *, preemptible: bool, seed: int, equal: Equal | None = Non
     ]
     return Workload(
         name=f"waves-{scale}",
-        nodes=instead(nodes, equal),
+        nodes=own_or_equal(nodes, equal),
         jobs=(*small, large),
         projects={name: ProjectConfig(department=DEFAULT) for name in ("a", "b")},
         cadence_ms=10_000,

@@ -1,4 +1,4 @@
-"""Every task of a run as a row of a Parquet file; docs/explanation/simulator.md has the columns."""
+"""Write the tasks of runs as rows of a Parquet file (columns: docs/explanation/simulator.md)."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,11 +20,11 @@ from yardmaster_simulation.records import Task
 if TYPE_CHECKING:
     import pyarrow
 
-#: What tells a run from others in the same file: policy, seed, parameters.
+#: The columns that identify a run in a file of several runs: policy, seed, parameters.
 Labels = Mapping[str, str | int]
 
-#: Name, Arrow type, what it holds. Times in `*_ms` are milliseconds since the epoch of the log's
-#: clock if they end in `_at_ms`, else durations.
+#: Name, Arrow type, description. `*_at_ms` are milliseconds since the epoch by the log's clock;
+#: other `*_ms` are durations.
 COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("task_id", "string", "The job's id and the task's index"),
     ("job_id", "string", "The job"),
@@ -92,9 +92,10 @@ def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) 
 
 
 def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
-    """Write runs with the same labels into one Parquet file, one row group each, as they come.
+    """Write the tables of runs into one Parquet file, one row group each.
 
-    When a table does not come, nothing is left: a file of some of the runs reads like one of all.
+    If a table is missing, the file is deleted, because a file of some runs looks like a complete
+    one.
     """
     from pyarrow import parquet
 
@@ -113,7 +114,7 @@ def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
 
 
 def read_table(path: Path) -> "pyarrow.Table":
-    """A table that `write_tasks` wrote."""
+    """Read a table written by `write_tasks`."""
     from pyarrow import parquet
 
     return parquet.read_table(path)

@@ -1,7 +1,7 @@
-"""Recorded workloads as files: Philly's jobs, openb's pods and nodes, any CSV by a map of columns.
+"""Read trace files: Philly's jobs, openb's pods and nodes, any CSV file with mapped columns.
 
-A file may be compressed with gzip. Times are seconds, or dates and times as ISO 8601 has them;
-they count from the first submission.
+A file may be compressed with gzip. Times are seconds, or dates and times in ISO 8601; workloads
+count them from the first submission.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from yardmaster_schemas.fields import Name
 from yardmaster_simulation.distributions import Chance
 from yardmaster_simulation.errors import BadWorkload
 from yardmaster_simulation.rows import FIELDS, Wrong, amount, moment, rows, seconds, whole
-from yardmaster_simulation.workload import DEFAULT, Behaviour, SimJob, SimNode, Workload
+from yardmaster_simulation.workload import DEFAULT, Behavior, SimJob, SimNode, Workload
 
 MAX_GPUS_PER_NODE: Final = 8
-#: From the first submission to the last: 100 years.
+#: The longest time from the first submission to the last: 100 years.
 MAX_SPAN_S: Final = 100 * 365 * 86_400
 PHILLY: Final = {"submit": "timestamp", "run": "duration", "gpus": "num_gpus", "project": "cluster"}
 OPENB_PODS: Final = {
@@ -48,11 +48,13 @@ _JOINS: Final = TypeAdapter(NodeJoinedV1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which column holds what; `where` keeps the rows that have these values, `since` and `until`
-    those submitted from then until then (as the file has times; the last moment counts).
+    """The mapping of fields to columns, and filters of rows.
 
-    `run` is how long a job runs, or `end` when it ended, had it started at once. `gpus` may be more
-    than a node has: a gang of equal replicas then, among which CPU and memory are divided too.
+    `where` keeps the rows with these values; `since` and `until` keep the rows submitted from then
+    until then, inclusive, in the file's format of times.
+    Field `run` is the duration of a job; `end` is its end as if it had started at submission. If
+    `gpus` is more than a node has, the job becomes a gang of equal replicas, which divide CPU and
+    memory too.
     """
 
     names: Mapping[str, str]
@@ -61,15 +63,15 @@ class Columns:
     until: str | None = None
 
 
-#: When it is submitted (s), what it asks for, how long it runs (ms), and its project.
+#: Submission time (s), spec, duration (ms), project.
 _Job = tuple[Decimal, SubmittedSpec, int | None, str]
 
 
 def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE) -> list[SimJob]:
-    """The jobs of a trace file, by submission time, then in the order of the file.
+    """Read the jobs of a trace file, by submission time, then in file order.
 
     Raises:
-        BadWorkload: it cannot be read, or a row says something that no job can ask for.
+        BadWorkload: the file cannot be read, or a row is not a valid job.
     """
     unknown = sorted(set(columns.names) - set(FIELDS))
     if unknown or "submit" not in columns.names:
@@ -86,7 +88,7 @@ def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE
         if (first_s is None or job[0] >= first_s) and (last_s is None or job[0] <= last_s)
     ]
     if not jobs:
-        raise BadWorkload(path=path, found="no job in it")
+        raise BadWorkload(path=path, found="the file has no job")
     jobs.sort(key=lambda each: each[0])
     begin_s, end_s = jobs[0][0], jobs[-1][0]
     if end_s - begin_s > MAX_SPAN_S:
@@ -105,7 +107,7 @@ def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE
 
 
 def projects_of(jobs: Sequence[SimJob]) -> dict[str, ProjectConfig]:
-    """A project for each that the jobs name, all of equal weight."""
+    """A configuration for each project of the jobs, all with equal weight."""
     return {
         name: ProjectConfig(department=DEFAULT) for name in sorted({job.project for job in jobs})
     }
@@ -113,15 +115,17 @@ def projects_of(jobs: Sequence[SimJob]) -> dict[str, ProjectConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """Equal nodes in place of a workload's own: how many, and how many GPUs each has."""
+    """Equal nodes that replace a workload's own: their number, and the GPUs of each."""
 
     number: int
     gpus: int
 
 
-def instead(own: Sequence[SimNode], equal: Equal | None) -> tuple[SimNode, ...]:
-    """A workload's own nodes, or equal ones: each in the pool of the own, with as much CPU and as
-    much memory as any of them, and of their type if they all have the same.
+def own_or_equal(own: Sequence[SimNode], equal: Equal | None) -> tuple[SimNode, ...]:
+    """The workload's own nodes, or the equal nodes that replace them.
+
+    Equal nodes are in the first own node's pool and have the maximum CPU and memory of the own
+    nodes, and the own nodes' type if all have the same type.
     """
     if equal is None:
         return tuple(own)
@@ -139,7 +143,7 @@ def instead(own: Sequence[SimNode], equal: Equal | None) -> tuple[SimNode, ...]:
 def equal_nodes(
     number: int, *, gpus: int, cpu: int = 96, memory_gib: int = 1024
 ) -> tuple[SimNode, ...]:
-    """So many nodes of one kind."""
+    """`number` nodes of one kind."""
     like = SimNode(name="", gpus=gpus, cpu_milli=cpu * 1000, memory_mib=memory_gib * GIB)
     return _numbered(number, like)
 
@@ -157,13 +161,13 @@ def philly(
     until: str | None = None,
     equal: Equal | None = None,
 ) -> Workload:
-    """Microsoft's Philly trace, or one of its virtual clusters, on 309 nodes of 8 GPUs or others.
+    """Microsoft's Philly trace, or one of its virtual clusters, on 309 nodes of 8 GPUs or `equal`.
 
-    GPUs alone are counted, as the trace says nothing else.
+    Jobs request GPUs only, because the trace has no CPU or memory.
     """
     where = {} if cluster is None else {"cluster": cluster}
     columns = Columns(names=PHILLY, where=where, since=since, until=until)
-    nodes = instead(equal_nodes(309, gpus=MAX_GPUS_PER_NODE), equal)
+    nodes = own_or_equal(equal_nodes(309, gpus=MAX_GPUS_PER_NODE), equal)
     jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
     return Workload(
         name="philly" if cluster is None else f"philly-{cluster}",
@@ -176,11 +180,11 @@ def philly(
 
 
 def csv_jobs(path: Path, columns: Columns, *, equal: Equal | None = None) -> Workload:
-    """The jobs of any CSV file, on 100 nodes of 8 GPUs where nothing else is said.
+    """The jobs of any CSV file, on 100 nodes of 8 GPUs or `equal`.
 
     Raises: BadWorkload.
     """
-    nodes = instead(equal_nodes(100, gpus=MAX_GPUS_PER_NODE), equal)
+    nodes = own_or_equal(equal_nodes(100, gpus=MAX_GPUS_PER_NODE), equal)
     jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
     return Workload(
         name=path.name.partition(".")[0],
@@ -192,16 +196,16 @@ def csv_jobs(path: Path, columns: Columns, *, equal: Equal | None = None) -> Wor
 
 
 def read_nodes(path: Path) -> tuple[SimNode, ...]:
-    """A list of nodes: columns sn, cpu_milli, memory_mib, gpu and, where it is there, model.
+    """Read nodes from columns sn, cpu_milli, memory_mib, gpu and, if it exists, model.
 
     Raises: BadWorkload.
     """
     nodes = tuple(rows(path, OPENB_NODES, _node, optional=("node_type",)))
     if not nodes:
-        raise BadWorkload(path=path, found="no node in it")
+        raise BadWorkload(path=path, found="the file has no node")
     for name, times in Counter(node.name for node in nodes).items():
         if times > 1:
-            raise BadWorkload(path=path, found=f"node {name} is in it {times} times")
+            raise BadWorkload(path=path, found=f"node {name} occurs {times} times")
     return nodes
 
 
@@ -228,13 +232,13 @@ def _node(values: Mapping[str, str]) -> SimNode:
             "port_first": 1,
             "port_last": 1,
         },
-        strict=False,  # strictly, it takes no dict
+        strict=False,  # strict mode accepts no dict
     )
     return node
 
 
 def read_pods(path: Path) -> list[SubmittedSpec]:
-    """What each of a list of pods asks for: columns num_gpu, gpu_milli, cpu_milli, memory_mib.
+    """Read the specs of pods from columns num_gpu, gpu_milli, cpu_milli, memory_mib.
 
     Raises: BadWorkload.
     """
@@ -262,21 +266,21 @@ def openb(
     arrived_permille: int = 1300,
     equal: Equal | None = None,
 ) -> Workload:
-    """Alibaba's openb as the paper on FGD uses it (Weng and others, ATC 2023).
+    """Alibaba's openb trace as the FGD paper uses it (Weng and others, ATC 2023).
 
-    Onto the nodes with GPUs come all pods in random order, then pods drawn from them with
-    replacement, until the GPUs that arrived are `arrived_permille` of those there. Nothing ends,
-    and a pod that finds no room as it comes is dropped.
+    On the nodes with GPUs, all pods arrive in random order, then pods drawn with replacement, until
+    the requested GPUs are `arrived_permille` of the cluster's. No pod ends, and a pod that does not
+    fit on arrival is dropped.
 
     Raises: BadWorkload.
     """
     own = [node for node in read_nodes(nodes) if node.gpus]
     if not own:
-        raise BadWorkload(path=nodes, found="no node in it has GPUs")
+        raise BadWorkload(path=nodes, found="no node has GPUs")
     pod_specs = read_pods(pods)
     if not any(spec.resources.gpus for spec in pod_specs):
-        raise BadWorkload(path=pods, found="no pod in it asks for GPUs")
-    there = instead(own, equal)
+        raise BadWorkload(path=pods, found="no pod requests GPUs")
+    there = own_or_equal(own, equal)
     chance = Chance(seed)
     order = chance.shuffled(len(pod_specs), "pods")
     wanted = sum(node.gpus for node in there) * arrived_permille
@@ -293,7 +297,7 @@ def openb(
         name="openb",
         nodes=there,
         jobs=jobs,
-        behaviour=Behaviour(patience_ms=0),
+        behavior=Behavior(patience_ms=0),
         source=f"{pods.name} on {nodes.name}, seed {seed}",
     )
 
@@ -305,7 +309,7 @@ def _job(values: Mapping[str, str], per_node: int) -> _Job:
         run_s = amount(values, by) if by == "run" else moment(values, by) - submit_s
         run_ms = int(run_s * 1000)
         if run_ms < 0:
-            raise Wrong(by, f"it runs for {run_ms} ms")
+            raise Wrong(by, f"the job runs for {run_ms} ms")
     gpus = whole(values, "gpus", "0")
     replicas = _replicas(gpus, per_node)
     cpu = int(amount(values, "cpu", "0") * 1000) + int(amount(values, "cpu_milli", "0"))
@@ -319,7 +323,7 @@ def _job(values: Mapping[str, str], per_node: int) -> _Job:
         preemptible=_preemptible(values),
         estimate_s=None if run_ms is None else max(1, run_ms // 1000),
     )
-    # What runs for no time at all still has to end after it has started.
+    # A task with a duration of zero must still end after its start.
     run_ms = None if run_ms is None else max(1, run_ms)
     return submit_s, spec, run_ms, _project(values.get("project"))
 
@@ -341,7 +345,7 @@ def _project(values: str | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _replicas(gpus: int, per_node: int) -> int:
-    """The fewest equal replicas that each fit on a node."""
+    """The smallest number of equal replicas that each fit on a node."""
     each = next(number for number in range(per_node, 0, -1) if not gpus % number)
     return max(1, gpus // each)
 
@@ -357,9 +361,9 @@ def _spec(
     preemptible: bool,
     estimate_s: int | None,
 ) -> SubmittedSpec:
-    """As the log will have it.
+    """Validate a spec as the log stores it.
 
-    Raises: ValidationError: no job may ask for that.
+    Raises: ValidationError: no job may request this.
     """
     return _SPECS.validate_python(
         {
@@ -375,5 +379,5 @@ def _spec(
             "replicas_max": replicas,
             "runtime_estimate_s": estimate_s,
         },
-        strict=False,  # strictly, it takes no dict
+        strict=False,  # strict mode accepts no dict
     )

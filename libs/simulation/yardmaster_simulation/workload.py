@@ -1,4 +1,4 @@
-"""What a simulated cluster is asked to do: nodes, jobs, how long they run and how they stop."""
+"""Workloads of simulated clusters: nodes, jobs, the durations of tasks and how tasks stop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,18 +12,18 @@ from yardmaster_schemas.events.requests import (
     SubmittedSpec,
 )
 
-#: CPU (milli), memory (MiB) and GPU (milli).
+#: CPU (milli), memory (MiB), GPU (milli).
 Amounts = tuple[int, int, int]
 DEFAULT = "default"
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
-    """Both together."""
+    """The sum of two amounts."""
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def times(one: Amounts, count: int) -> Amounts:
-    """So many of one."""
+    """A multiple of an amount."""
     return one[0] * count, one[1] * count, one[2] * count
 
 
@@ -40,15 +40,15 @@ class SimNode:
 
     @property
     def amounts(self) -> Amounts:
-        """What it has."""
+        """The node's capacity."""
         return self.cpu_milli, self.memory_mib, self.gpus * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimJob:
-    """A job: when it is submitted (ms after the start), by whom, and what its tasks do.
+    """A job with its submission time (ms after the start of the run), project, spec and durations.
 
-    `runs_ms` has how long each task runs when nothing stops it; None: it never ends by itself.
+    `runs_ms`: how long each task runs if nothing stops it; None: it never ends by itself.
     """
 
     submit_ms: int
@@ -57,31 +57,31 @@ class SimJob:
     project: str = DEFAULT
 
     def at(self, submit_ms: int) -> "SimJob":
-        """The same job, submitted then."""
+        """The same job with another submission time."""
         return replace(self, submit_ms=submit_ms)
 
     @property
     def amounts(self) -> Amounts:
-        """What all its tasks hold together when they run."""
+        """The resources of all its tasks together."""
         return times(self.task_amounts, self.spec.tasks)
 
     @property
     def task_amounts(self) -> Amounts:
-        """What one of its tasks holds."""
+        """The resources of one of its tasks."""
         resources = self.spec.resources
         one = (resources.cpu_milli, resources.memory_mib, resources.gpu_total_milli)
         return times(one, self.spec.replicas_min)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
+class Behavior:
     """How tasks behave.
 
-    A task that is asked to stop uses all of its grace period, saves its state and ends. Between
-    stops it saves its state every `checkpoint_every_ms` of its run (None: never), which costs
-    `checkpoint_cost_ms` each time; an attempt after the first begins with `restart_cost_ms` of
-    work that counts for nothing. `works_in_grace`: what it does while it stops counts.
-    `patience_ms`: a job none of whose tasks has started by then is cancelled by its user.
+    After a stop request a task uses its whole grace period, saves its state and ends. It also saves
+    its state after every `checkpoint_every_ms` of work (None: never), which takes
+    `checkpoint_cost_ms` each time. Every attempt after the first begins with `restart_cost_ms`
+    that is no progress. `works_in_grace`: work during the grace period counts as progress.
+    `patience_ms`: the user cancels a job if none of its tasks has started after this time.
     """
 
     works_in_grace: bool = False
@@ -91,12 +91,12 @@ class Behaviour:
     patience_ms: int | None = None
 
     def takes_ms(self, work_ms: int, *, again: bool) -> int:
-        """How long an attempt takes for so much work; `again`: it is not the task's first."""
+        """Duration of an attempt with `work_ms` of work; `again`: not the task's first attempt."""
         saves = max(0, work_ms - 1) // self.checkpoint_every_ms if self.checkpoint_every_ms else 0
         return self._overhead_ms(again) + work_ms + saves * self.checkpoint_cost_ms
 
     def worked_ms(self, after_ms: int, *, again: bool) -> int:
-        """How much work an attempt has done after so long."""
+        """Work that an attempt has done after `after_ms`."""
         left_ms = max(0, after_ms - self._overhead_ms(again))
         if not self.checkpoint_every_ms:
             return left_ms
@@ -104,7 +104,7 @@ class Behaviour:
         return saves * self.checkpoint_every_ms + min(rest_ms, self.checkpoint_every_ms)
 
     def saved_ms(self, after_ms: int, *, again: bool) -> int:
-        """How much of that work is saved when a node fails then."""
+        """Work that is saved if a node fails after `after_ms` of an attempt."""
         if not self.checkpoint_every_ms:
             return 0
         left_ms = max(0, after_ms - self._overhead_ms(again))
@@ -117,14 +117,14 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFaults:
-    """Nodes fail after exponentially distributed times and come back, empty, after others."""
+    """Nodes fail and rejoin, empty, after exponentially distributed times with these means."""
 
     mean_up_ms: int
     mean_down_ms: int
 
 
 def pool(policy: str = "fifo", placement: str = "best_fit") -> PoolConfig:
-    """A pool as simulated ones are: agents there answer at once, or never."""
+    """A pool configuration for simulations, where agents answer at once or never."""
     return PoolConfig(
         policy=PolicyRef(name=policy),
         placement=placement,
@@ -134,18 +134,18 @@ def pool(policy: str = "fifo", placement: str = "best_fit") -> PoolConfig:
 
 
 class Arrivals(Protocol):
-    """Who submits what, when."""
+    """The submissions of a run over time."""
 
     @property
     def next_ms(self) -> int | None:
-        """When to look again (ms after the start); None: all has been submitted."""
+        """Next time to call `due` (ms after the start); None: everything was submitted."""
 
     @property
     def left(self) -> int:
-        """Tasks that are not submitted yet."""
+        """Number of tasks that are not submitted yet."""
 
     def due(self, now_ms: int, outstanding: Amounts) -> Sequence[SimJob]:
-        """What is submitted by now; `outstanding` is what all that has not ended asks for."""
+        """The jobs to submit now; `outstanding`: the resources of all open tasks."""
 
 
 class Listed:
@@ -158,7 +158,7 @@ class Listed:
 
     @property
     def left(self) -> int:
-        """Tasks that are not submitted yet."""
+        """Number of tasks that are not submitted yet."""
         return self._left
 
     @property
@@ -167,7 +167,7 @@ class Listed:
         return self._jobs[self._next].submit_ms if self._next < len(self._jobs) else None
 
     def due(self, now_ms: int, outstanding: Amounts) -> Sequence[SimJob]:
-        """All jobs whose time has come."""
+        """All jobs with a submission time up to now."""
         first = self._next
         while self._next < len(self._jobs) and self._jobs[self._next].submit_ms <= now_ms:
             self._left -= len(self._jobs[self._next].runs_ms)
@@ -177,25 +177,25 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Nodes, jobs in order of submission, and how both behave; `source` says where it is from.
+    """Nodes, jobs in order of submission, and the behavior of both; `source` describes its origin.
 
-    `pools` is how its pools are configured where a run says nothing else.
+    `pools`: configurations of the pools, unless a run overrides them.
     """
 
     name: str
     nodes: tuple[SimNode, ...]
     jobs: Sequence[SimJob]
-    behaviour: Behaviour = Behaviour()
+    behavior: Behavior = Behavior()
     faults: NodeFaults | None = None
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     departments: Mapping[str, DepartmentConfig] = field(default_factory=dict)
-    #: Between decisions (ms); 0: after every event.
+    #: Milliseconds between decisions; 0: decide after every event.
     cadence_ms: int = 0
     pools: Mapping[str, PoolConfig] = field(default_factory=lambda: {DEFAULT: pool()})
     source: str = ""
 
     @property
     def capacity(self) -> Amounts:
-        """What all nodes have together."""
+        """The capacity of all nodes together."""
         cpu, memory, gpu = zip(*(node.amounts for node in self.nodes), strict=True)
         return sum(cpu), sum(memory), sum(gpu)

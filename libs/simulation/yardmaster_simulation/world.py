@@ -1,11 +1,14 @@
-"""A simulated cluster: users who submit, agents who run, nodes that fail, and the real machines.
+"""A simulated cluster: users, agents and nodes that fail, with the real state machines.
 
-Time goes from event to event. What has happened by the time of a decision is told to the machines
-first, as gateway and agents tell it; what they decide, the agents act on at once. Decisions are
-made `cadence_ms` apart, or after every event.
+Time advances from event to event. Before each decision the machines consume the reports of all
+events so far, written as gateway and agents write them. The agents then act on the decisions at
+once. Decisions are made every `cadence_ms`, or after every event.
 
-A run is a function of workload, pools and seed: there is no clock, no chance but the seed's, and
-nothing depends on the order of a set or on where the log is written.
+A run is a function of workload, pools and seed: it reads no clock, draws only from the seed, and
+depends neither on the order of a set nor on the destination of the log.
+
+This is one file because users, agents and nodes share one timeline and one state of each task and
+node: classes for each of them would exchange that state at every step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -63,15 +66,15 @@ from yardmaster_simulation.workload import (
     times,
 )
 
-#: When every simulated cluster comes to life: 2026-01-01T00:00Z.
+#: The start time of every simulated cluster: 2026-01-01T00:00Z.
 START_MS: Final = 1_767_225_600_000
-#: Cycles at one moment: more of them, and two decisions take each other back for ever.
+#: The most cycles at one moment; more mean that decisions undo each other without end.
 MAX_CYCLES: Final = 10_000
 DAY_MS: Final = 86_400_000
-#: Where nodes fail they are rarely all up at once. What nothing has room for in so long waits in
-#: vain.
+#: If nodes fail, they are rarely all up at once. A task that fits nowhere for this long will never
+#: start.
 IDLE_MS: Final = 30 * DAY_MS
-#: How long a run goes on after the last submission where nodes fail.
+#: If nodes fail, the longest time of a run after the last submission.
 LONGEST_MS: Final = 5 * 365 * DAY_MS
 GATEWAY: Final = "gateway/simulation"
 USER: Final = Actor(kind=ActorKind.SERVICE, id="simulation")
@@ -81,37 +84,37 @@ BOOT: Final = "0" * 8
 NO_DIGEST: Final = "0" * 64
 _DETAILS: Final = Partition(DETAILS.name)
 
-#: Told of each event that the scheduler took or decided, with the cycle's time (ms) and its own.
+#: Receives each input and decision of the scheduler: cycle's time (ms), event, event's time (ms).
 Watch = Callable[[int, Event, int], None]
 
 
 def ignore_event(_: int, __: Event, ___: int) -> None:
-    """Nobody is told."""
+    """Watch nothing."""
 
 
 @dataclass(slots=True)
 class _Task:
-    """What is true of a task, whatever the scheduler knows of it."""
+    """The true state of a task, which the scheduler may not know yet."""
 
     id: str
     job: SimJob
     runs_ms: int | None
-    #: Work that is saved, and that the next attempt begins with.
+    #: Saved work, with which the next attempt begins.
     saved_ms: int = 0
-    #: The attempt that runs; 0: none.
+    #: Number of the running attempt; 0: none.
     attempt: int = 0
     #: Attempts so far.
     attempts: int = 0
     began_ms: int = 0
     placements: tuple[Placement, ...] = ()
-    #: When it was asked to stop; 0: it was not.
+    #: Time of the stop request; 0: none.
     stop_ms: int = 0
-    #: A node it ran on has failed.
+    #: Whether a node of the running attempt has failed.
     broken: bool = False
 
     @property
     def again(self) -> bool:
-        """Whether this is not its first attempt."""
+        """Whether the attempt is not the task's first."""
         return self.attempts > 1
 
 
@@ -124,7 +127,7 @@ class _Node:
     seq: int = 0
     lives: int = 0
     up: bool = False
-    #: Tasks that have a replica here, in the order of their starts.
+    #: Tasks with a replica on this node, in the order of their starts.
     tasks: dict[str, None] = field(default_factory=dict)
 
 
@@ -143,9 +146,9 @@ class World:
     ) -> None:
         self.workload = workload
         self.now_ms = START_MS
-        #: All that was submitted.
+        #: All submitted jobs.
         self.submitted: list[SimJob] = []
-        #: Tasks so far; those that have not ended, and what they ask for together.
+        #: Number of tasks so far; number of open tasks, and their resources together.
         self.tasks = 0
         self.open = 0
         self.outstanding: Amounts = (0, 0, 0)
@@ -158,10 +161,10 @@ class World:
         self._reports = InputQueue(NODE_EVENTS, sink)
         self._states: dict[str, _Task] = {}
         self._running = 0
-        #: Since when nothing has run, and nobody submitted.
+        #: The last time at which a task ran or a user submitted a job.
         self._idle_since_ms = START_MS
-        #: Who could submit now waits until less is open.
-        self._held_back = False
+        #: Whether a due submission waits until fewer tasks are open.
+        self._arrivals_blocked = False
         self._nodes = {
             node.name: _Node(node, f"node/{node.name}", Actor(kind=ActorKind.NODE, id=node.name))
             for node in workload.nodes
@@ -169,13 +172,13 @@ class World:
         self._faultless = workload.faults is None
         self._silent: list[Decision] = []
         self._events = self._seq = 0
-        #: When what happens just now happens; at the latest `now_ms`.
+        #: The time of the event that is being applied; at most `now_ms`.
         self._moment_ms = START_MS
-        #: When, in which order, what.
+        #: Timeline: time (ms), sequence number, action.
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._quota = Driver(QuotaMachine(check), sink, START_MS)
         self._scheduler = Driver(SchedulerMachine(), sink, START_MS)
-        #: When time alone calls for a cycle of the scheduler.
+        #: The time at which the scheduler needs a cycle without any input.
         self._due_ms: int | None = None
 
     @property
@@ -185,21 +188,21 @@ class World:
 
     @property
     def part_done(self) -> float:
-        """How much of all work is done, from 0 to 1, counted in tasks that have ended."""
+        """The share of all tasks that have ended, from 0 to 1."""
         known = self.tasks + self._arrivals.left
         return (self.tasks - self.open) / known if known else 1.0
 
     def work_ms(self, task_id: str) -> int:
-        """How long a task runs when nothing stops it; 0 for one that does not end by itself."""
+        """How long a task runs if nothing stops it; 0 if it does not end by itself."""
         job_id, _, index = task_id.partition(".")
         return self.submitted[int(job_id)].runs_ms[int(index)] or 0
 
     def run(self, progress: Callable[[], None] = lambda: None) -> None:
-        """Until nothing more can happen; what never fits is left waiting.
+        """Run until nothing more can happen; tasks that never fit stay pending.
 
         Raises:
-            Unending: the machines do not come to rest.
-            Endless: nodes fail too often for what runs to end.
+            Unending: the machines make decisions without end.
+            Endless: nodes fail too often for the running tasks to end.
         """
         self._set_up()
         for name in self._nodes:
@@ -223,7 +226,7 @@ class World:
     def _next_ms(self) -> int | None:
         arrival_ms = self._arrivals.next_ms
         over = arrival_ms is None and not self.open
-        if over or ((arrival_ms is None or self._held_back) and self._stuck()):
+        if over or ((arrival_ms is None or self._arrivals_blocked) and self._stuck()):
             return None
         moments = [self._heap[0][0]] if self._heap else []
         if arrival_ms is not None:
@@ -238,8 +241,9 @@ class World:
         return then_ms
 
     def _stuck(self) -> bool:
-        """Whether nothing runs, though every node is there, or was by turns for long enough:
-        nothing that waits will ever start.
+        """Whether no pending task will ever start.
+
+        True if no task runs although all nodes are up, or although IDLE_MS have passed.
         """
         if self._running or self._requests or self._reports:
             return False
@@ -248,19 +252,21 @@ class World:
         return all(node.up for node in self._nodes.values())
 
     def _apply_due(self) -> None:
-        """What is due by now, and who submits."""
+        """Apply all actions on the timeline up to now, then submit the due jobs."""
         heap, now_ms = self._heap, self.now_ms
         while heap and heap[0][0] <= now_ms:
             self._moment_ms, _, what = heappop(heap)
             what()
         arrival_ms = self._arrivals.next_ms
         due = self._arrivals.due(now_ms - START_MS, self.outstanding)
-        self._held_back = arrival_ms is not None and START_MS + arrival_ms <= now_ms and not due
+        self._arrivals_blocked = (
+            arrival_ms is not None and START_MS + arrival_ms <= now_ms and not due
+        )
         for job in due:
             self._submit(job)
 
     def _decide(self) -> None:
-        """Cycles until the machines are at rest at this moment."""
+        """Run cycles at this moment until the machines have no more decisions."""
         now_ms, scheduler = self.now_ms, self._scheduler
         self._moment_ms = now_ms
         for _ in range(MAX_CYCLES):
@@ -338,12 +344,12 @@ class World:
         self.open += len(job.runs_ms)
         self.outstanding = plus(self.outstanding, job.amounts)
         self._idle_since_ms = max(self._idle_since_ms, at_ms)
-        patience_ms = self.workload.behaviour.patience_ms
+        patience_ms = self.workload.behavior.patience_ms
         if patience_ms is not None:
             self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
 
     def _detail(self, job_id: str) -> tuple[int, str]:
-        """Where the job's details are, and their digest; without a log nobody reads them."""
+        """Append the job's details; return offset and digest (without a log: placeholders)."""
         number, sink = int(job_id), self._sink
         if sink is None:
             return number, NO_DIGEST
@@ -372,7 +378,7 @@ class World:
         return offset, details_digest(detailed.value)
 
     def _refused(self, job_id: str) -> None:
-        """Quota has refused a job: none of its tasks will ever run."""
+        """Forget the tasks of a job that quota rejected."""
         job = self.submitted[int(job_id)]
         for index in range(len(job.runs_ms)):
             del self._states[f"{job_id}.{index}"]
@@ -393,7 +399,7 @@ class World:
         )
 
     def _live_replicas(self, task: _Task) -> Iterator[tuple[_Node, Any]]:
-        """The nodes that still have a replica of a task, and what they say of it first."""
+        """The nodes that still run a replica of a task, with the common fields of their reports."""
         for placement in task.placements:
             node = self._nodes[placement.node]
             if node.up and node.incarnation == placement.incarnation:
@@ -409,7 +415,7 @@ class World:
                 )
 
     def _act(self, event: Event) -> None:
-        """What was decided is done, at once."""
+        """Apply a decision at once."""
         if isinstance(event, SlotsAllocatedV1):
             self._start(event)
         elif isinstance(event, PreemptionRequestedV1 | StopRequestedV1):
@@ -444,50 +450,50 @@ class World:
                 **about, boot_id=BOOT, pid=task.attempts, process_started=self._moment_ms
             )
             self._report(node, started, task.id)
-        behaviour = self.workload.behaviour
+        behavior = self.workload.behavior
         if task.runs_ms is not None:
             left_ms = task.runs_ms - task.saved_ms
-            self._plan(task, behaviour.takes_ms(left_ms, again=task.again), self._finished)
-        every_ms = behaviour.checkpoint_every_ms
+            self._plan(task, behavior.takes_ms(left_ms, again=task.again), self._finished)
+        every_ms = behavior.checkpoint_every_ms
         if every_ms is not None and not self._faultless:
-            first_ms = behaviour.takes_ms(every_ms, again=task.again)
-            self._plan(task, first_ms + behaviour.checkpoint_cost_ms, self._saved)
+            first_ms = behavior.takes_ms(every_ms, again=task.again)
+            self._plan(task, first_ms + behavior.checkpoint_cost_ms, self._saved)
 
     def _plan(self, task: _Task, after_ms: int, what: Callable[[_Task], None]) -> None:
-        """Something happens to an attempt, unless it is over by then."""
+        """Call `what` for the current attempt after `after_ms`, unless the attempt has ended."""
         attempt = task.attempt
 
-        def happens() -> None:
+        def call() -> None:
             if task.attempt == attempt:
                 what(task)
 
-        self._at(self._moment_ms + after_ms, happens)
+        self._at(self._moment_ms + after_ms, call)
 
     def _finished(self, task: _Task) -> None:
-        in_vain = task.stop_ms and not self.workload.behaviour.works_in_grace
+        in_vain = task.stop_ms and not self.workload.behavior.works_in_grace
         if not (task.broken or in_vain):
             self._exit(task, exit_code=0, done=True)
 
     def _saved(self, task: _Task) -> None:
-        """An attempt has saved its state in passing."""
+        """Save the state of a running attempt."""
         if task.broken or task.stop_ms:
             return
-        behaviour = self.workload.behaviour
-        kept_ms = behaviour.saved_ms(self._moment_ms - task.began_ms, again=task.again)
+        behavior = self.workload.behavior
+        kept_ms = behavior.saved_ms(self._moment_ms - task.began_ms, again=task.again)
         self._checkpoint(task, task.saved_ms + kept_ms)
-        assert behaviour.checkpoint_every_ms is not None
-        next_ms = behaviour.checkpoint_every_ms + behaviour.checkpoint_cost_ms
+        assert behavior.checkpoint_every_ms is not None
+        next_ms = behavior.checkpoint_every_ms + behavior.checkpoint_cost_ms
         self._plan(task, next_ms, self._saved)
 
     def _stopped(self, task: _Task) -> None:
-        """An attempt that was asked to stop does so."""
+        """End an attempt at the end of its grace period."""
         if task.broken:
-            # What is left of a gang has nothing to save without the rest.
+            # A gang that has lost a replica cannot save its state.
             self._exit(task, signal=SIGTERM)
             return
-        behaviour = self.workload.behaviour
-        until_ms = self._moment_ms if behaviour.works_in_grace else task.stop_ms
-        task.saved_ms += behaviour.worked_ms(until_ms - task.began_ms, again=task.again)
+        behavior = self.workload.behavior
+        until_ms = self._moment_ms if behavior.works_in_grace else task.stop_ms
+        task.saved_ms += behavior.worked_ms(until_ms - task.began_ms, again=task.again)
         self._checkpoint(task, task.saved_ms)
         self._exit(task, exit_code=0)
 
@@ -499,7 +505,7 @@ class World:
             return
 
     def _exit(self, task: _Task, **how: Any) -> None:
-        """All that is left of an attempt ends and gives back what it holds."""
+        """Exit all remaining replicas of an attempt and release their slots."""
         for node, about in self._live_replicas(task):
             self._report(node, nev.TaskExitedV1(**about, **how), task.id)
             self._report(node, nev.SlotsReleasedV1(**about), task.id)
@@ -515,7 +521,7 @@ class World:
     # Nodes
 
     def _join(self, name: str) -> None:
-        """A node comes, empty, and may fail one day."""
+        """Join a node without tasks, and plan its next failure."""
         node = self._nodes[name]
         node.up = True
         node.lives += 1
@@ -531,7 +537,7 @@ class World:
             gpus=of.gpus,
             cpu_milli=of.cpu_milli,
             memory_mib=of.memory_mib,
-            # A name may hold what an address may not.
+            # A node's name may contain characters that an address may not.
             address=name.replace("_", "-"),
             port_first=20_000,
             port_last=20_999,
@@ -543,24 +549,24 @@ class World:
             self._at(self._moment_ms + up_ms, partial(self._fail, name))
 
     def _fail(self, name: str) -> None:
-        """A node is gone with all that runs on it, and comes back."""
+        """Fail a node with its tasks, and plan its next join."""
         node, faults = self._nodes[name], self.workload.faults
         assert faults is not None
         node.up = False
-        behaviour = self.workload.behaviour
+        behavior = self.workload.behavior
         for task_id in list(node.tasks):
             task = self._states[task_id]
             if task.broken:
                 continue
             task.broken = True
-            task.saved_ms += behaviour.saved_ms(self._moment_ms - task.began_ms, again=task.again)
+            task.saved_ms += behavior.saved_ms(self._moment_ms - task.began_ms, again=task.again)
         timeout_ms = self._pools[node.node.pool].node_timeout_s * 1000
-        self._at(self._moment_ms + timeout_ms, partial(self._missed, name, node.lives))
+        self._at(self._moment_ms + timeout_ms, partial(self._report_silence, name, node.lives))
         down_ms = self._chance.exponential(faults.mean_down_ms, "down", name, node.lives)
         self._at(self._moment_ms + down_ms, partial(self._join, name))
 
-    def _missed(self, name: str, lives: int) -> None:
-        """A node's silence is noticed, if it still lasts."""
+    def _report_silence(self, name: str, lives: int) -> None:
+        """Report a node's silence if it has not rejoined."""
         node = self._nodes[name]
         if node.up or node.lives != lives:
             return

@@ -57,21 +57,21 @@ def gpus(count: int, milli: int = 1000, cpu_milli: int = 0) -> Resources:
 def test_too_few_gpus_are_of_no_use_to_those_who_want_more() -> None:
     wanted = demand((1, gpus(1)), (3, gpus(4)))
     free = node()
-    free.take(place(0, 1, 2, 3, 4))
+    free.allocate(place(0, 1, 2, 3, 4))
     assert wanted.unusable(free) / wanted.weight == 3000 * 3 / 4
-    free.give(place(3, 4))
+    free.release(place(3, 4))
     assert wanted.unusable(free) == 0
 
 
 def test_parts_of_slots_are_of_use_to_small_shares_alone() -> None:
     wanted = demand((1, gpus(1)), (1, gpus(1, 500)), (1, gpus(1, 200)))
     free = node(gpus=2)
-    free.take(place(0, gpu_milli=700))
+    free.allocate(place(0, gpu_milli=700))
     # 300 of slot 0 cannot serve a whole GPU nor a half; slot 1 serves every demand.
     assert wanted.unusable(free) == 300 + 300
-    free.take(place(1))
+    free.allocate(place(1))
     assert wanted.unusable(free) == 300 + 300
-    free.give(place(0, gpu_milli=700))
+    free.release(place(0, gpu_milli=700))
     assert free.parts == {}
     assert free.whole == 1
 
@@ -80,7 +80,7 @@ def test_without_cpu_no_gpu_is_of_use() -> None:
     wanted = demand((1, gpus(1, cpu_milli=4000)))
     free = node(cpu_milli=4000)
     assert wanted.unusable(free) == 0
-    free.take(place(0, cpu_milli=1))
+    free.allocate(place(0, cpu_milli=1))
     assert wanted.unusable(free) == 7000
 
 
@@ -88,7 +88,7 @@ def test_who_takes_whole_nodes_has_use_for_idle_ones_alone() -> None:
     wanted = demand((1, gpus(32)), layout=Layout.WHOLE_NODES)
     free = node()
     assert wanted.unusable(free) == 0
-    free.take(place(0))
+    free.allocate(place(0))
     assert wanted.unusable(free) == 7000
 
 

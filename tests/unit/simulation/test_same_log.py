@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.support.simulated import job, node, ran
-from yardmaster_simulation.workload import Behaviour, NodeFaults, SimJob
+from yardmaster_simulation.workload import Behavior, NodeFaults, SimJob
 
 RUN = """
 import sys
@@ -37,17 +37,17 @@ def busy() -> list[SimJob]:
 
 NODES = [node(f"node-{number}", 4) for number in range(3)]
 FAULTS = NodeFaults(mean_up_ms=900_000, mean_down_ms=200_000)
-BEHAVIOUR = Behaviour(checkpoint_every_ms=60_000, checkpoint_cost_ms=1_000, restart_cost_ms=2_000)
+BEHAVIOR = Behavior(checkpoint_every_ms=60_000, checkpoint_cost_ms=1_000, restart_cost_ms=2_000)
 
 
 def write(path: Path) -> None:
     """A busy run's log as a file."""
-    run = ran(busy(), NODES, faults=FAULTS, behaviour=BEHAVIOUR, seed=11, path=path)
+    run = ran(busy(), NODES, faults=FAULTS, behavior=BEHAVIOR, seed=11, path=path)
     assert run.world.open == 0
 
 
 async def test_the_log_of_a_run_with_failing_nodes_is_proved() -> None:
-    run = ran(busy(), NODES, faults=FAULTS, behaviour=BEHAVIOUR, seed=11)
+    run = ran(busy(), NODES, faults=FAULTS, behavior=BEHAVIOR, seed=11)
     report = await run.proved()
     assert report.ok, (report.findings, report.promises)
     assert sum(proved.decisions for proved in report.proved) > 100
@@ -69,7 +69,7 @@ def test_two_processes_with_other_hashes_write_the_same_file(tmp_path: Path) -> 
 
 def test_another_seed_fails_other_nodes() -> None:
     one, other = (
-        ran(busy(), NODES, faults=FAULTS, behaviour=BEHAVIOUR, seed=seed).records()["node-events"]
+        ran(busy(), NODES, faults=FAULTS, behavior=BEHAVIOR, seed=seed).records()["node-events"]
         for seed in (11, 12)
     )
     assert one != other

@@ -1,4 +1,4 @@
-"""Workloads on other nodes than their own, and what else is laid over them."""
+"""Workloads on other nodes than their own, and with other changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def on(source: Movable, number: int, gpus: int) -> Workload:
 
 
 @pytest.mark.parametrize("name", DEMAND_SETS)
-def test_the_load_is_that_of_the_nodes_that_are_given(name: str) -> None:
+def test_the_load_is_relative_to_the_given_nodes(name: str) -> None:
     source = TrialAndError(Mix(demands=name, jobs=500, load_permille=1500))
     workload, arrivals = Changed(source, equal=Equal(10, 8)).workload(0)
 
@@ -65,7 +65,7 @@ def test_the_load_is_that_of_the_nodes_that_are_given(name: str) -> None:
         (OPENB, 128, 1024),
     ],
 )
-def test_equal_nodes_have_the_cpu_and_memory_of_the_largest_of_the_own(
+def test_equal_nodes_have_the_cpu_and_memory_of_the_largest_own_node(
     source: Movable, cpus: int, memory_gib: int
 ) -> None:
     assert on(source, 11, 4).nodes == tuple(
@@ -76,7 +76,7 @@ def test_equal_nodes_have_the_cpu_and_memory_of_the_largest_of_the_own(
     )
 
 
-def test_gangs_of_a_trace_are_cut_at_what_the_nodes_have(tmp_path: Path) -> None:
+def test_gangs_of_a_trace_are_divided_by_the_gpus_of_a_node(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("at,gpus\n0,12\n")
     columns = Columns(names={"submit": "at", "gpus": "gpus"})
@@ -88,7 +88,7 @@ def test_gangs_of_a_trace_are_cut_at_what_the_nodes_have(tmp_path: Path) -> None
     assert max(each.spec.resources.gpus for each in on(PHILLY, 300, 4).jobs) == 4
 
 
-def test_the_gpus_that_arrive_are_130_percent_of_the_nodes_that_are_given() -> None:
+def test_the_requested_gpus_are_130_percent_of_the_given_nodes() -> None:
     milli = [each.spec.resources.gpu_total_milli for each in on(OPENB, 100, 8).jobs]
     assert sum(milli) >= 1.3 * 800_000 > sum(milli[:-1])
 
@@ -106,7 +106,7 @@ def in_pool(name: str, of: str) -> SimNode:
     return replace(node(name), pool=of, node_type="big")
 
 
-def test_equal_nodes_join_the_pool_of_a_log_and_are_of_its_type(tmp_path: Path) -> None:
+def test_equal_nodes_join_the_pool_of_a_log_and_have_its_node_type(tmp_path: Path) -> None:
     source = recorded(tmp_path / "main.db", [in_pool("a", "batch")], ("batch", DEFAULT))
     changed = Changed(source, equal=Equal(2, 4))
     assert {(each.pool, each.node_type) for each in changed.workload(0)[0].nodes} == {
@@ -116,11 +116,11 @@ def test_equal_nodes_join_the_pool_of_a_log_and_are_of_its_type(tmp_path: Path) 
     assert result.left == 0
 
 
-def test_equal_nodes_are_not_for_a_log_with_several_pools(tmp_path: Path) -> None:
+def test_equal_nodes_are_refused_for_a_log_with_several_pools(tmp_path: Path) -> None:
     nodes = [in_pool("a", "batch"), in_pool("b", "dev")]
     source = recorded(tmp_path / "main.db", nodes, ("batch", "dev"))
     assert len(Changed(source).workload(0)[0].nodes) == 2
-    with pytest.raises(BadWorkload, match="the log has pools batch, dev; --nodes is for one"):
+    with pytest.raises(BadWorkload, match="batch, dev; --nodes needs a log with one pool"):
         on(source, 2, 4)
 
 
@@ -128,7 +128,7 @@ def test_a_recorded_node_of_an_unconfigured_pool_is_left_out(tmp_path: Path) -> 
     nodes = [in_pool("a", "batch"), in_pool("b", "forgotten")]
     source = recorded(tmp_path / "main.db", nodes, ("batch",))
     faults = NodeFaults(mean_up_ms=20_000, mean_down_ms=1_000)
-    changed = Changed(source, faults=faults, behaviour={"checkpoint_every_ms": 1_000})
+    changed = Changed(source, faults=faults, behavior={"checkpoint_every_ms": 1_000})
     assert [each.name for each in changed.workload(0)[0].nodes] == ["a"]
     (result,) = Study(source=changed, cases=[Case(name="run", labels={})]).run()
     assert result.left == 0

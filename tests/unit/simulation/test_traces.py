@@ -1,4 +1,4 @@
-"""Trace files: what they may look like, and what is said of those that cannot be read."""
+"""Trace files: the accepted formats, and the errors for unreadable files."""
 
 import gzip
 from dataclasses import replace
@@ -27,7 +27,7 @@ def written(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_jobs_come_in_the_order_of_their_submission_from_the_first_on(tmp_path: Path) -> None:
+def test_jobs_are_sorted_by_submission_and_times_count_from_the_first(tmp_path: Path) -> None:
     path = written(tmp_path / "jobs.csv", "at,took,gpus", "130,60,1", "100,90.5,2", "130,1,3")
     jobs = read_jobs(path, COLUMNS)
     assert [(job.submit_ms, job.runs_ms, job.spec.resources.gpus) for job in jobs] == [
@@ -56,7 +56,7 @@ def test_more_gpus_than_a_node_has_are_a_gang_of_equal_replicas(tmp_path: Path) 
     ]
 
 
-def test_only_rows_with_a_value_and_within_a_time_are_kept(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_value_and_time(tmp_path: Path) -> None:
     rows = ("at,took,team", "10,1,a", "20,2,b", "30,3,a", "40,4,a")
     path = written(tmp_path / "jobs.csv", *rows)
     columns = Columns(
@@ -68,7 +68,7 @@ def test_only_rows_with_a_value_and_within_a_time_are_kept(tmp_path: Path) -> No
     assert [job.runs_ms for job in read_jobs(path, columns)] == [(1_000,), (3_000,)]
 
 
-def test_every_project_that_is_named_is_there(tmp_path: Path) -> None:
+def test_every_named_project_is_configured(tmp_path: Path) -> None:
     path = written(tmp_path / "jobs.csv", "at,took,team", "10,1,Vision", "20,2,speech")
     names = {"submit": "at", "run": "took", "project": "team"}
     workload = csv_jobs(path, Columns(names=names))
@@ -79,7 +79,7 @@ def test_every_project_that_is_named_is_there(tmp_path: Path) -> None:
     ("lines", "found"),
     [
         (("at,took",), "no column gpus; it has at, took"),
-        (("at,took,gpus",), "no job in it"),
+        (("at,took,gpus",), "the file has no job"),
         (("at,took,gpus", "x,1,1"), "line 2"),
         (("at,took,gpus", "1,one,1"), "line 2"),
         (("at,took,gpus", "1,-5,1"), "runs for -5000 ms"),
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_read_says_where_and_why(
         ("preemptible", "perhaps", "column x: 'perhaps'; wanted: true or false"),
     ],
 )
-def test_what_no_job_can_ask_for_is_refused_with_its_column(
+def test_an_invalid_request_is_refused_with_its_column(
     tmp_path: Path, field: str, value: str, found: str
 ) -> None:
     path = written(tmp_path / "jobs.csv", "at,gpus,x", f"0,1,{value}")
@@ -131,7 +131,7 @@ def test_what_no_job_can_ask_for_is_refused_with_its_column(
         read_jobs(path, columns)
 
 
-def test_a_column_that_says_nothing_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+def test_an_empty_field_has_the_default_value(tmp_path: Path) -> None:
     fields = ("project", "gpus", "gpu_milli", "cpu", "memory_gib", "preemptible")
     path = written(tmp_path / "jobs.csv", f"submit,{','.join(fields)}", "0,,1,,,,", "0,,,,,,no")
     one, other = read_jobs(path, Columns(names={name: name for name in ("submit", *fields)}))
@@ -140,7 +140,7 @@ def test_a_column_that_says_nothing_is_as_if_it_were_not_there(tmp_path: Path) -
     assert (other.spec.resources, other.spec.preemptible) == (Resources(), False)
 
 
-def test_what_a_whole_job_asks_for_is_divided_among_its_replicas(tmp_path: Path) -> None:
+def test_a_jobs_resources_are_divided_among_its_replicas(tmp_path: Path) -> None:
     path = written(tmp_path / "jobs.csv", "at,gpus,cpu,gib", "0,8,16,32")
     names = {"submit": "at", "gpus": "gpus", "cpu": "cpu", "memory_gib": "gib"}
     (job,) = csv_jobs(path, Columns(names=names), equal=Equal(2, 4)).jobs
@@ -150,7 +150,7 @@ def test_what_a_whole_job_asks_for_is_divided_among_its_replicas(tmp_path: Path)
     )
 
 
-def test_a_moment_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_invalid_time_is_named_in_the_error(tmp_path: Path) -> None:
     path = written(tmp_path / "jobs.csv", "at,took,gpus", "0,1,1")
     with pytest.raises(BadWorkload, match="'soon'; wanted: seconds, or a date and time"):
         read_jobs(path, replace(COLUMNS, since="soon"))
@@ -197,8 +197,8 @@ PODS = ("num_gpu,gpu_milli,cpu_milli,memory_mib", "1,500,4000,1024", "0,0,1000,1
 @pytest.mark.parametrize(
     ("pods", "found"),
     [
-        (("0,0,1000,1024",), "pods.csv: no pod in it asks for GPUs"),
-        ((), "pods.csv: no pod in it asks for GPUs"),
+        (("0,0,1000,1024",), "pods.csv: no pod requests GPUs"),
+        ((), "pods.csv: no pod requests GPUs"),
         (
             ("x,0,1000,1024",),
             "pods.csv: line 2, column num_gpu: 'x'; wanted: a whole number of GPUs",
@@ -209,7 +209,7 @@ PODS = ("num_gpu,gpu_milli,cpu_milli,memory_mib", "1,500,4000,1024", "0,0,1000,1
         (("1,1000,inf,1024",), "pods.csv: line 2, column cpu_milli: 'inf'; "),
     ],
 )
-def test_pods_that_cannot_be_are_refused(tmp_path: Path, pods: tuple[str, ...], found: str) -> None:
+def test_invalid_pods_are_refused(tmp_path: Path, pods: tuple[str, ...], found: str) -> None:
     files = written(tmp_path / "pods.csv", PODS[0], *pods), written(tmp_path / "nodes.csv", *NODES)
     with pytest.raises(BadWorkload, match=found):
         openb(*files, seed=0)
@@ -218,7 +218,7 @@ def test_pods_that_cannot_be_are_refused(tmp_path: Path, pods: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("nodes", "found"),
     [
-        (("n2,1000,1024,0,",), "nodes.csv: no node in it has GPUs"),
+        (("n2,1000,1024,0,",), "nodes.csv: no node has GPUs"),
         (
             ("n2,1000,1024,one,",),
             "nodes.csv: line 2, column gpu: 'one'; wanted: a whole number of GPUs",
@@ -226,12 +226,10 @@ def test_pods_that_cannot_be_are_refused(tmp_path: Path, pods: tuple[str, ...], 
         (("n2,1000,1024,-1,",), "nodes.csv: line 2, column gpu: '-1'; gpus: "),
         (("n 2,1000,1024,1,",), "nodes.csv: line 2, column sn: 'n 2'; node: "),
         (("n2,1000,1024,1,Tesla T4",), "nodes.csv: line 2, column model: 'Tesla T4'; node_type: "),
-        (("n2,1000,1024,1,",) * 2, "nodes.csv: node n2 is in it 2 times"),
+        (("n2,1000,1024,1,",) * 2, "nodes.csv: node n2 occurs 2 times"),
     ],
 )
-def test_nodes_that_cannot_be_are_refused(
-    tmp_path: Path, nodes: tuple[str, ...], found: str
-) -> None:
+def test_invalid_nodes_are_refused(tmp_path: Path, nodes: tuple[str, ...], found: str) -> None:
     files = written(tmp_path / "pods.csv", *PODS), written(tmp_path / "nodes.csv", NODES[0], *nodes)
     with pytest.raises(BadWorkload, match=found):
         openb(*files, seed=0)

@@ -17,7 +17,7 @@ from yardmaster_simulation import world
 from yardmaster_simulation.errors import Endless
 from yardmaster_simulation.history import History
 from yardmaster_simulation.synthetic import AtLoad
-from yardmaster_simulation.workload import DEFAULT, Behaviour, Listed, NodeFaults, Workload, pool
+from yardmaster_simulation.workload import DEFAULT, Behavior, Listed, NodeFaults, Workload, pool
 
 PREEMPTION = {"preemption": True, "backfill": True}
 
@@ -75,14 +75,14 @@ def test_a_stopped_task_saves_its_work_after_its_grace_period_and_goes_on_with_i
 def test_work_in_the_grace_period_counts_where_it_is_said_to() -> None:
     low = job(0, 100, gpus=8, priority=50)
     high = job(40, 10, gpus=8, priority=10)
-    run = ran([low, high], options=PREEMPTION, behaviour=Behaviour(works_in_grace=True))
+    run = ran([low, high], options=PREEMPTION, behavior=Behavior(works_in_grace=True))
     assert [at for at, _ in run.of(TaskEndedV1, "0.0")] == [110], "30 s of its work were left"
 
 
 def test_a_task_that_is_done_within_its_grace_period_has_succeeded() -> None:
     low = job(0, 50, gpus=8, priority=50)
     high = job(40, 10, gpus=8, priority=10)
-    run = ran([low, high], options=PREEMPTION, behaviour=Behaviour(works_in_grace=True))
+    run = ran([low, high], options=PREEMPTION, behavior=Behavior(works_in_grace=True))
     assert [(at, event.outcome) for at, event in run.of(TaskEndedV1, "0.0")] == [
         (50, Outcome.SUCCEEDED)
     ]
@@ -92,10 +92,8 @@ def test_a_task_that_is_done_within_its_grace_period_has_succeeded() -> None:
 def test_restarts_and_checkpoints_cost_what_they_cost() -> None:
     low = job(0, 100, gpus=8, priority=50)
     high = job(45, 10, gpus=8, priority=10)
-    behaviour = Behaviour(
-        checkpoint_every_ms=20_000, checkpoint_cost_ms=5_000, restart_cost_ms=7_000
-    )
-    run = ran([low, high], options=PREEMPTION, behaviour=behaviour)
+    behavior = Behavior(checkpoint_every_ms=20_000, checkpoint_cost_ms=5_000, restart_cost_ms=7_000)
+    run = ran([low, high], options=PREEMPTION, behavior=behavior)
     # 20 work, 5 save, 20 work when it is asked to stop: 40 done. Then 7 to restart, 60 to work,
     # and between them two checkpoints.
     assert [at for at, _ in run.of(SlotsAllocatedV1, "0.0")] == [0, 85]
@@ -103,7 +101,7 @@ def test_restarts_and_checkpoints_cost_what_they_cost() -> None:
 
 
 def test_a_job_that_does_not_start_in_time_is_cancelled_by_its_user() -> None:
-    run = ran([job(0, 100, gpus=8), job(1, 10, gpus=8)], behaviour=Behaviour(patience_ms=20_000))
+    run = ran([job(0, 100, gpus=8), job(1, 10, gpus=8)], behavior=Behavior(patience_ms=20_000))
     ends = {event.task_id: (at, event.outcome) for at, event in run.of(TaskEndedV1)}
     assert ends == {
         "000000000000.0": (100, Outcome.SUCCEEDED),
@@ -117,7 +115,7 @@ def test_a_task_whose_node_fails_begins_again_at_its_last_checkpoint() -> None:
         [job(0, *[3_000] * 6)],
         nodes,
         faults=NodeFaults(mean_up_ms=4_000_000, mean_down_ms=600_000),
-        behaviour=Behaviour(checkpoint_every_ms=500_000),
+        behavior=Behavior(checkpoint_every_ms=500_000),
         seed=3,
     )
     lost = run.of(NodeLostV1)
@@ -134,7 +132,7 @@ def test_a_gang_that_loses_a_node_is_stopped_whole() -> None:
         [gang],
         nodes,
         faults=NodeFaults(mean_up_ms=5_000_000, mean_down_ms=600_000),
-        behaviour=Behaviour(checkpoint_every_ms=200_000),
+        behavior=Behavior(checkpoint_every_ms=200_000),
         seed=5,
     )
     assert run.of(NodeLostV1), "no node was lost"

@@ -1,1 +1,1 @@
-"""Scenarios of other schedulers, with their outcomes, held against what the core decides."""
+"""Compare the core's decisions with recorded scenarios of other schedulers."""

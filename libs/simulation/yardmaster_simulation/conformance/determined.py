@@ -1,13 +1,14 @@
-"""Scenarios of Determined's planner: one planning pass, or where one task goes.
+"""Scenarios of Determined's planner: one planning pass, or the placement of one task.
 
-An agent is a node, a group a job; where tasks of a group differ, or came at different times, each
-is a job of its own, and under `fair_share` the group is their project. Tasks of several slots are
-laid on whole nodes. A disabled or draining agent is a cordoned node. What is compared is the first
-cycle: who starts and who is asked to stop, as sets.
+An agent becomes a node and a group becomes a job. If the tasks of a group differ or were created at
+different times, each task becomes a job, and under `fair_share` the group becomes the project of
+these jobs. Tasks of several slots use the layout `whole_nodes`. A disabled or draining agent
+becomes a cordoned node. The checks compare the first cycle: the set of tasks that start and the set
+of tasks that are preempted.
 
-Equal nodes are taken in the order in which they joined here, by a hash of task and agent there.
-Where a scenario's outcome is not that of the order in which it lists its agents, but is that of
-another one, the tie decides, and the scenario is skipped.
+Yardmaster chooses among equal nodes by the order in which they joined; Determined chooses by a hash
+of task and agent. If the expected outcome needs another order of joins than the scenario's order of
+agents, the tie decides the outcome, and the scenario is skipped.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,15 +32,15 @@ from yardmaster_simulation.conformance.determined_form import (
 from yardmaster_simulation.conformance.scenario_cluster import Decided, ScenarioCluster
 from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
 
-#: Up to so many nodes, every order in which they can join is tried.
+#: With at most this many nodes, the check tries every order in which they can join.
 MOST_PERMUTED: Final = 5
-#: So many orders are tried at most.
+#: The most orders that the check tries.
 MOST_ORDERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """Tasks of one group, in order, that were submitted together."""
+    """Tasks of one group, in order, that are submitted as one job."""
 
     group: Group
     tasks: Sequence[Task]
@@ -52,14 +53,14 @@ class _Job:
 
 def _once(what: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        raise Skip(f"two have the name of one {what}")
+        raise Skip(f"two {what}s have the same id")
 
 
 def _known(given: PlanningPass) -> None:
-    """Make sure that all that is named is listed, once.
+    """Check that every referenced agent and group is listed, and no id is listed twice.
 
     Raises:
-        Skip: something is not.
+        Skip: a reference has no entry, or an id has two.
     """
     agents = {agent.id for agent in given.agents}
     groups = {group.id for group in given.groups}
@@ -67,7 +68,7 @@ def _known(given: PlanningPass) -> None:
         _once(what, [one.id for one in listed])
     for task in given.tasks:
         if task.group not in groups:
-            raise Skip(f"{task.id} is of {task.group}, a group that is not listed")
+            raise Skip(f"{task.id} belongs to {task.group}, a group that is not listed")
         elsewhere = sorted({held.agent for held in task.on} - agents)
         if elsewhere:
             raise Skip(f"{task.id} runs on {elsewhere[0]}, an agent that is not listed")
@@ -76,7 +77,7 @@ def _known(given: PlanningPass) -> None:
 def _cluster(
     options: Options, agents: Sequence[Agent], order: Sequence[int], **policy: Any
 ) -> ScenarioCluster:
-    """A stage with the agents as its nodes, joined in that order."""
+    """A cluster whose nodes are the agents, joined in the order of the indexes `order`."""
     cluster = ScenarioCluster(
         placement="best_fit" if options.fitting_policy == "best" else "worst_fit",
         unequal_gangs=options.allow_heterogeneous_fits,
@@ -99,10 +100,10 @@ def _places(agent: Agent) -> int:
 def _occupy(
     cluster: ScenarioCluster, agents: Sequence[Agent], tasks: Iterable[Task] = (), *, bound: bool
 ) -> None:
-    """Let the tasks that run hold their slots, and something that stays what no task explains.
+    """Allocate the slots of running tasks; non-preemptible fillers hold all other used slots.
 
-    A pool has one bound on tasks without GPUs: it stays as well where an agent has fewer places,
-    unless who waits does not care (`bound`).
+    A pool has one limit on tasks without GPUs per node. If `bound`, fillers also hold the places
+    that an agent has fewer than that limit; without pending tasks of zero slots this is not needed.
     """
     slots = {agent.id: agent.slots_used for agent in agents}
     places = {agent.id: agent.zero_slot_used for agent in agents}
@@ -110,7 +111,7 @@ def _occupy(
         if task.waits:
             continue
         if not task.on or sum(held.slots_held for held in task.on) != task.slots:
-            raise Skip(f"{task.id} runs, and where all of its slots are is not said")
+            raise Skip(f"{task.id} runs, but the scenario does not say where all of its slots are")
         cluster.runs(task.id, [(held.agent, held.slots_held) for held in task.on])
         for held in task.on:
             slots[held.agent] -= held.slots_held
@@ -119,11 +120,11 @@ def _occupy(
     for agent in agents:
         left, without = slots[agent.id], places[agent.id]
         if left < 0 or without < 0 or agent.slots_used > agent.slots:
-            raise Skip(f"{agent.id} is said to hold other than what runs there")
+            raise Skip(f"{agent.id} lists other used slots than its tasks hold")
         without += (most - _places(agent)) * bound
         for gpus, replicas in ((left, min(left, 1)), (0, without)):
             if replicas:
-                name = f"something on {agent.id}, of {gpus} slots"
+                name = f"filler on {agent.id}, of {gpus} slots"
                 cluster.stays(name, [(agent.id, gpus)] * replicas)
 
 
@@ -140,7 +141,7 @@ def _spec(task: Task | FitTask) -> dict[str, Any]:
 
 
 def _tasks_by_group(given: PlanningPass) -> Iterator[tuple[Group, list[Task]]]:
-    """The tasks of each group in the order of their creation, those without slots apart."""
+    """The tasks of each group in order of creation, tasks without slots in a separate list."""
     tasks = sorted(given.tasks, key=lambda task: task.created_order)
     for group in given.groups:
         for zero in (False, True):
@@ -154,9 +155,9 @@ def _alike(tasks: Sequence[Task]) -> bool:
 
 
 def _by_priority(given: PlanningPass) -> Iterator[_Job]:
-    """Jobs by priority and submission: their group's place in the queue, or when each came.
+    """Jobs with a priority, ordered by their group's queue position or else by creation.
 
-    The bounds of groups are left out: the planner that was observed does not read them here.
+    The limits of groups are ignored, because Determined's planner does not read them here.
     """
     positions = given.options.queue_positions
     placed = bool(positions) and all(group.id in positions for group in given.groups)
@@ -164,7 +165,7 @@ def _by_priority(given: PlanningPass) -> Iterator[_Job]:
     for group, tasks in _tasks_by_group(given):
         settings: dict[str, Any] = {"priority": group.priority}
         if group.priority is None:
-            # Nobody considers them, and nobody stops them.
+            # Determined's planner neither starts nor preempts these tasks.
             tasks = [task for task in tasks if not task.waits]
             settings = {"priority": WORST_PRIORITY, "preemptible": False}
         together = bool(tasks) and placed and _alike(tasks)
@@ -174,7 +175,7 @@ def _by_priority(given: PlanningPass) -> Iterator[_Job]:
 
 
 def _by_weight(given: PlanningPass, *, projects: bool) -> Iterator[_Job]:
-    """Jobs by when the first of their tasks came; with `projects` the weight is their project's."""
+    """Jobs in order of creation; with `projects`, the weight belongs to their project instead."""
     weights = _weights(given.groups)
     for group, tasks in _tasks_by_group(given):
         most = group.max_slots
@@ -193,24 +194,24 @@ def _by_weight(given: PlanningPass, *, projects: bool) -> Iterator[_Job]:
 
 
 def _weights(groups: Iterable[Group]) -> dict[str, int]:
-    """Weights as integers in the same proportion; none at all counts as one."""
+    """Weights as integers in the same proportion; a weight of zero counts as one."""
     exact = {group.id: Fraction(str(group.weight)) or Fraction(1) for group in groups}
     scale = lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
 
 
 def _are_projects(given: PlanningPass) -> bool:
-    """Whether groups cannot be jobs: their tasks differ, or they may hold nothing."""
+    """Whether groups must be projects: their tasks differ, or their limit is zero."""
     return any(tasks[0].slots and not _alike(tasks) for _, tasks in _tasks_by_group(given)) or any(
         group.max_slots == 0 for group in given.groups
     )
 
 
-# What is decided on it
+# Decisions
 
 
 def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
-    """What the first cycle decides when the agents' nodes join in that order."""
+    """Decide the first cycle after the nodes joined in this order."""
     options = given.options
     projects = given.policy == "fair_share" and _are_projects(given)
     stated: dict[str, Any]
@@ -220,7 +221,7 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
     else:
         stated = {"variant": options.variant, "among": "project" if projects else "job"}
         jobs = list(_by_weight(given, projects=projects))
-    # What the scenario leaves out is the policy's own default.
+    # Options that the scenario omits keep the policy's defaults.
     policy = {name: value for name, value in stated.items() if value is not None}
     cluster = _cluster(options, given.agents, order, policy=given.policy, **policy)
     if projects:
@@ -243,7 +244,7 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
 
 
 def _place(given: Fit, order: Sequence[int]) -> Decided:
-    """Where the first cycle places the task when the agents' nodes join in that order."""
+    """Place the task in the first cycle after the nodes joined in this order."""
     cluster = _cluster(given.options, given.agents, order)
     cluster.job(["task"], submitted=0, **_spec(given.task))
     _occupy(cluster, given.agents, bound=not given.task.slots)
@@ -251,8 +252,9 @@ def _place(given: Fit, order: Sequence[int]) -> Decided:
 
 
 def _orders(nodes: int) -> Iterator[tuple[int, ...]]:
-    """Orders in which nodes can join, first as they are listed: all, or of many each pair swapped
-    and each one first or last.
+    """Orders in which nodes can join, the listed order first.
+
+    Up to MOST_PERMUTED nodes: all orders. Above: each node moved first or last, each pair swapped.
     """
     listed = tuple(range(nodes))
     if nodes <= MOST_PERMUTED:
@@ -270,15 +272,15 @@ def _orders(nodes: int) -> Iterator[tuple[int, ...]]:
         yield tuple(swapped)
 
 
-def _held_against(
+def _compare(
     agents: Sequence[Agent],
     decide: Callable[[Sequence[int]], Decided],
     differs: Callable[[Decided], str],
 ) -> str:
-    """How what is decided differs from what is expected.
+    """How the decisions differ from the expected ones; empty if they agree.
 
     Raises:
-        Skip: it would not, had the nodes joined in another order.
+        Skip: they would agree if the nodes had joined in another order.
     """
     orders = _orders(len(agents))
     difference = differs(decide(next(orders)))
@@ -288,7 +290,7 @@ def _held_against(
         if not differs(decide(order)):
             names = ", ".join(agents[index].id for index in order)
             raise Skip(
-                "the tie between equal nodes decides: as expected where they join in the order "
+                "a tie between equal nodes decides: as expected if they join in the order "
                 f"{names}, otherwise {difference}"
             )
     return difference
@@ -296,12 +298,12 @@ def _held_against(
 
 def _sets(what: str, decided: Iterable[str], expected: Iterable[str]) -> list[str]:
     missing, more = set(expected) - set(decided), set(decided) - set(expected)
-    found = [f"{what} lack {', '.join(sorted(missing))}"] if missing else []
-    return found + ([f"{what} also hold {', '.join(sorted(more))}"] if more else [])
+    found = [f"missing in {what}: {', '.join(sorted(missing))}"] if missing else []
+    return found + ([f"unexpected in {what}: {', '.join(sorted(more))}"] if more else [])
 
 
 def check_plan(scenario: Scenario) -> str:
-    """How the first cycle differs from the pass that was observed."""
+    """How the first cycle differs from the recorded pass; empty if it does not."""
     given = parsed(PlanningPass, scenario)
     _known(given)
 
@@ -310,11 +312,11 @@ def check_plan(scenario: Scenario) -> str:
         starts = _sets("starts", decided.starts, expected.to_allocate)
         return "; ".join(starts + _sets("stops", decided.stops, expected.to_release))
 
-    return _held_against(given.agents, lambda order: _plan(given, order), differs)
+    return _compare(given.agents, lambda order: _plan(given, order), differs)
 
 
 def check_fit(scenario: Scenario) -> str:
-    """How the task's nodes differ from where it went."""
+    """How the task's nodes differ from the recorded ones; empty if they do not."""
     given = parsed(Fit, scenario)
     _once("agent", [agent.id for agent in given.agents])
     expected = given.expected
@@ -327,12 +329,12 @@ def check_fit(scenario: Scenario) -> str:
             and (expected.first_agent is None or on[:1] == (expected.first_agent,))
             and (expected.count is None or expected.count == len(on))
         )
-        return "" if agree else f"it goes to {', '.join(on) or 'no node'}"
+        return "" if agree else f"the task is placed on {', '.join(on) or 'no node'}"
 
-    return _held_against(given.agents, lambda order: _place(given, order), differs)
+    return _compare(given.agents, lambda order: _place(given, order), differs)
 
 
-#: Formats of scenarios of Determined.
+#: The formats of Determined's scenarios.
 DETERMINED: Final = (
     Format("determined_schedule", frozenset({"policy", "agents", "groups", "tasks"}), check_plan),
     Format("determined_fit", frozenset({"agents", "task"}), check_fit),

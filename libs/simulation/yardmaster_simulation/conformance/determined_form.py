@@ -10,14 +10,14 @@ from yardmaster_schemas.fields import MAX_SLOTS
 
 Count = Annotated[int, Field(ge=0)]
 Slots = Annotated[int, Field(ge=0, le=MAX_SLOTS)]
-#: Each that is taken is told to the core as a replica.
+#: Limited, because each used place becomes a replica in the core.
 Places = Annotated[int, Field(ge=0, le=10_000)]
 WORST_PRIORITY: Final = 99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A node; slots that no task of the scenario holds are used by something that stays."""
+    """A node; fillers hold the used slots that no task of the scenario explains."""
 
     id: str
     slots: Slots
@@ -30,7 +30,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A job, or a project of jobs of one task."""
+    """A job, or a project whose jobs have one task each."""
 
     id: str
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Slots of one agent that a task holds."""
+    """Slots that a task holds on one agent."""
 
     agent: str
     slots_held: Count
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task that waits or runs."""
+    """A pending or running task."""
 
     id: str
     group: str
@@ -62,12 +62,12 @@ class Task:
 
     @property
     def waits(self) -> bool:
-        """Whether it holds nothing yet."""
+        """Whether the task is pending."""
         return self.state == "pending"
 
     @property
     def likeness(self) -> tuple[object, ...]:
-        """Tasks of one group that agree in it may be one job."""
+        """The properties in which tasks must agree to form one job."""
         return (
             *(self.slots, self.non_preemptible, self.single_agent),
             tuple(sorted(self.blocked_agents)),
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the pool is scheduled; what a scenario leaves out is the policy's default."""
+    """How the pool is scheduled; None means the policy's default."""
 
     fitting_policy: Literal["best", "worst"] = "best"
     allow_heterogeneous_fits: bool = False
@@ -88,7 +88,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who starts and who is asked to stop."""
+    """The tasks that start and the tasks that are preempted."""
 
     to_allocate: tuple[str, ...]
     to_release: tuple[str, ...]
@@ -96,7 +96,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningPass:
-    """A cluster, and what one pass over it decided."""
+    """A cluster, and the decisions of one planning pass on it."""
 
     id: str
     policy: Literal["priority", "fair_share"]
@@ -109,7 +109,7 @@ class PlanningPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitTask:
-    """A task that asks for a place."""
+    """A task to place."""
 
     slots: Count
     single_agent: bool = False
@@ -118,7 +118,7 @@ class FitTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a task goes: any of these, each saying as much as the scenario knows."""
+    """The expected placement; at least one field is set, and every set field must hold."""
 
     agents: tuple[str, ...] | None = None
     agents_any_order: tuple[str, ...] | None = None
@@ -127,12 +127,12 @@ class Place:
 
     def __post_init__(self) -> None:
         if (self.agents, self.agents_any_order, self.first_agent, self.count) == (None,) * 4:
-            raise ValueError("it says nothing of where the task goes")
+            raise ValueError("no field of the expected placement is set")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A cluster, and where one task goes on it."""
+    """A cluster, and the placement of one task on it."""
 
     id: str
     options: Options

@@ -1,4 +1,4 @@
-"""The formats of scenarios that are known."""
+"""All known formats of scenarios."""
 
 from typing import Final
 

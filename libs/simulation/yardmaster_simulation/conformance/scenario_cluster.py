@@ -1,7 +1,7 @@
-"""A cluster as a scenario describes it, told to a cell in events, and what the cell decides on it.
+"""The cluster of a scenario, built in a `Cell` from events, and the decisions of its next cycle.
 
-Nodes join, jobs are admitted, and what runs was allocated by a decision in the record: the cell
-comes to the state as a standby does that takes over, and decides in its next cycle.
+Nodes join, jobs are admitted, and recorded decisions allocate the slots of running tasks. So the
+cell reaches its state as a standby does before a takeover, and then decides one cycle.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from yardmaster_schemas.events.node_events import TaskStartedV1
 from yardmaster_schemas.reasons import Start
 from yardmaster_schemas.resources import Resources
 
-#: What a node has of CPU, in what each task without GPUs asks for.
+#: CPU of each node, in multiples of the CPU that a task without GPUs requests.
 PLENTY: Final = 100_000
 CPU_MILLI: Final = 1
 INCARNATION: Final = "0" * 12
@@ -28,42 +28,42 @@ INCARNATION: Final = "0" * 12
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a cycle decided: tasks that start, with their nodes, and tasks that are stopped."""
+    """The decisions of a cycle: tasks that start, with their nodes, and preempted tasks."""
 
     starts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stops: frozenset[str] = frozenset()
 
 
 class ScenarioCluster:
-    """Builds one cluster; nodes, projects and tasks keep the names that the scenario gave them."""
+    """Builds one cluster; callers use the scenario's names of nodes, projects and tasks."""
 
     def __init__(self, **pool: Any) -> None:
         self.cell = Cell(**pool)
         self._nodes: dict[str, str] = {}
         self._projects: dict[str, str] = {}
-        #: Task id -> the scenario's name, and the other way round.
+        #: Task id -> the scenario's name, and name -> task id.
         self._tasks: dict[str, str] = {}
         self._ids: dict[str, str] = {}
         self._jobs = 0
-        #: Slots of each node that are taken.
+        #: Number of allocated slots by node.
         self._taken: dict[str, int] = {}
         self._allocated: list[SlotsAllocatedV1] = []
         self._cordoned: list[str] = []
 
     def nodes(self, names: Iterable[str]) -> None:
-        """Give every node its name before one joins, so that who joins first does not matter."""
+        """Name all nodes before one joins, so that the order of joins does not change the names."""
         self._nodes = {name: f"node-{number}" for number, name in enumerate(names)}
 
     def joins(self, name: str, gpus: int) -> None:
-        """A node joins."""
+        """Join a node."""
         self.cell.node(self._nodes[name], gpus=gpus, cpu_milli=PLENTY * CPU_MILLI)
 
     def cordon(self, name: str) -> None:
-        """What runs on a node goes on, and nothing new starts there."""
+        """Cordon a node: its tasks keep running, and no task starts there."""
         self._cordoned.append(self._nodes[name])
 
     def project(self, name: str, *, weight: int = 1, most_gpus: int | None = None) -> None:
-        """A project has a weight, and a bound on its GPUs."""
+        """Configure a project's weight and its limit on GPUs."""
         known = self._projects.setdefault(name, f"project-{len(self._projects)}")
         limit_milli = None if most_gpus is None else most_gpus * 1000
         self.cell.entitle(known, weight=weight, limit_milli=limit_milli)
@@ -78,7 +78,7 @@ class ScenarioCluster:
         avoid: Iterable[str] = (),
         **spec: Any,
     ) -> None:
-        """A job of tasks that are alike; the moments of submission only order jobs."""
+        """Admit a job of equal tasks; `submitted` only orders the jobs."""
         self._jobs += 1
         job_id = f"{self._jobs:012d}"
         for index, name in enumerate(tasks):
@@ -105,7 +105,7 @@ class ScenarioCluster:
         )
 
     def stays(self, name: str, held: Sequence[tuple[str, int]]) -> None:
-        """What cannot be stopped runs on these nodes, with so many slots for each replica."""
+        """Run a gang that cannot be preempted; `held` has node and slots of each replica."""
         self.job(
             [name],
             gpus=held[0][1],
@@ -118,7 +118,7 @@ class ScenarioCluster:
         self.runs(name, held)
 
     def runs(self, task: str, held: Iterable[tuple[str, int]]) -> None:
-        """A task runs on these nodes, with so many slots on each."""
+        """Run a task; `held` has node and slots of each replica."""
         placements = []
         for replica, (name, gpus) in enumerate(held):
             first = self._taken.get(name, 0)
@@ -152,7 +152,7 @@ class ScenarioCluster:
         )
 
     def decide(self) -> Decided:
-        """What the next cycle decides."""
+        """Run the next cycle and return its decisions."""
         cell = self.cell
         cell.record_cycle(self._allocated)
         for allocated in self._allocated:

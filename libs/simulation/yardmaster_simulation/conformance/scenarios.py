@@ -1,7 +1,7 @@
-"""What a scenario is, which formats there are, and what came of holding one against the core.
+"""Read scenarios, find their format, and compare them with the core.
 
-A scenario is one JSON object; its keys say which format it is of. A format that no policy covers
-yet is recognised, and skipped with that reason.
+A scenario is one JSON object; its keys determine its format. A format that no policy implements yet
+is recognized, and its scenarios are skipped with that reason.
 """
 
 import json
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class UnreadableScenario(YardmasterError):
-    """{found}; a scenario is one JSON object a line, of one of the known formats."""
+    """{found}; each line must be one JSON object in one of the known formats."""
 
 
 class Outcome(StrEnum):
-    """What came of a scenario."""
+    """The outcome of checking a scenario."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -33,9 +33,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to say of a scenario.
+    """The result of checking a scenario.
 
-    `why`: the difference of one that failed, the reason of one that was skipped.
+    `why`: the difference if it failed, the reason if it was skipped.
     """
 
     scenario: str
@@ -44,14 +44,14 @@ class Verdict:
 
 
 class Skip(Exception):
-    """A scenario says something that cannot be told to the core; the message is the reason."""
+    """A scenario cannot be expressed in the core's events; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of scenario: the keys that only it has, and what holds one against the core.
+    """A format of scenarios: the keys that identify it, and its check against the core.
 
-    `check` returns the difference, empty if there is none, and raises `Skip` or
+    `check` returns the difference (empty: none) and raises `Skip` or
     `UnreadableScenario`.
     """
 
@@ -61,10 +61,10 @@ class Format:
 
 
 def read(text: str) -> Iterator[Scenario]:
-    """The scenarios of a file, one a line; empty lines are passed over.
+    """The scenarios of a file, one per line; empty lines are skipped.
 
     Raises:
-        UnreadableScenario: naming the line.
+        UnreadableScenario: names the line.
     """
     for number, line in lines(text):
         yield read_line(number, line)
@@ -72,17 +72,17 @@ def read(text: str) -> Iterator[Scenario]:
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not empty, with their numbers."""
-    # Only line feeds: what else ends a line of text may be part of a JSON string.
+    # Split at line feeds only: other line separators may be part of a JSON string.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, line
 
 
 def read_line(number: int, line: str) -> Scenario:
-    """The scenario that a line holds.
+    """Parse one line as a scenario.
 
     Raises:
-        UnreadableScenario: naming the line.
+        UnreadableScenario: names the line.
     """
     try:
         scenario = json.loads(line)
@@ -96,10 +96,10 @@ def read_line(number: int, line: str) -> Scenario:
 
 
 def parsed(cls: type[T], scenario: Scenario) -> T:
-    """The scenario as its format's model reads it; what the model does not know is left out.
+    """Parse a scenario into its format's model; unknown keys are ignored.
 
     Raises:
-        UnreadableScenario: naming the field at fault.
+        UnreadableScenario: names the invalid field.
     """
     try:
         return cast(T, _adapter(cast(Any, cls)).validate_python(scenario))
@@ -122,7 +122,7 @@ def _not_built(policy: str) -> Callable[[Scenario], str]:
     return check
 
 
-#: Of other schedulers, whose rules wait for their policy.
+#: Formats of other schedulers, for policies that do not exist yet.
 LATER: Final = (
     Format("kai", frozenset({"mode", "actions", "queues", "jobs"}), _not_built("quota")),
     Format("kai_fairshare", frozenset({"op", "resource", "queues"}), _not_built("quota")),
@@ -131,10 +131,10 @@ LATER: Final = (
 
 
 def check(scenario: Scenario, formats: tuple[Format, ...]) -> Verdict:
-    """Hold a scenario against the core.
+    """Compare a scenario with the core.
 
     Raises:
-        UnreadableScenario: it is of no known format, or not as its format says.
+        UnreadableScenario: its format is unknown, or it does not match its format.
     """
     name = str(scenario["id"])
     for one in formats:
@@ -145,8 +145,8 @@ def check(scenario: Scenario, formats: tuple[Format, ...]) -> Verdict:
                 return Verdict(name, Outcome.SKIPPED, str(reason))
             except UnreadableScenario:
                 raise
-            except Exception as error:  # noqa: BLE001 the others can be tried all the same
-                difference = f"the core broke: {type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001 the other scenarios must still be checked
+                difference = f"the core raised {type(error).__name__}: {error}"
             return Verdict(name, Outcome.FAILED if difference else Outcome.PASSED, difference)
     known = ", ".join(one.name for one in formats)
-    raise UnreadableScenario(found=f"{name} is of no format of {known}")
+    raise UnreadableScenario(found=f"{name} has none of the formats {known}")
