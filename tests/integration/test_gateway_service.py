@@ -175,7 +175,7 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
         with client(port, "operator") as watcher:
             try:
                 for change in watcher.watch(["task"]):
-                    seen.append(change.event)  # noqa: PERF401 another task reads it meanwhile
+                    seen.append(change.event)  # noqa: PERF401 another thread reads the list
             except ApiError as error:
                 return [error.problem.code]
             return seen
@@ -222,7 +222,7 @@ async def test_an_unknown_caller_gets_a_problem_over_http(tmp_path: Path) -> Non
             assert await inside(stranger.ready)
 
 
-async def test_two_gateways_fit_in_one_process_and_let_go_of_their_ports() -> None:
+async def test_two_gateways_run_in_one_process_and_release_their_ports() -> None:
     cells = [await TestCell().start() for _ in range(2)]
     listeners = [gateway.listen("127.0.0.1", 0) for _ in cells]
     numbers = [int(listener.getsockname()[1]) for listener in listeners]
@@ -246,7 +246,7 @@ async def test_two_gateways_fit_in_one_process_and_let_go_of_their_ports() -> No
         pass
 
 
-def test_an_address_that_is_taken_is_a_clear_error() -> None:
+def test_a_taken_address_is_a_named_error() -> None:
     with gateway.listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(gateway.CannotListen, match=str(port)):

@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
 
 
 async def refused(settings: KafkaSettings) -> LogError:
-    """The error of a client that does not get in, which must come soon and keep the secret."""
+    """Return the error of a refused client; check that it comes soon and hides the password."""
     started = time.monotonic()
     with pytest.raises(LogError) as caught:
         await KafkaLog.open(settings, SystemClock())
@@ -54,7 +54,7 @@ async def refused(settings: KafkaSettings) -> LogError:
 
 
 async def works(settings: KafkaSettings) -> None:
-    """What the port promises, in short: topics, appends, reads, and waits that are woken."""
+    """Check the main operations of the port: create topics, append, read, wait."""
     writer = await KafkaLog.open(settings, SystemClock())
     reader = await KafkaLog.open(settings, SystemClock())
     try:
@@ -77,11 +77,11 @@ async def works(settings: KafkaSettings) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "SCRAM-SHA-256"])
-async def test_a_client_with_the_password_gets_in(broker: SecureBroker, mechanism: str) -> None:
+async def test_a_client_with_the_password_is_accepted(broker: SecureBroker, mechanism: str) -> None:
     await works(broker.settings(mechanism))
 
 
-async def test_a_client_with_a_certificate_and_an_encrypted_key_gets_in(
+async def test_a_client_with_a_certificate_and_an_encrypted_key_is_accepted(
     broker: SecureBroker,
 ) -> None:
     leaf = broker.authority.leaf("client", password=PASSWORD)
