@@ -35,7 +35,7 @@ def alive(pid: int) -> bool:
     return seen is not None and not seen.ended
 
 
-async def test_what_ended_with_the_machine_is_lost_with_the_node_and_did_not_fail(
+async def test_replicas_that_ended_with_the_machine_are_lost_with_the_node_and_did_not_fail(
     world: AgentWorld,
 ) -> None:
     note = '{"uri":"s3://a/b","step":7}'
@@ -54,14 +54,14 @@ async def test_what_ended_with_the_machine_is_lost_with_the_node_and_did_not_fai
     assert end_tasks(world.data_dir) > 0
     async with world.agent() as new:
         assert (new.incarnation != old.incarnation, new.running) == (True, ())
-        assert (await world.exit_of(over)).exit_code == 4, "its end is known, and told before"
+        assert (await world.exit_of(over)).exit_code == 4, "its end is known, and reported before"
         assert [c.step for c in await world.of_type(CheckpointDoneV1, lost)] == [7]
         assert "last" in await world.output(lost)
         kinds = [e.type for e in await world.envelopes()]
         assert kinds.index("SlotsReleased") < len(kinds) - 1 - kinds[::-1].index("NodeJoined")
         after = await world.allocate(sh("true"))
         await world.ended(after)
-    assert not await world.of_type(TaskExitedV1, lost), "nobody says how it ended"
+    assert not await world.of_type(TaskExitedV1, lost), "its exit is unknown"
 
 
 async def test_a_runner_that_was_killed_alone_while_no_agent_lived_ended_its_task(
@@ -82,7 +82,7 @@ async def test_a_runner_that_was_killed_alone_while_no_agent_lived_ended_its_tas
 
 
 class Gone:
-    """A log that nobody reaches."""
+    """A log that cannot be reached."""
 
     def __getattr__(self, name: str) -> Any:
         async def call(*_: object, **__: object) -> None:
@@ -91,7 +91,7 @@ class Gone:
         return call
 
 
-async def test_an_agent_that_starts_while_the_log_is_away_carries_out_what_it_knows(
+async def test_an_agent_that_starts_while_the_log_is_unavailable_executes_its_ledger(
     world: AgentWorld,
 ) -> None:
     async with world.agent():

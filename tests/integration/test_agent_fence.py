@@ -27,7 +27,7 @@ def alive(pid: int) -> bool:
     return seen is not None and not seen.ended
 
 
-async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
+async def test_a_fenced_node_kills_its_tasks_before_they_can_start_elsewhere(
     world: AgentWorld,
 ) -> None:
     log = Deaf(world.log)
@@ -44,7 +44,9 @@ async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
     assert not await world.of_type(TaskExitedV1, task), "a kill by the fence is no task's failure"
 
 
-async def test_what_has_no_fence_runs_on_while_the_log_is_away(world: AgentWorld) -> None:
+async def test_tasks_without_a_fence_continue_while_the_log_is_unavailable(
+    world: AgentWorld,
+) -> None:
     log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)):
         task = await world.allocate(sh("echo pid $$; sleep 1000"))
@@ -90,7 +92,7 @@ async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: Agent
         assert len(said) == 10_000
 
 
-async def test_a_runner_kills_what_is_under_a_fence_when_its_agent_is_gone(
+async def test_a_runner_kills_its_fenced_task_when_the_agent_is_gone(
     world: AgentWorld,
 ) -> None:
     async with world.agent() as joined:
@@ -107,7 +109,7 @@ async def test_a_runner_kills_what_is_under_a_fence_when_its_agent_is_gone(
     assert not await world.of_type(TaskExitedV1, task)
 
 
-async def test_an_agent_that_is_back_in_time_keeps_what_runs_under_a_fence(
+async def test_an_agent_that_restarts_in_time_keeps_fenced_tasks(
     world: AgentWorld, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -122,7 +124,7 @@ async def test_an_agent_that_is_back_in_time_keeps_what_runs_under_a_fence(
     assert len({e.incarnation for e in await world.of_type(NodeJoinedV1)}) == 1
 
 
-async def test_nothing_under_a_fence_starts_where_the_node_was_cut_off_for_as_long(
+async def test_no_fenced_task_starts_on_a_node_that_was_cut_off_for_as_long(
     world: AgentWorld,
 ) -> None:
     log = Deaf(world.log)

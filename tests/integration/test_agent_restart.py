@@ -1,4 +1,4 @@
-"""What survives: tasks outlive their agent, nothing starts twice, a lost node begins anew."""
+"""Restarts: tasks outlive their agent, nothing starts twice, a lost node joins again."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ from yardmaster_schemas.events.node_events import (
 )
 from yardmaster_schemas.topics import assignments
 
-#: Runs until a file appears beside its directory, so that a test decides when it ends.
+#: Runs until a file appears next to its directory, so that a test decides when it ends.
 UNTIL_GO = """
 echo started >> ../../../starts
 echo "pid $$"
@@ -150,7 +150,7 @@ async def test_an_agent_killed_minus_9_at_any_moment_starts_nothing_twice(tmp_pa
         await log.close()
 
 
-async def test_a_stop_that_was_ordered_is_carried_out_by_the_next_agent(world: AgentWorld) -> None:
+async def test_an_ordered_stop_is_executed_by_the_next_agent(world: AgentWorld) -> None:
     script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05 || :; done"
     async with world.agent():
         task = await world.allocate(sh(script))
@@ -185,7 +185,7 @@ task.report_checkpoint("s3://runs/a", 1)
     assert len(await world.of_type(CheckpointDoneV1, name)) == 1
 
 
-async def test_facts_that_did_not_reach_the_log_are_told_by_the_next_agent(
+async def test_facts_that_did_not_reach_the_log_are_reported_by_the_next_agent(
     world: AgentWorld,
 ) -> None:
     log = Deaf(world.log)
@@ -204,7 +204,7 @@ async def test_facts_that_did_not_reach_the_log_are_told_by_the_next_agent(
     assert kinds == ["TaskStarted", "CheckpointDone", "TaskExited", "SlotsReleased"]
 
 
-async def test_an_append_of_unknown_outcome_is_made_again_with_the_same_numbers(
+async def test_an_append_of_unknown_outcome_is_retried_with_the_same_numbers(
     world: AgentWorld,
 ) -> None:
     log = Forgetful(world)
@@ -236,7 +236,9 @@ class Stuck:
         return getattr(self._inner, name)
 
 
-async def test_what_the_ledger_has_and_never_ran_is_reported_so(world: AgentWorld) -> None:
+async def test_a_replica_in_the_ledger_that_never_ran_is_reported_as_never_started(
+    world: AgentWorld,
+) -> None:
     stuck = Stuck(world)
     async with world.agent(replace(world.ports(), executor=stuck)):
         task = await world.allocate(sh("echo started >> ../../../starts"))
@@ -306,7 +308,7 @@ async def test_a_sweep_ends_a_runner_that_was_stopped(world: AgentWorld) -> None
         assert not alive(runner)
 
 
-async def test_a_node_counted_as_lost_kills_all_and_joins_anew(world: AgentWorld) -> None:
+async def test_a_node_counted_as_lost_kills_all_and_joins_again(world: AgentWorld) -> None:
     async with world.agent() as old:
         task = await world.allocate(sh("trap '' TERM; echo pid $$; while :; do sleep 0.05; done"))
         pid = int((await world.until_output(task, "pid")).split()[1])
@@ -320,7 +322,7 @@ async def test_a_node_counted_as_lost_kills_all_and_joins_anew(world: AgentWorld
     assert not await world.of_type(TaskExitedV1, task), "facts of a lost incarnation are void"
 
 
-async def test_a_node_lost_while_no_agent_lived_joins_anew(world: AgentWorld) -> None:
+async def test_a_node_lost_while_no_agent_ran_joins_again(world: AgentWorld) -> None:
     async with world.agent() as old:
         task = await world.allocate(sh(UNTIL_GO))
         pid = int((await world.until_output(task, "pid")).split()[1])
@@ -383,7 +385,7 @@ async def test_a_record_of_a_newer_scheduler_stops_the_agent_and_not_its_tasks(
     go(world)
 
 
-async def test_who_is_no_scheduler_assigns_nothing(world: AgentWorld) -> None:
+async def test_assignments_of_other_sources_stop_the_agent(world: AgentWorld) -> None:
     async with world.agent():
         pass
     await world.stop("000000000001.0")
@@ -414,7 +416,7 @@ async def test_a_changed_offer_waits_until_nothing_runs(world: AgentWorld) -> No
         assert third.incarnation != first.incarnation
 
 
-async def test_heartbeats_count_what_runs(world: AgentWorld) -> None:
+async def test_heartbeats_count_running_replicas(world: AgentWorld) -> None:
     async with world.agent():
         task = await world.allocate(sh("sleep 1000"), slots=[(0, 1)], gpu_milli=500)
         await world.until(

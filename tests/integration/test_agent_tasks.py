@@ -40,7 +40,7 @@ def environment(said: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
 
 
-async def test_a_command_runs_says_what_it_has_to_and_its_slots_come_back(
+async def test_a_command_runs_its_output_is_shipped_and_its_slots_are_released(
     world: AgentWorld,
 ) -> None:
     async with world.agent() as joined:
@@ -94,7 +94,7 @@ async def test_a_process_that_dies_of_a_signal_is_reported_with_it(
         (Run(script="echo $UNSET_NAME"), 2, ["UNSET_NAME"]),
     ],
 )
-async def test_what_cannot_be_run_ends_as_a_shell_would_end_it_and_says_what_to_do(
+async def test_a_command_that_cannot_run_ends_with_the_code_of_a_shell_and_a_hint(
     world: AgentWorld, run: Run, code: int, said: list[str]
 ) -> None:
     async with world.agent():
@@ -178,7 +178,7 @@ async def test_the_environment_is_the_one_that_is_documented(
         "RANK": "0",
         "WORLD_SIZE": "1",
         "YARD_JOB_NAME": "a job",
-        "YARD_USER": "somebody",
+        "YARD_USER": "ada",
         "NCCL_DEBUG": "WARN",
         "HF_TOKEN": "s3cret",
         "PWD": f"{directory}/work",
@@ -189,13 +189,13 @@ async def test_the_environment_is_the_one_that_is_documented(
     assert len(env["YARD_AGENT_TOKEN"]) == 64
     assert int(env["PET_MASTER_PORT"]) > 0
     assert env["MASTER_PORT"] == env["PET_MASTER_PORT"]
-    # The shell's own, beside what the agent gives.
+    # Variables that the shell sets itself.
     given = {"YARD_PARAMS", "YARD_AGENT_URL", "YARD_AGENT_TOKEN"}
     given |= {"MASTER_PORT", "PET_MASTER_PORT", "OLDPWD", "SHLVL", "_"}
     passed = env.keys() - expected.keys() - given
     assert all(any(fnmatchcase(name, known) for known in PASSED) for name in passed), passed
     assert env["LC_MEASUREMENT"] == "C"
-    assert not holding(Path(directory), b"s3cret"), "a secret lies on disk"
+    assert not holding(Path(directory), b"s3cret"), "a secret is on disk"
     assert b"s3cret" not in (world.data_dir / "ledger").read_bytes()
 
 
@@ -259,7 +259,7 @@ async def test_a_secret_that_is_not_there_keeps_the_job_from_starting(world: Age
         (Run(script="true", image="busybox"), "no_executor", "container"),
     ],
 )
-async def test_what_no_node_could_start_is_reported_with_its_cause(
+async def test_a_job_that_no_node_can_start_is_reported_with_its_cause(
     world: AgentWorld, run: Run, failure: str, why: str
 ) -> None:
     async with world.agent():
@@ -402,7 +402,7 @@ async def test_the_signal_is_the_one_the_job_chose(world: AgentWorld, number: St
         await world.ended(task)
 
 
-async def test_who_ignores_the_signal_is_killed_at_the_deadline_with_all_it_started(
+async def test_a_task_that_ignores_the_signal_is_killed_at_the_deadline_with_all_its_processes(
     world: AgentWorld,
 ) -> None:
     script = """
@@ -426,7 +426,7 @@ async def test_who_ignores_the_signal_is_killed_at_the_deadline_with_all_it_star
         assert not running(pid), f"{line} is still there after SlotsReleased"
 
 
-async def test_what_a_task_leaves_behind_is_gone_before_its_slots_are_free(
+async def test_orphans_of_a_task_are_killed_before_its_slots_are_released(
     world: AgentWorld,
 ) -> None:
     script = "setsid sh -c 'while :; do sleep 0.05; done' & echo $!; exit 0"
@@ -451,7 +451,7 @@ async def test_an_immediate_stop_and_a_revocation_kill_at_once(world: AgentWorld
 
 
 @pytest.mark.parametrize("how", ["stopped", "revoked"])
-async def test_what_is_taken_back_before_it_started_is_never_started(
+async def test_a_task_that_is_stopped_before_its_start_never_starts(
     world: AgentWorld, how: str
 ) -> None:
     async with world.agent() as joined:
@@ -541,7 +541,7 @@ async def test_an_assignment_that_comes_twice_starts_once(world: AgentWorld) -> 
     assert len(await world.of_type(SlotsReleasedV1, task)) == 1
 
 
-async def test_what_the_node_cannot_hold_is_given_back(world: AgentWorld) -> None:
+async def test_replicas_beyond_the_capacity_of_the_node_are_released(world: AgentWorld) -> None:
     async with world.agent():
         holder = await world.allocate(sh("sleep 60"), slots=[(0,)], gpu_milli=600)
         await world.until(TaskStartedV1, holder)
@@ -591,7 +591,7 @@ os.write(1, b"\\xff\\xfe cut \\xe2\\x82")
     assert said == "äöü€😀\x00\x1b[31m" * 20_000 + "\ufffd\ufffd cut \ufffd"
 
 
-async def test_a_task_that_wrecks_its_directory_only_hurts_itself(world: AgentWorld) -> None:
+async def test_a_task_that_damages_its_directory_disturbs_no_other_task(world: AgentWorld) -> None:
     wreck = """
     cd ..
     rm -rf stdout stderr bell stop.json checkpoint.json

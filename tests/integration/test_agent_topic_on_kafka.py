@@ -1,4 +1,4 @@
-"""An agent on real brokers that is started before its node's topic is made by somebody else."""
+"""An agent on real brokers that is started before the relay creates its node's topic."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""A node's agent under test: real or simulated tasks, and a hand that writes its assignments.
+"""A node's agent under test: real or simulated tasks, and a test that writes its assignments.
 
 `AgentWorld` plays gateway, scheduler and relay for one node: it writes `details` and the node's
 assignments, and reads what the agent reported. Waits are for records, with a deadline.
@@ -55,13 +55,13 @@ from yardmaster_schemas.topics import (
 
 E = TypeVar("E", bound=Event)
 
-#: How long a test waits for what it waits for; on a loaded machine a process takes a while.
+#: Seconds that a test waits at most; on a loaded machine a process starts slowly.
 DEADLINE_S = 30.0
 OTHER_INCARNATION = "0123456789ab"
 
 
 class AgentWorld:
-    """One node, its log and its hand-written scheduler."""
+    """One node, its log, and the scheduler that the test plays."""
 
     def __init__(
         self, data_dir: Path, *, log: EventLog | None = None, clock: Clock | None = None
@@ -85,7 +85,7 @@ class AgentWorld:
         )
 
     def configure(self, **changes: Any) -> None:
-        """Other settings, for the agents that are started after."""
+        """Change settings for the agents that start later."""
         self.settings = self.settings.model_copy(update=changes)
 
     # --- the agent -----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class AgentWorld:
 
     @asynccontextmanager
     async def agent(self, ports: Ports | None = None) -> AsyncIterator[NodeJoinedV1]:
-        """An agent that lives while the block runs, from its joining on; then it is cancelled."""
+        """Run an agent in the block, which begins after the join; then cancel it."""
         before = len(await self.of_type(NodeJoinedV1))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(run(ports or self.ports(), self.settings))
@@ -117,7 +117,7 @@ class AgentWorld:
             running.cancel()
 
     async def incarnation(self) -> str:
-        """The node's present one."""
+        """Return the current incarnation of the node."""
         return (await self.of_type(NodeJoinedV1))[-1].incarnation
 
     # --- the scheduler -------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class AgentWorld:
     async def output(
         self, task_id: str, *, stream: str = "stdout", replica: int = 0, attempt: int = 1
     ) -> str:
-        """What a replica said that reached the log, pieces in order and each once."""
+        """Return a replica's output in the log, with pieces in order and each once."""
         pieces: dict[int, str] = {}
         for piece in await self.of_type(TaskOutputV1, task_id):
             if (piece.replica, piece.attempt, piece.stream) == (replica, attempt, stream):
@@ -350,7 +350,7 @@ class AgentWorld:
                 raise AssertionError(f"{text!r} is not in {said!r}; reported: {others}")
 
     async def assert_honest(self) -> None:
-        """What any scheduler may rely on, of all that was reported."""
+        """Check all reports against the guarantees that schedulers rely on."""
         numbers: dict[str, list[tuple[int, int]]] = defaultdict(list)
         identities: dict[tuple[str, int, int], set[tuple[str, int, int]]] = defaultdict(set)
         order: dict[tuple[str, int, int], list[str]] = defaultdict(list)
@@ -375,7 +375,7 @@ class AgentWorld:
 
 
 class Deaf:
-    """A log that takes nothing for some topics."""
+    """A log that refuses appends to some topics."""
 
     def __init__(self, log: EventLog) -> None:
         self._inner = log

@@ -6,6 +6,9 @@ r"""One replica from its assignment to its release.
 Each step is written to the ledger before the next one begins, and a fact is reported after it is in
 the ledger. An agent that is killed between two steps continues from the ledger: it reports a
 replica that never ran as never started, and adopts and supervises a replica that ran.
+
+This is one file because start, stop, adoption and facts all read and change the same `Replica`, and
+the order of their writes to the ledger must be readable in one place.
 """
 
 import asyncio

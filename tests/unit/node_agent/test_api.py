@@ -133,7 +133,9 @@ async def test_a_checkpoint_is_reported_for_the_tokens_own_task(desk: Desk) -> N
     assert [(c.task_id, c.uri, c.step) for c in done] == [(desk.mine, "s3://runs/a", 3)]
 
 
-async def test_a_repeat_is_taken_and_a_step_that_does_not_rise_is_not(desk: Desk) -> None:
+async def test_a_repeated_checkpoint_is_accepted_and_a_step_that_does_not_rise_is_refused(
+    desk: Desk,
+) -> None:
     for _ in range(2):
         await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3})
     for step in (3, 2):
@@ -151,7 +153,7 @@ async def test_a_repeat_is_taken_and_a_step_that_does_not_rise_is_not(desk: Desk
     }
 
 
-async def test_a_step_below_that_of_an_earlier_attempt_is_refused_in_the_answer(
+async def test_a_step_below_that_of_an_earlier_attempt_is_refused(
     tmp_path: Path,
 ) -> None:
     saved = Checkpoint(uri="s3://runs/step-7", step=7)
@@ -244,13 +246,13 @@ async def test_checkpoints_are_coalesced_and_the_last_is_reported_at_a_stop_and_
         "text",
     ],
 )
-async def test_a_checkpoint_that_the_schema_refuses_is_refused_here(desk: Desk, body: Any) -> None:
+async def test_a_checkpoint_that_the_schema_refuses_is_refused(desk: Desk, body: Any) -> None:
     status, problem = await desk.ask("POST", "/v1/checkpoints", body)
     assert (status, problem["code"]) == (422, "invalid")
     assert not await desk.world.of_type(CheckpointDoneV1)
 
 
-async def test_bodies_that_are_no_json_or_too_large_are_refused(desk: Desk) -> None:
+async def test_bodies_that_are_not_json_or_too_large_are_refused(desk: Desk) -> None:
     assert (await desk.ask("POST", "/v1/checkpoints", b"\xff{"))[0] == 400
     assert (await desk.ask("POST", "/v1/checkpoints", b"[" * 5000))[0] == 400
     assert (await desk.ask("POST", "/v1/checkpoints", b" " * (MAX_BODY_BYTES + 1)))[0] == 413
@@ -278,14 +280,14 @@ async def test_a_stop_is_answered_at_once_to_a_waiting_request(desk: Desk) -> No
     }
 
 
-async def test_done_goes_into_the_exit(desk: Desk) -> None:
+async def test_done_is_reported_with_the_exit(desk: Desk) -> None:
     assert (await desk.ask("POST", "/v1/done"))[0] == 200
     await desk.world.stop(desk.mine, grace_s=0)
     exited = await desk.world.until(TaskExitedV1, desk.mine)
     assert exited[0].done
 
 
-async def test_the_token_of_an_ended_task_opens_nothing(desk: Desk) -> None:
+async def test_the_token_of_an_ended_task_is_refused(desk: Desk) -> None:
     await desk.world.stop(desk.mine, grace_s=0)
     await desk.world.ended(desk.mine)
     assert (await desk.ask("GET", "/v1/stop"))[0] == 401
@@ -297,14 +299,14 @@ async def test_without_the_token_a_caller_reads_and_changes_nothing(desk: Desk, 
         assert (await desk.ask(method, path, token=token))[0] == 401
 
 
-async def test_a_browser_gets_nothing(desk: Desk) -> None:
+async def test_requests_of_web_pages_are_refused(desk: Desk) -> None:
     assert (await desk.ask("GET", "/v1/stop", Host="evil.example:80"))[0] == 403
     assert (await desk.ask("GET", "/v1/stop", Host=f"127.0.0.1:{desk.ledger.port + 1}"))[0] == 403
     assert (await desk.ask("POST", "/v1/done", Origin="http://evil.example"))[0] == 403
     assert (await desk.ask("GET", "/v1/stop", Host=f"localhost:{desk.ledger.port}"))[0] == 200
 
 
-async def test_unknown_routes_and_methods_are_named_as_such(desk: Desk) -> None:
+async def test_unknown_routes_and_methods_are_refused_with_their_status(desk: Desk) -> None:
     assert (await desk.ask("GET", "/v1/other"))[0] == 404
     assert (await desk.ask("GET", "/metrics"))[0] == 404
     assert (await desk.ask("GET", "/v1/checkpoints"))[0] == 405
@@ -344,7 +346,7 @@ async def test_a_client_that_disconnects_midway_affects_no_other(desk: Desk) -> 
     assert (await desk.ask("GET", "/v1/stop"))[0] == 200
 
 
-async def test_a_request_may_ask_before_it_sends_its_body(desk: Desk) -> None:
+async def test_a_request_may_wait_for_100_continue_before_it_sends_its_body(desk: Desk) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", desk.ledger.port)
     body = b'{"permille": 7}'
     writer.write(

@@ -27,7 +27,7 @@ def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
     assert detect_gpus(tmp_path / "none", "no-such-command-anywhere") == Devices()
 
 
-def test_where_only_proc_knows_the_gpus_their_memory_is_not_known(tmp_path: Path) -> None:
+def test_gpus_that_are_counted_in_proc_have_unknown_memory(tmp_path: Path) -> None:
     for address in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / address).mkdir()
     assert detect_gpus(tmp_path, "no-such-command-anywhere") == Devices(("0", "1"), 0)
@@ -43,7 +43,7 @@ def test_a_faulty_driver_is_read_through_proc(tmp_path: Path, body: str) -> None
     assert detect_gpus(gpus, str(command)) == Devices(("0",), 0)
 
 
-def test_the_driver_tells_indexes_and_the_smallest_memory() -> None:
+def test_nvidia_smi_reports_indexes_and_the_smallest_memory() -> None:
     assert parse_smi("0, 81559\n1, 143771\n") == Devices(("0", "1"), 81_559)
     assert parse_smi("0, [N/A]\n") == Devices(("0",), 0)
     assert parse_smi("") == Devices()
@@ -58,7 +58,7 @@ def test_the_driver_tells_indexes_and_the_smallest_memory() -> None:
         ({"gpus": 0}, cpu_milli()),
     ],
 )
-async def test_a_node_has_a_cpu_for_each_slot_that_it_only_declares(
+async def test_a_node_has_a_cpu_for_each_declared_slot(
     tmp_path: Path, said: dict[str, Any], cpus: int
 ) -> None:
     settings = Settings(node="n1", address="127.0.0.1", data_dir=tmp_path, **said)
@@ -73,7 +73,7 @@ async def test_a_node_has_a_cpu_for_each_slot_that_it_only_declares(
     assert ports.machine.cpu_milli == cpus
 
 
-def test_the_machine_has_something() -> None:
+def test_the_machine_has_cpus_and_memory() -> None:
     assert cpu_milli() >= 1000
     assert memory_mib() > 0
     assert 0 < free_port() < 65_536

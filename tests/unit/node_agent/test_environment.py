@@ -44,7 +44,7 @@ def test_slots_are_named_as_cuda_knows_them() -> None:
     assert environment(replace(assignment(), slots=(2,)))["CUDA_VISIBLE_DEVICES"] == "MIG-c"
 
 
-def test_the_job_may_change_what_the_agent_passes_on_and_nothing_it_says() -> None:
+def test_a_job_may_override_passed_variables_and_no_variable_of_the_agent() -> None:
     env = environment(PATH="/opt/bin")
     assert (env["PATH"], env["HOME"]) == ("/opt/bin", "/root")
     with pytest.raises(RunRefused, match="PET_NNODES"):
@@ -71,7 +71,7 @@ def test_a_task_knows_its_jobs_name_and_the_user_who_submitted_it() -> None:
     assert (env["YARD_JOB_NAME"], env["YARD_USER"]) == ("n", "u")
 
 
-def test_a_gang_meets_on_the_port_that_is_held_for_it() -> None:
+def test_a_gang_meets_on_its_reserved_port() -> None:
     gang = replace(assignment(), replicas=3, master_addr="gpu-07", master_port=29_601)
     env = environment(gang)
     assert (env["MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("gpu-07", "29601")

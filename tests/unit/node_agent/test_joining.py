@@ -85,28 +85,28 @@ async def test_the_newest_refusal_of_the_own_join_is_found_once(quarantine: Quar
         "text",
     ],
 )
-async def test_records_of_others_and_of_earlier_starts_say_nothing(
+async def test_records_of_other_nodes_and_of_earlier_epochs_are_ignored(
     quarantine: Quarantine, other: Any
 ) -> None:
     await quarantine.put(other)
     assert await quarantine.refusals.poll() is None
 
 
-async def test_what_cannot_be_read_is_passed_over(quarantine: Quarantine) -> None:
+async def test_records_that_cannot_be_read_are_skipped(quarantine: Quarantine) -> None:
     await quarantine.log.append(quarantine.place, [Record(b"x", b"no event")])
     await quarantine.put(JOIN, cut=True)
     await quarantine.put(JOIN)
     assert await quarantine.refusals.poll() is RefusalCode.NOT_ENROLLED
 
 
-async def test_the_first_look_reads_the_end_of_a_long_topic_alone(quarantine: Quarantine) -> None:
+async def test_the_first_poll_reads_only_the_end_of_a_long_topic(quarantine: Quarantine) -> None:
     await quarantine.put(JOIN)
     for _ in range(LOOK_BACK):
         await quarantine.put("other")
     assert await quarantine.refusals.poll() is None
 
 
-async def test_a_topic_that_the_agent_may_not_read_ends_nothing(quarantine: Quarantine) -> None:
+async def test_a_topic_that_the_agent_may_not_read_is_ignored(quarantine: Quarantine) -> None:
     class Closed:
         async def end(self, _partition: Partition) -> int:
             raise LogAccessRefused(

@@ -75,7 +75,7 @@ class Node:
         self.lease.acknowledged(sent_s)
 
 
-def test_the_shortest_fence_of_what_is_held_counts() -> None:
+def test_the_shortest_fence_of_all_replicas_counts() -> None:
     node = Node(54, 9, None)
     node.clock.advance(8.9)
     node.lease.check()
@@ -84,7 +84,7 @@ def test_the_shortest_fence_of_what_is_held_counts() -> None:
         node.lease.check()
 
 
-def test_it_counts_from_the_sending_of_what_was_acknowledged() -> None:
+def test_the_lease_counts_from_the_sending_of_the_acknowledged_heartbeat() -> None:
     node = Node(9)
     node.beat(takes_s=8)
     node.clock.advance(0.5)
@@ -94,7 +94,7 @@ def test_it_counts_from_the_sending_of_what_was_acknowledged() -> None:
         node.lease.check()
 
 
-def test_what_is_acknowledged_too_late_renews_nothing() -> None:
+def test_a_heartbeat_that_is_acknowledged_too_late_renews_nothing() -> None:
     node = Node(9)
     node.clock.advance(5)
     before = node.machine.renewal()
@@ -103,14 +103,14 @@ def test_what_is_acknowledged_too_late_renews_nothing() -> None:
     assert node.machine.renewal() == before, "the runners go by what they know"
 
 
-def test_nothing_is_over_where_nothing_has_a_fence() -> None:
+def test_a_lease_without_fenced_replicas_never_expires() -> None:
     node = Node(None)
     node.clock.advance(1e6)
     node.lease.check()
     node.beat()
 
 
-def test_an_incarnation_that_was_cut_off_takes_no_attempt_with_a_shorter_fence() -> None:
+def test_an_incarnation_that_was_cut_off_admits_no_attempt_with_a_shorter_fence() -> None:
     node = Node()
     node.lease.admit(9)
     node.clock.advance(30)
@@ -124,7 +124,7 @@ def test_an_incarnation_that_was_cut_off_takes_no_attempt_with_a_shorter_fence()
     again.admit(54)
 
 
-def test_an_agent_that_starts_again_goes_on_with_the_same_time() -> None:
+def test_a_restarted_agent_continues_the_same_lease() -> None:
     node = Node(9)
     node.clock.advance(6)
     again = node.open()
@@ -134,7 +134,7 @@ def test_an_agent_that_starts_again_goes_on_with_the_same_time() -> None:
         node.open().check()
 
 
-def test_of_another_boot_or_incarnation_nothing_is_known() -> None:
+def test_a_renewal_of_another_boot_or_incarnation_is_ignored() -> None:
     node = Node(None)
     for lease in (node.open(boot_id="another"), node.open(state(life=OTHER))):
         assert lease.silent_s >= UNKNOWN_S
@@ -142,7 +142,7 @@ def test_of_another_boot_or_incarnation_nothing_is_known() -> None:
             lease.admit(86_400)
 
 
-async def test_the_watch_ends_at_the_time_and_not_before() -> None:
+async def test_the_watch_ends_when_the_fence_expires_and_not_before() -> None:
     node = Node()
     ended: list[str] = []
 
@@ -171,7 +171,7 @@ async def test_the_watch_ends_at_the_time_and_not_before() -> None:
     assert [said.partition(" for ")[0] for said in ended] == ["no heartbeat acknowledged"]
 
 
-def test_the_note_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_the_renewal_file_is_complete_or_missing(tmp_path: Path) -> None:
     executor = ProcessExecutor(tmp_path / "replicas", SystemClock())
     assert executor.renewal() is None
     note = Renewal("boot", LIFE, 12.5, 0.25)

@@ -73,7 +73,7 @@ def test_a_tail_torn_anywhere_leaves_every_whole_line(length: int) -> None:
     at=st.integers(min_value=0, max_value=len(RAW) - 1),
     flip=st.integers(min_value=1, max_value=255),
 )
-def test_a_changed_byte_is_found_or_lies_in_the_last_line(at: int, flip: int) -> None:
+def test_a_changed_byte_is_found_or_is_in_the_last_line(at: int, flip: int) -> None:
     raw = bytearray(RAW)
     raw[at] ^= flip
     try:
@@ -93,7 +93,7 @@ def test_a_removed_line_is_found(gone: int) -> None:
         parse("ledger", b"".join(lines))
 
 
-def test_a_torn_tail_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
+def test_a_torn_tail_is_truncated_before_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(RAW + b'0badc0de 5 {"kind":"rea')
     ledger = FileLedger(path)

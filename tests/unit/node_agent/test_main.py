@@ -28,7 +28,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"YARD_AGENT_{name}", raising=False)
 
 
-def test_what_is_missing_is_named_as_the_variable_to_set(
+def test_the_error_names_the_missing_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("YARD_AGENT_HEARTBEAT_S", "soon")
@@ -39,7 +39,7 @@ def test_what_is_missing_is_named_as_the_variable_to_set(
     assert "YARD_AGENT_HEARTBEAT_S" in said
 
 
-def test_the_environment_says_what_the_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_configures_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_AGENT_NODE", "gpu-07")
     monkeypatch.setenv("YARD_AGENT_DATA_DIR", "relative/place")
     monkeypatch.setenv("YARD_AGENT_DEVICES", '["0", "2"]')
@@ -48,7 +48,7 @@ def test_the_environment_says_what_the_node_is(monkeypatch: pytest.MonkeyPatch) 
     assert settings.data_dir == Path.cwd() / "relative/place"
 
 
-def test_what_is_said_for_all_services_holds_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_all_services_apply_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_LOG", "kafka://broker:9092")
     monkeypatch.setenv("YARD_CELL", "east")
     monkeypatch.setenv("YARD_PARTITION", "1")
@@ -70,12 +70,12 @@ def test_what_is_said_for_all_services_holds_for_the_agent(monkeypatch: pytest.M
         {"unknown": 1},
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate({"node": "n1", "data_dir": tmp_path, **wrong})
 
 
-def test_a_heartbeat_that_comes_late_ends_nothing_under_the_shortest_fence() -> None:
+def test_one_late_heartbeat_does_not_expire_the_shortest_fence() -> None:
     assert MAX_HEARTBEAT_S == LEAST_FENCE_S / 2
 
 
@@ -101,7 +101,7 @@ def process(cls: type[Process]) -> Process:
     return cls(clock, SystemChance(), telemetry, Health())
 
 
-async def test_an_agent_works_though_its_log_does_not_answer_at_the_start(
+async def test_an_agent_starts_while_its_log_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry, "HEAD_START_S", 0.01)
@@ -124,7 +124,7 @@ def _in_use(ledger: FileLedger) -> bool:
     return False
 
 
-async def test_an_agent_ends_where_there_is_no_log(tmp_path: Path) -> None:
+async def test_an_agent_without_a_log_ends_with_an_error(tmp_path: Path) -> None:
     settings = Settings(node="n1", data_dir=tmp_path, gpus=0)
     with pytest.raises(NotOurLog):
         await serve(process(NoLog), settings)

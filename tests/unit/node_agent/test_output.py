@@ -15,7 +15,7 @@ def test_a_cut_never_splits_a_character(text: str, at: int) -> None:
 
 
 @given(st.binary())
-def test_bytes_that_are_no_text_wait_for_three_more_at_most(data: bytes) -> None:
+def test_bytes_that_are_not_text_wait_for_at_most_three_more(data: bytes) -> None:
     whole = whole_characters(data)
     assert data.startswith(whole)
     assert len(data) - len(whole) <= 3

@@ -62,7 +62,7 @@ async def test_the_first_report_is_sent_at_once_and_the_newest_of_the_next_ten_s
     assert sent.values == [1, 4, 5]
 
 
-async def test_a_flush_sends_what_waits_and_nothing_twice(sent: Sent) -> None:
+async def test_a_flush_sends_the_pending_report_once(sent: Sent) -> None:
     sent.offer(1, 2)
     sent.paced.flush()
     sent.paced.flush()

@@ -32,7 +32,7 @@ def test_a_zombie_is_not_alive_and_still_found() -> None:
     assert procfs.find(known) is None
 
 
-def test_only_the_very_process_is_killed() -> None:
+def test_a_process_that_reuses_the_pid_is_not_killed() -> None:
     with subprocess.Popen(["sleep", "100"]) as child:
         seen = procfs.look(child.pid)
         assert seen is not None
@@ -43,7 +43,7 @@ def test_only_the_very_process_is_killed() -> None:
     assert not procfs.kill(seen)
 
 
-def test_who_left_group_and_session_is_found_by_what_it_carries() -> None:
+def test_a_process_that_left_group_and_session_is_found_by_its_environment() -> None:
     mark = b"YARD_STOP_FILE=/nowhere/one/stop.json\0"
     env = {**os.environ, "YARD_STOP_FILE": "/nowhere/one/stop.json"}
     other = {**os.environ, "YARD_STOP_FILE": "/nowhere/one/stop.json.not"}
@@ -56,7 +56,7 @@ def test_who_left_group_and_session_is_found_by_what_it_carries() -> None:
         stranger.kill()
 
 
-def test_members_of_a_living_runner_are_its_descendants_alone() -> None:
+def test_members_of_a_living_runner_are_only_its_descendants() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 100 & echo; wait"], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()

@@ -33,7 +33,7 @@ def run(directory: ReplicaDirectory, *command: str, spec: str | None = None) -> 
     return done.returncode
 
 
-def test_the_exit_is_kept_with_the_processes_identity(directory: ReplicaDirectory) -> None:
+def test_the_exit_is_stored_with_the_identity_of_the_process(directory: ReplicaDirectory) -> None:
     assert run(directory, "sh", "-c", "echo $$; exit 9") == 0
     process = directory.read_json("process")
     assert process is not None
@@ -43,7 +43,7 @@ def test_the_exit_is_kept_with_the_processes_identity(directory: ReplicaDirector
     assert directory.has("gone")
 
 
-def test_a_signal_is_kept_as_a_signal(directory: ReplicaDirectory) -> None:
+def test_a_signal_is_stored_as_a_signal(directory: ReplicaDirectory) -> None:
     run(directory, "sh", "-c", "kill -15 $$")
     assert directory.read_json("exit") == {"signal": 15}
 
@@ -73,7 +73,7 @@ def test_of_many_runners_at_once_one_starts(directory: ReplicaDirectory) -> None
     assert count.read_text() == "\n"
 
 
-def test_what_was_given_up_never_starts(directory: ReplicaDirectory) -> None:
+def test_a_prevented_start_never_happens(directory: ReplicaDirectory) -> None:
     assert directory.prevent_start()
     assert not directory.prevent_start()
     assert run(directory, "sh", "-c", "echo started") == runner.ALREADY_STARTED
@@ -82,7 +82,7 @@ def test_what_was_given_up_never_starts(directory: ReplicaDirectory) -> None:
 
 
 @pytest.mark.parametrize("spec", ["", '{"command": ["sh"', "nonsense"])
-def test_half_a_spec_starts_nothing(directory: ReplicaDirectory, spec: str) -> None:
+def test_an_incomplete_spec_starts_nothing(directory: ReplicaDirectory, spec: str) -> None:
     assert run(directory, spec=spec) == runner.BAD_SPEC
     assert directory.prevent_start(), "nothing took the start"
 
@@ -93,7 +93,7 @@ def test_the_runner_stays_until_the_last_orphan_is_gone(directory: ReplicaDirect
     assert (directory.path / "orphan").read_text() == "orphan\n"
 
 
-def test_the_command_starts_with_default_signals_and_no_stranger_descriptors(
+def test_the_command_starts_with_default_signals_and_no_inherited_descriptors(
     directory: ReplicaDirectory,
 ) -> None:
     code = """
@@ -107,7 +107,7 @@ print(os.getpid() == os.getsid(0) == os.getpgid(0))
     assert (directory.path / "stdout").read_text() == "[]\n[0, 1, 2, 3]\nTrue\n"
 
 
-def test_the_runner_imports_the_standard_library_alone() -> None:
+def test_the_runner_imports_only_the_standard_library() -> None:
     code = (
         "import sys, runpy\n"
         f"sys.argv = ['runner', '/nowhere']\n"
@@ -138,7 +138,7 @@ def test_nothing_starts_under_a_lease_that_has_ended(directory: ReplicaDirectory
     assert not directory.prevent_start(), "and nothing will"
 
 
-def test_all_of_it_is_killed_when_the_lease_ends(directory: ReplicaDirectory) -> None:
+def test_all_processes_are_killed_when_the_lease_ends(directory: ReplicaDirectory) -> None:
     began = time.monotonic()
     hidden = "trap '' TERM; (setsid setsid sh -c 'sleep 100; :' &); sleep 100; :"
     assert run(directory, spec=fenced(directory, ["sh", "-c", hidden], began)) == 0

@@ -31,9 +31,7 @@ def test_a_reference_names_a_file(secrets: SecretFiles) -> None:
     ["../outside", "nlp/../../outside", "/etc/passwd", "link", "folder/outside", "nlp", "", ".",
      "none", "nlp/none", "large", "zero", "a/b/c/d/e", "nlp//hf", "nlp/hf\n", "nlp/hf/"],
 )  # fmt: skip
-def test_whatever_else_it_says_there_is_no_such_secret(
-    secrets: SecretFiles, reference: str
-) -> None:
+def test_other_references_name_no_secret(secrets: SecretFiles, reference: str) -> None:
     assert secrets.resolve(reference) is None
 
 

@@ -1,4 +1,4 @@
-"""An agent whose tasks only take time, on a clock that the test moves."""
+"""An agent with simulated tasks, on a clock that the test moves."""
 
 import asyncio
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ async def machine(tmp_path: Path) -> Machine:
     return Machine(world, clock, MemoryLedger(), SimulatedExecutor(clock))
 
 
-async def test_a_task_takes_as_long_as_its_environment_says(machine: Machine) -> None:
+async def test_a_task_takes_as_long_as_its_environment_sets(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()):
         task = await world.allocate(sh("x", env={"SIM_SECONDS": "5", "SIM_EXIT": "3"}))
@@ -82,7 +82,7 @@ async def test_a_task_takes_as_long_as_its_environment_says(machine: Machine) ->
     await world.assert_honest()
 
 
-async def test_when_signalled_it_saves_takes_its_time_and_ends(machine: Machine) -> None:
+async def test_a_signalled_task_saves_takes_its_time_and_ends(machine: Machine) -> None:
     world = machine.world
     env = {"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "2", "SIM_CHECKPOINT": "s3://a/b"}
     async with world.agent(machine.ports()):
@@ -96,7 +96,7 @@ async def test_when_signalled_it_saves_takes_its_time_and_ends(machine: Machine)
         assert [e.exit_code for e in await world.of_type(TaskExitedV1, task)] == [0]
 
 
-async def test_who_takes_no_notice_is_killed_at_the_deadline(machine: Machine) -> None:
+async def test_a_task_that_ignores_the_signal_is_killed_at_the_deadline(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()):
         env = {"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "-1"}
@@ -109,7 +109,7 @@ async def test_who_takes_no_notice_is_killed_at_the_deadline(machine: Machine) -
         assert [e.signal for e in await world.of_type(TaskExitedV1, task)] == [9]
 
 
-async def test_a_deadline_of_a_clock_ahead_of_ours_gives_the_grace_and_no_more(
+async def test_a_deadline_by_a_clock_that_is_ahead_gives_the_grace_and_no_more(
     machine: Machine,
 ) -> None:
     world = machine.world
@@ -161,7 +161,7 @@ async def test_a_simulated_task_keeps_running_while_there_is_no_agent(machine: M
     await world.assert_honest()
 
 
-async def test_what_a_machine_without_power_ran_is_lost_with_its_incarnation(
+async def test_replicas_of_a_machine_that_lost_power_are_lost_with_the_incarnation(
     machine: Machine,
 ) -> None:
     world = machine.world
@@ -181,7 +181,7 @@ async def test_what_a_machine_without_power_ran_is_lost_with_its_incarnation(
     await world.assert_honest()
 
 
-async def test_a_node_that_was_given_nothing_asks_to_join_again(machine: Machine) -> None:
+async def test_a_node_without_assignments_repeats_its_join(machine: Machine) -> None:
     world = machine.world
     world.configure(ask_again_s=20)
     async with world.agent(machine.ports()) as joined:
@@ -194,7 +194,7 @@ async def test_a_node_that_was_given_nothing_asks_to_join_again(machine: Machine
         assert await world.of_type(NodeJoinedV1) == [joined] * 3, "it is in"
 
 
-async def test_a_lost_node_ends_everything(machine: Machine) -> None:
+async def test_a_lost_node_kills_all_replicas(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()) as old:
         await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))

@@ -47,7 +47,7 @@ class Waiting:
             self.clock.advance(1)
 
 
-async def test_the_topic_that_is_there_is_taken(tmp_path: Path) -> None:
+async def test_an_existing_topic_is_used(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
     waiting.log.shut = False
     await waiting.log.create_topics([assignments("n1")])
@@ -56,7 +56,7 @@ async def test_the_topic_that_is_there_is_taken(tmp_path: Path) -> None:
     assert not waiting.ports.health.reasons.get("topic")
 
 
-async def test_where_agents_may_make_topics_it_makes_its_own(tmp_path: Path) -> None:
+async def test_an_agent_that_may_create_topics_creates_its_own(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
     waiting.log.shut = False
     await waiting.find()
@@ -64,7 +64,7 @@ async def test_where_agents_may_make_topics_it_makes_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("make_topic", [True, False])
-async def test_it_waits_until_its_node_is_enrolled_and_says_so(
+async def test_an_agent_waits_until_its_node_is_enrolled_and_reports_that(
     tmp_path: Path, make_topic: bool
 ) -> None:
     waiting = Waiting(tmp_path, make_topic=make_topic)
@@ -91,7 +91,7 @@ async def test_a_setting_keeps_an_agent_from_creating_its_topic(tmp_path: Path) 
         looking.cancel()
 
 
-async def test_it_gives_up_with_a_named_error(tmp_path: Path) -> None:
+async def test_an_agent_without_a_topic_ends_with_not_enrolled(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
 
     async def fails() -> None:
@@ -107,7 +107,9 @@ async def test_it_gives_up_with_a_named_error(tmp_path: Path) -> None:
         assert looking.done()
 
 
-async def test_a_topic_made_for_fewer_cells_is_waited_for_and_said(tmp_path: Path) -> None:
+async def test_an_agent_waits_for_a_topic_with_too_few_partitions_and_reports_that(
+    tmp_path: Path,
+) -> None:
     waiting = Waiting(tmp_path, partition=1)
     waiting.log.shut = False
     await waiting.log.create_topics([assignments("n1")], 1)

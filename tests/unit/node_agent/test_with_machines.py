@@ -33,7 +33,7 @@ from yardmaster_schemas.reasons import RefusalCode
 
 
 class Skewed:
-    """A host's clock that differs from the others', and goes as fast."""
+    """A host's clock with an offset from the other clocks."""
 
     def __init__(self, clock: ManualClock, skew_ms: int) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ class Host:
             running.cancel()
 
     async def until(self, true: Callable[[], bool], seconds: float = 200) -> None:
-        """Let time pass until it is true."""
+        """Advance the clock until `true` returns true."""
         clock = self.world.clock
         ends_s = clock.monotonic_s() + seconds
         while not true():
@@ -154,9 +154,7 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_repo
 
 
 @pytest.mark.parametrize("given", [False, True])
-async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
-    host: Host, given: bool
-) -> None:
+async def test_a_join_with_an_old_number_is_an_error_and_not_ready(host: Host, given: bool) -> None:
     """As after a ledger that came back from a backup, on a host whose clock is behind."""
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
@@ -220,7 +218,7 @@ async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) 
     assert set(await refusals(world)) == {RefusalCode.NOT_ENROLLED}
 
 
-async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it_comes_late(
+async def test_a_lost_assignment_releases_its_slots_and_is_not_started_when_it_arrives_late(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path / "snapshots")
@@ -249,7 +247,7 @@ async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it
     await world.prove()
 
 
-async def test_an_agent_of_an_earlier_version_is_believed_as_before(host: Host) -> None:
+async def test_an_agent_of_an_earlier_version_is_still_accepted(host: Host) -> None:
     world = host.world
     join = joined("n1", 1)
     entry = world.writers.claim(join).envelope
