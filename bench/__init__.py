@@ -1,5 +1,4 @@
-"""Benchmarks: `make bench` runs them all in one run and prints a table; figures go to
-bench/results.
+"""Benchmarks: `make bench` runs all of them, prints a table and writes bench/results.
 
-Ratios within one run mean something; absolute times depend on the machine and its neighbours.
+Compare ratios within one run; absolute times depend on the machine and on its other work.
 """

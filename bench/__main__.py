@@ -1,7 +1,7 @@
 """`python -m bench`: every figure in one run, as a table and as JSON.
 
-Each part runs in a process of its own, one after another, so that what one leaves in memory does
-not slow the next.
+Each part runs in its own process, one after another, so that the memory of one part does not slow
+the next.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from bench.timing import Row
 RESULTS = Path(__file__).parent / "results"
 GROUPS = ("commands", "core", "policies", "placement", "logs", "embedded", "cluster", "simulator")
 FOOTER = """\
-In timed sections the garbage collector is off and what lives is frozen (services freeze what they
-restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
-which says more when others use the machine. ratio: value to the peer's, which used 2 cores. Times
-are the best of several runs; latencies are of all operations of one run.
+In timed sections the garbage collector is off and live objects are frozen (services freeze their
+restored state and collect rarely). value: by the clock; cpu: by this process's processor time,
+which is more reliable on a shared machine. ratio: value divided by the peer's, on 2 cores.
+Times are the best of several runs; latencies are quantiles of all operations of one run.
 """
 
 
@@ -111,14 +111,14 @@ def _cluster(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     return run
 
 
-#: Determined's policies: label, its planner's milliseconds, which share of them is aimed at, ours.
+#: Determined's policies: label, its planner's milliseconds, our aim as a share of them, our policy.
 DETERMINED: Sequence[tuple[str, float, float, dict[str, Any]]] = (
     ("priority alone", 185, 1, {"preemption": False}),
     ("preemption", 3_243, 0.1, {}),
     ("max_min", 146, 1, {"policy": "fair_share", "among": "project", "variant": "max_min"}),
     ("fair share", 146, 1, {"policy": "fair_share", "among": "project"}),
 )
-#: Armada's simulator benchmark: scale, whether tasks may be stopped, its seconds.
+#: Armada's simulator benchmark: label, scale, whether tasks are preemptible, Armada's seconds.
 WAVES = (
     ("S1", 1, True, 1.26),
     ("S2", 1, False, 0.21),
@@ -198,7 +198,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
 
 
 def machine_facts() -> dict[str, Any]:
-    """What the figures depend on beside the code."""
+    """The facts about the machine on which the figures depend."""
     return {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
@@ -209,7 +209,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def run_part(name: str, *, quick: bool) -> list[dict[str, Any]]:
-    """The rows of one part, measured in a process of its own; with the load average before it."""
+    """Measure one part in its own process; each row has the load average before it."""
     load = round(os.getloadavg()[0], 2)
     command = [sys.executable, "-m", "bench", "--part", name, *(["--quick"] if quick else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -233,12 +233,12 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figure(value: float) -> str:
-    """A number with about three digits that mean something."""
+    """Format a number with about three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def main() -> int:
-    """Run what was asked for; 0 when all of it could be measured."""
+    """Run the requested parts; return 0 if all could be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=GROUPS, help="measure one group")
     parser.add_argument("--quick", action="store_true", help="the smaller sizes, in two minutes")

@@ -1,4 +1,4 @@
-"""Cells to measure on: nodes and admitted jobs applied to a state, as replay would."""
+"""Cells for measurements: nodes and admitted jobs applied to a state, as replay does."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -41,7 +41,7 @@ def cell(nodes: int, gpus: int, *, policy: str = "priority", **options: Any) -> 
 
 
 def joined(number: int, gpus: int, pool: str = "main") -> NodeJoinedV1:
-    """The n-th node joins."""
+    """The join of the n-th node."""
     return NodeJoinedV1(
         node=f"n{number}",
         incarnation="0" * 12,
@@ -61,7 +61,7 @@ def joined(number: int, gpus: int, pool: str = "main") -> NodeJoinedV1:
 def admitted(
     number: int, spec: AdmittedSpec, *, project: str = "p", department: str = "d"
 ) -> TaskAdmittedV1:
-    """The n-th job is admitted."""
+    """The admission of the n-th job."""
     return TaskAdmittedV1(
         job_id=job_id(number),
         project=project,
@@ -73,7 +73,7 @@ def admitted(
 
 
 def admit(state: ClusterState, jobs: Iterable[TaskAdmittedV1]) -> None:
-    """Let jobs wait."""
+    """Add pending jobs."""
     for number, event in enumerate(jobs):
         MACHINE.apply(state, event, f"quota/main.000000000000/1/{number}")
 
@@ -84,14 +84,14 @@ def one_gpu(**changes: object) -> AdmittedSpec:
 
 
 def commit(state: ClusterState, verdict: CycleResult) -> None:
-    """Apply what was decided and end the cycle."""
+    """Apply the decisions and end the cycle."""
     for decision in verdict.decisions:
         MACHINE.apply(state, decision.event, "")
     MACHINE.end_cycle(state, complete=verdict.complete)
 
 
 def started(task: Task, seq: int) -> Events:
-    """Every replica of a running task starts; `seq` is that of the records."""
+    """The starts of all replicas of a task; `seq` is the sequence number of the records."""
     return [
         (TaskStartedV1(**about, boot_id="0" * 8, pid=1, process_started=1), _record(about, seq))
         for about in _replicas(task)
@@ -99,8 +99,9 @@ def started(task: Task, seq: int) -> Events:
 
 
 def left(task: Task, seq: int) -> Events:
-    """Every replica of a running task exits with 0 and gives its slots back; `seq` is that of its
-    first record.
+    """The exits (code 0) and releases of all replicas of a task.
+
+    `seq` is the sequence number of a replica's first record.
     """
     return [
         pair

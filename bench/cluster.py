@@ -1,9 +1,9 @@
-"""The whole path on Kafka: every service a process of its own, on a real broker and Redis.
+"""The whole path on Kafka: one process of each service, a real broker and Redis.
 
-Nodes are simulated in this process (`fleet.py`). What is measured begins with a POST at the gateway
-and ends when `decisions`, read from the broker, has the allocation. Broker, Redis, services, nodes
-and client share the machine; on two cores they are in each other's way, so what a process took of
-the processor is said beside what the clock says.
+This process simulates the nodes (`fleet.py`). A measurement begins with a POST at the gateway and
+ends when the allocation has been read from `decisions` at the broker. Broker, Redis, services,
+nodes and client share the machine and compete for its cores, so the figures include the processor
+time of each process.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from yardmaster_schemas.topics import DECISIONS, Topic
 CELL: Final = "main"
 GPUS: Final = 8
 RUN_S: Final = 1.0
-FOR_EVER_S: Final = 1e9
+UNTIL_CHANGED_S: Final = 1e9
 LIMIT_S: Final = 300.0
 LOOK_S: Final = 0.05
-#: Between the beginnings of two submits whose latency is measured.
+#: Seconds between the starts of two measured submits.
 PACE_S: Final = 0.2
-#: Tasks of one job, at most.
+#: The most tasks of one job.
 MAX_TASKS: Final = 10_000
 SERVICES: Final = ("kafka", "redis", "gateway-1", "quota-1", "scheduler-1", "views-1")
 
@@ -57,7 +57,7 @@ class Bench:
         self._key = 0
 
     async def submit(self, tasks: int = 1, **spec: object) -> list[str]:
-        """Submit a job of one-GPU tasks; its tasks' ids."""
+        """Submit a job of one-GPU tasks; return the task ids."""
         self._key += 1
         body: dict[str, object] = {
             "project": "default",
@@ -71,23 +71,23 @@ class Bench:
         try:
             answer = await self.client.post("/v1/jobs", json=body, headers=key)
         except httpx.TransportError:
-            # One that was kept open may be closed as it is used; the key makes a repeat safe.
+            # The gateway may close an idle connection at this moment; the key makes a retry safe.
             answer = await self.client.post("/v1/jobs", json=body, headers=key)
         answer.raise_for_status()
         found: list[str] = answer.json()["task_ids"]
         return found
 
     async def placed(self, tasks: Sequence[str]) -> float:
-        """When the last of these was seen to be placed."""
+        """Wait until all these tasks are placed; return when the last one was seen."""
         async with asyncio.timeout(LIMIT_S):
             waiting = list(tasks)
             while waiting := [task for task in waiting if task not in self.fleet.placed]:
-                self.fleet.bell.clear()
-                await self.fleet.bell.wait()
+                self.fleet.placements.clear()
+                await self.fleet.placements.wait()
         return max(self.fleet.placed[task] for task in tasks)
 
-    async def calm(self, nodes: int) -> None:
-        """Wait until every node has its topic, and all that was placed has reached it."""
+    async def wait_until_idle(self, nodes: int) -> None:
+        """Wait until every node has its topic and the relay has no lag."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 answer = await self.client.get(f"{self.cluster.health_url('scheduler-1')}/metrics")
@@ -103,7 +103,7 @@ class Bench:
         await asyncio.sleep(2.0)
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds of processor time that each process has taken."""
+        """Processor time of each process in seconds."""
         ticks = os.sysconf("SC_CLK_TCK")
         found = {}
         for name in SERVICES:
@@ -116,7 +116,7 @@ class Bench:
 
 @asynccontextmanager
 async def running(nodes: int, *, schedulers: int = 1) -> AsyncIterator[Bench]:
-    """A cluster with so many simulated nodes."""
+    """Run a cluster with `nodes` simulated nodes."""
     clock = SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         made = Cluster(Path(folder), agents=0, quotas=1, schedulers=schedulers, views=1)
@@ -134,7 +134,7 @@ async def running(nodes: int, *, schedulers: int = 1) -> AsyncIterator[Bench]:
             async with client, asyncio.TaskGroup() as group:
                 working = group.create_task(fleet.run())
                 bench = Bench(cluster, log, fleet, client)
-                await bench.placed(await bench.submit())  # the nodes are known, all is warm
+                await bench.placed(await bench.submit())  # warm up
                 yield bench
                 working.cancel()
             await log.close()
@@ -142,14 +142,14 @@ async def running(nodes: int, *, schedulers: int = 1) -> AsyncIterator[Bench]:
 
 
 async def latency(nodes: int, submits: int) -> list[Row]:
-    """Submit to SlotsAllocated with half of the slots taken."""
+    """Latency from submit to SlotsAllocated with half of the slots allocated."""
     async with running(nodes) as bench:
         half = nodes * GPUS // 2
-        bench.fleet.run_for(FOR_EVER_S)
+        bench.fleet.run_for(UNTIL_CHANGED_S)
         for first in range(0, half, MAX_TASKS):
             await bench.placed(await bench.submit(min(MAX_TASKS, half - first)))
         bench.fleet.run_for(RUN_S)
-        await bench.calm(nodes)
+        await bench.wait_until_idle(nodes)
 
         async def one() -> tuple[float, float]:
             start = time.monotonic()
@@ -175,22 +175,22 @@ async def latency(nodes: int, submits: int) -> list[Row]:
     name = f"{nodes:,} nodes, half full: "
     answers, places = ([pair[i] * 1000 for pair in lone] for i in (0, 1))
     return [
-        Row(f"{name}one hop of a record beside it, p50", quantile(hops, 0.5), "ms"),
-        Row(f"{name}one hop of a record beside it, p99", quantile(hops, 0.99), "ms"),
+        Row(f"{name}one hop of a record in the same run, p50", quantile(hops, 0.5), "ms"),
+        Row(f"{name}one hop of a record in the same run, p99", quantile(hops, 0.99), "ms"),
         Row(f"{name}submit -> answer, p50", quantile(answers, 0.5), "ms"),
         Row(f"{name}submit -> answer, p99", quantile(answers, 0.99), "ms"),
         Row(f"{name}submit -> SlotsAllocated, p50", quantile(places, 0.5), "ms", "15"),
         Row(f"{name}submit -> SlotsAllocated, p99", quantile(places, 0.99), "ms", "100"),
         Row(f"{name}SlotsAllocated -> view, p50", quantile(lags, 0.5), "ms"),
         Row(f"{name}SlotsAllocated -> view, p99", quantile(lags, 0.99), "ms"),
-        *(Row(f"{name}processor a submit, {of}", s * 1000, "ms") for of, s in took.items()),
+        *(Row(f"{name}processor per submit, {of}", s * 1000, "ms") for of, s in took.items()),
     ]
 
 
 async def _hops(bench: Bench, count: int) -> list[float]:
-    """Milliseconds from the append of a record until another handle has it, at the same pace.
+    """Milliseconds from the append of a record until another handle has read it, at the same pace.
 
-    A submit takes three, one after another: request, admission, decision.
+    A submit takes three hops, one after another: request, admission, decision.
     """
     topic = Topic(name="bench-hops", key="cell", writers=(), readers=())
     await bench.log.create_topics([topic])
@@ -217,16 +217,16 @@ def _redis(cluster: Cluster) -> RedisSettings:
 
 
 async def _lag(bench: Bench, views: RedisViewStore) -> float:
-    """Milliseconds from seeing a task placed until the views cover that."""
+    """Milliseconds from seeing a placement until the views have reached it."""
     at = await bench.placed(await bench.submit())
     end = await bench.log.end(Partition(DECISIONS.name))
     covered = await views.reach(Position.start(CELL).at(DECISIONS.name, end), LIMIT_S)
-    assert covered, "the views stand still"
+    assert covered, "the views did not reach the decision"
     return (time.monotonic() - at) * 1000
 
 
 async def saturation(tasks: int, each: int, at_once: int) -> list[Row]:
-    """Tasks a second from many clients, until all are placed; jobs of `each` tasks."""
+    """Tasks per second from many clients, until all are placed; jobs have `each` tasks."""
     async with running(1_000) as bench:
         raw = await _raw_rate(bench.log)
         left = iter(range(tasks // each))
@@ -252,14 +252,14 @@ async def saturation(tasks: int, each: int, at_once: int) -> list[Row]:
     return [
         Row(f"{name}jobs answered", tasks / each / (answered - start), "jobs/s"),
         Row(f"{name}placed", tasks / (last - start), "tasks/s", "2,000"),
-        Row(f"{name}views there after the last", lag, "s"),
-        Row("raw client beside it, batches of 100", raw, "records/s"),
-        *(Row(f"{name}processor a task, {of}", s / tasks * 1000, "ms") for of, s in took.items()),
+        Row(f"{name}views complete after the last", lag, "s"),
+        Row("raw client in the same run, batches of 100", raw, "records/s"),
+        *(Row(f"{name}processor per task, {of}", s / tasks * 1000, "ms") for of, s in took.items()),
     ]
 
 
 async def _raw_rate(log: KafkaLog) -> float:
-    """Records a second that one client appends, in batches of 100, one after another."""
+    """Records per second of one client that appends batches of 100, one after another."""
     topic = Topic(name="bench", key="cell", writers=(), readers=())
     await log.create_topics([topic])
     batch = [Record(key=b"main", value=b"x" * 400)] * 100
@@ -270,7 +270,7 @@ async def _raw_rate(log: KafkaLog) -> float:
 
 
 async def takeover(rounds: int) -> list[Row]:
-    """From a leader's end until the next one has committed a cycle."""
+    """Time from a leader's end until the next leader has committed a cycle."""
     killed: list[float] = []
     stopped: list[float] = []
     async with running(10, schedulers=2) as bench:
@@ -293,7 +293,7 @@ async def takeover(rounds: int) -> list[Row]:
 
 
 async def _leader(bench: Bench, *names: str) -> str:
-    """Wait until one of these schedulers leads; which."""
+    """Wait until one of these schedulers leads; return its name."""
     async with Client(trust_env=False) as client:
         while True:
             for name in names:
@@ -322,7 +322,7 @@ async def _decided(log: KafkaLog, offset: int) -> None:
 
 
 async def restart(tasks: int) -> list[Row]:
-    """A scheduler killed with so many tasks: from its start to its term, folding all of the log."""
+    """Restart of a killed scheduler with `tasks` tasks: time until it leads, and of the fold."""
     async with running(100) as bench:
         for first in range(0, tasks, MAX_TASKS):
             await bench.submit(min(MAX_TASKS, tasks - first))
@@ -343,7 +343,7 @@ async def restart(tasks: int) -> list[Row]:
 
 
 def _restored(cluster: Cluster, since: int) -> float:
-    """What the last start said of its restore, in seconds."""
+    """Seconds of the last restore, from the scheduler's log output."""
     lines = [json.loads(line) for line in cluster.log("scheduler-1")[since:].splitlines()]
     found: list[float] = [line["seconds"] for line in lines if line.get("event") == "restored"]
     return found[-1]

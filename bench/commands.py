@@ -1,7 +1,7 @@
-"""What a command costs before it does its work: processor time of whole processes.
+"""The fixed cost of a command: processor time of whole processes.
 
-`yard --help` asks no server; `yard ls` asks a `yard dev` whose gateway has as many tasks as a
-terminal shows. Only the command's own processor time counts, not the gateway's.
+`yard --help` queries no server; `yard ls` queries a `yard dev` with as many tasks as a terminal
+shows. Only the command's own processor time counts, not the gateway's.
 """
 
 import os
@@ -49,7 +49,7 @@ def _cluster() -> Iterator[dict[str, str]]:
             deadline = time.monotonic() + READY_S
             while subprocess.run(job, env=env, capture_output=True, check=False).returncode:
                 if time.monotonic() > deadline or dev.poll() is not None:
-                    raise RuntimeError(f"yard dev took no job: {log.read_text()}")
+                    raise RuntimeError(f"yard dev accepted no job: {log.read_text()}")
                 time.sleep(0.2)
             yield env
         finally:
@@ -67,7 +67,7 @@ def _row(name: str, args: Sequence[str], env: dict[str, str], runs: int) -> Row:
 
 
 def _took(args: Sequence[str], env: dict[str, str]) -> tuple[float, float]:
-    """Seconds of one command by the clock, and of the processor."""
+    """Wall-clock and processor seconds of one command."""
     command = [*YARD, *args]
     started = time.perf_counter()
     process = subprocess.Popen(

@@ -1,9 +1,8 @@
-"""The core alone: no log, no bytes. Work A1, A2, A4, A6 is what Armada's own benchmarks do, in
-GPUs.
+"""The core alone, without log and encoding. A1, A2, A4, A6 repeat Armada's own benchmarks, in GPUs.
 
-A1, A2: jobs of one GPU placed as one batch on empty (full but for one GPU) nodes, all decisions
-made, then rolled back. A4: the index of nodes built from nodes that are full of running tasks. A6:
-equal queues on an empty cluster, one round until it is full. Peer figures: Go on a 2-core machine.
+A1, A2: place jobs of one GPU as one batch on empty nodes (A2: nodes with one free GPU), make all
+decisions, roll them back. A4: build the index of nodes from nodes full of running tasks. A6: equal
+queues on an empty cluster, one round until it is full. Peer figures: Go, 2 cores.
 """
 
 from bench.cells import (
@@ -31,12 +30,12 @@ from yardmaster_schemas.resources import Resources
 NO_LIMIT = 10**9
 #: Tasks that go through one step of their lives together, as in a cell under load.
 WAVE = 1_000
-#: Cycles after one event of which the median is told.
+#: Number of cycles after one event, whose median is reported.
 CYCLES = 200
 
 
 def placed_and_rolled_back(state: ClusterState) -> int:
-    """Decide who starts, make all events, take everything back; returns how many."""
+    """Decide which tasks start, create all events, roll back; return the number of events."""
     with Draft(state, NO_LIMIT) as draft:
         plan(draft, REGISTRY)
         return len(draft.decisions)
@@ -79,7 +78,7 @@ def a6(nodes: int, queues: int, jobs: int) -> Took:
 
 
 def peer(name: str, took: Took, peer_ms: float) -> Row:
-    """A figure beside the peer's."""
+    """A row that compares a figure with the peer's."""
     return Row(
         name,
         took.wall_s * 1000,
@@ -94,9 +93,9 @@ def peer(name: str, took: Took, peer_ms: float) -> Row:
 
 
 def apply_rate(tasks: int = 20_000) -> list[Row]:
-    """Events a second of `apply` over whole lives of tasks, all six kinds of event in equal number.
+    """Events per second of `apply` over whole lives of tasks, six kinds of event in equal number.
 
-    In waves of 1,000 tasks, which is what cycles under load take in: 1,000 are admitted, placed,
+    Events come in waves of 1,000 tasks, as in cycles under load: 1,000 tasks are admitted, placed,
     start, exit, release and end, then the next 1,000.
     """
     events = [event for first in range(0, tasks, WAVE) for event in _lives(first)]
@@ -135,7 +134,7 @@ def _lives(first: int) -> Events:
 
 
 def _leaves(state: ClusterState, number: int) -> Events:
-    """The first task of job `number` starts, exits with 0 and gives its slots back."""
+    """The start, exit (code 0) and release of the first task of job `number`."""
     task = state.task(f"{job_id(number)}.0")
     return started(task, 3 * number) + left(task, 3 * number + 1)
 
@@ -144,9 +143,9 @@ def _leaves(state: ClusterState, number: int) -> Events:
 
 
 def cycles(nodes: int, pending: int) -> list[Row]:
-    """Decisions a second of a whole pass, and the cost of one cycle after one event.
+    """Decisions per second of a whole pass, and the cost of one cycle after one event.
 
-    The tasks were admitted in earlier cycles, so their part of the state's digest is there.
+    The tasks were admitted in earlier cycles, so their part of the state's digest is cached.
     """
     state = cell(nodes, 8)
     places = nodes * 8
@@ -183,7 +182,7 @@ def cycles(nodes: int, pending: int) -> list[Row]:
 
 
 def cycles_after(what: str, state: ClusterState, steps: list[Events], first: int, size: str) -> Row:
-    """What a cycle after each of `steps` costs, the median; `first` is the first one's number."""
+    """Median cost of a cycle after each of `steps`; `first` is the number of the first cycle."""
     costs = [
         timed(lambda i=i, events=events: _one_cycle(state, first + i, events))  # type: ignore[misc]
         for i, events in enumerate(steps)
@@ -198,7 +197,7 @@ def cycles_after(what: str, state: ClusterState, steps: list[Events], first: int
 
 
 def _one_cycle(state: ClusterState, cycle: int, events: Events) -> None:
-    """Begin, apply, decide, apply, digest, settle."""
+    """Begin, apply, decide, apply the decisions, digest, end."""
     MACHINE.begin_cycle(state, cycle, START_MS + cycle)
     _apply(state, events)
     verdict = MACHINE.decide(state, limit=1000)

@@ -1,9 +1,9 @@
 """The whole path in the embedded mode: from a POST to SlotsAllocated in the log, over SQLite.
 
-`yard dev` runs in a process of its own, as a user's; this process is the client and reads
-`decisions` from a handle of its own, looking every two milliseconds. Each job starts at once: its
-slots are those of a node that only says it is there, so that no processes are started and what is
-measured is gateway, quota, scheduler and the log. Then `replay verify` proves what was written.
+`yard dev` runs in its own process, as for a user; this process is the client and polls `decisions`
+through its own handle every two milliseconds. Each job starts at once on the slots of a node that
+only joins. So no task process is started, and the figures contain gateway, quota, scheduler and log
+only. Then `replay verify` verifies the log.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ CELL = "main"
 SLOTS = 1024
 AT_ONCE = 8
 LOOK_S = 0.002
-#: Nobody has waited so long for a decision.
+#: Far above the longest latency ever measured.
 LIMIT_S = 30.0
 
 
 class Started:
-    """Follows `decisions` and knows when each job was first seen to be placed."""
+    """Follows `decisions` and records when each job was first seen placed."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -44,7 +44,7 @@ class Started:
         self._seen: dict[str, float] = {}
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Poll until cancelled."""
         where = Partition(DECISIONS.name)
         offset = await self._log.end(where)
         while True:
@@ -66,7 +66,7 @@ class Started:
             self._seen[job_id] = now
 
     async def when(self, job_id: str) -> float:
-        """When the job's task was placed."""
+        """Wait until the job's task is placed; return the time."""
         if job_id in self._seen:
             return self._seen.pop(job_id)
         future = self._waiting[job_id] = asyncio.get_running_loop().create_future()
@@ -85,7 +85,7 @@ async def _submit(client: httpx.AsyncClient, started: Started) -> tuple[float, f
 
 
 async def _offer_slots(log: EventLog) -> None:
-    """A node joins that nobody works on."""
+    """Join a node without an agent."""
     envelope = Envelope(
         type="NodeJoined",
         version=1,
@@ -114,7 +114,7 @@ async def _measure(dev: Dev, submits: int) -> list[Row]:
     )
     rows = []
     async with client:
-        for _ in range(5):  # connections, and code that runs for the first time
+        for _ in range(5):  # warm up connections and code
             await _submit(client, started)
         with collector_off():
             one = [await _submit(client, started) for _ in range(submits)]
@@ -154,7 +154,7 @@ async def _verified(path: Path) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    """Latency of the embedded mode, then the proof of what it wrote."""
+    """Latency of the embedded mode, then the verification of its log."""
     with tempfile.TemporaryDirectory() as folder:
         dev = Dev(Path(folder), nodes=1, slots=0)
         dev.start()

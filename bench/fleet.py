@@ -1,8 +1,8 @@
-"""Simulated nodes, many in one process: they join, beat, and report that what they got ran.
+"""Many simulated nodes in one process: they join, send heartbeats, and report starts and exits.
 
-Thousands of agents as processes do not fit on the machine that measures. What they would write is
-written here, in batches; what they would read is read from `decisions` itself. The scheduler's own
-part (topics of its nodes, the relay's copies) is as with real agents.
+Thousands of agent processes do not fit on the measuring machine. This process writes their records
+in batches and reads allocations from `decisions` instead of the nodes' topics. The scheduler's part
+(one topic per node, the relay's copies) is the same as with real agents.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from yardmaster_schemas.topics import DECISIONS, HEARTBEATS, NODE_EVENTS
 CELL: Final = "main"
 BOOT: Final = "0" * 8
 LIFE: Final = "0" * 12
-#: Records of one append.
+#: Records per append.
 BATCH: Final = 100
-#: Between two appends of reports: about what an agent takes from assignment to process.
+#: Seconds between two appends of reports: about an agent's time from assignment to process.
 TICK_S: Final = 0.005
 BEAT_S: Final = 10.0
 ALLOCATED: Final = SlotsAllocatedV1.TYPE.encode()
@@ -41,9 +41,9 @@ class Fleet:
 
     def __init__(self, log: EventLog, clock: Clock, count: int, gpus: int, run_s: float) -> None:
         self.nodes = [f"n{number}" for number in range(count)]
-        #: When each task was first seen to be placed, and a bell for whoever waits.
+        #: When each task was first seen placed; `placements` is set at each new placement.
         self.placed: dict[str, float] = {}
-        self.bell = asyncio.Event()
+        self.placements = asyncio.Event()
         self._log = log
         self._clock = clock
         self._gpus = gpus
@@ -55,18 +55,18 @@ class Fleet:
         self._count = 0
 
     def run_for(self, run_s: float) -> None:
-        """Tasks that are placed from now on run so long."""
+        """Set the duration of tasks that are placed from now on."""
         self._run_s = run_s
 
     async def join(self) -> None:
-        """All nodes join and beat once."""
+        """Join all nodes and send one heartbeat of each."""
         for node in self.nodes:
             self._report(node, self._joined(node))
         await self._write()
         await self._beat()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Simulate the nodes until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._end())
@@ -85,7 +85,7 @@ class Fleet:
                     assert isinstance(data, SlotsAllocatedV1)
                     self._start(data, now)
             if found:
-                self.bell.set()
+                self.placements.set()
                 await self._write()
             else:
                 await self._log.wait({where: offset}, 5.0)

@@ -1,7 +1,7 @@
-"""The three logs: how fast they take records of 400 bytes, and how fast they give them back.
+"""The three logs: how fast they append and read records of 400 bytes.
 
-A lone append waits for its outcome before the next begins, so it shows what durability costs:
-nothing in memory, an fsync in SQLite, an answer of the broker with Kafka. One handle writes and
+A single append waits for its outcome before the next begins, so it shows the cost of durability:
+none in memory, an fsync in SQLite, the broker's acknowledgment in Kafka. One handle writes and
 another reads, in one process.
 """
 
@@ -36,7 +36,7 @@ def memory(quick: bool) -> list[Row]:
 
 
 def sqlite(quick: bool) -> list[Row]:
-    """The log in one SQLite file, on the folder for temporary files."""
+    """The log in one SQLite file in the folder for temporary files."""
     with tempfile.TemporaryDirectory() as folder:
 
         async def handle() -> EventLog:
@@ -46,7 +46,7 @@ def sqlite(quick: bool) -> list[Row]:
 
 
 def kafka(quick: bool) -> list[Row]:
-    """One real broker beside this process."""
+    """One real broker on the same machine."""
     from yardmaster_eventlog.kafka.log import KafkaLog
     from yardmaster_eventlog.kafka.settings import KafkaSettings
 
@@ -67,7 +67,7 @@ async def _measure(kind: str, handle: Open, lone: int, many: int, *, quick: bool
     await writer.create_topics([topic])
     where = Partition("bench")
     record = Record(key=b"main", value=b"x" * BYTES)
-    for _ in range(10):  # the first appends make connections and caches
+    for _ in range(10):  # the first appends open connections and fill caches
         await writer.append(where, [record])
     with collector_off():
         waits = []
@@ -91,7 +91,7 @@ async def _measure(kind: str, handle: Open, lone: int, many: int, *, quick: bool
 async def _append(
     log: EventLog, where: Partition, record: Record, size: int, records: int
 ) -> float:
-    """Records a second, one batch after the other."""
+    """Records per second, one batch after another."""
     batch = [record] * size
     start = time.perf_counter()
     for _ in range(records // size):
@@ -100,7 +100,7 @@ async def _append(
 
 
 async def _read(log: EventLog, where: Partition) -> float:
-    """Records a second from the first to the end."""
+    """Records per second from the first to the end."""
     end = await log.end(where)
     offset = 0
     start = time.perf_counter()

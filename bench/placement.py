@@ -1,4 +1,4 @@
-"""Fill the nodes of a real trace by each placement: how full and how fast.
+"""Fill the nodes of a real trace with each placement: measure allocation and speed.
 
 The figures are in docs/reference/policies.md, section fgd.
 """
@@ -11,7 +11,7 @@ from tests.support.openb import PUBLISHED, Openb
 
 
 def openb(placement: str, *, seeds: int) -> list[Row]:
-    """What is allocated once 130 % were asked for, and what a pod takes, everything included."""
+    """The allocated share after requests of 130 %, and the whole time per pod."""
     found: list[float] = []
     walls, cpus, pods = 0.0, 0.0, 0
     for seed in range(seeds):

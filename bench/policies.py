@@ -1,12 +1,12 @@
-"""The policies on the work that two peers measured themselves on, and cycles after one event.
+"""The policies on the benchmarks of three peers, and cycles after one event.
 
 Determined's planning pass: 1,000 nodes of 8 GPUs, full of 8,000 tasks of one GPU; 1,000 tasks of 1
-to 16 GPUs wait. Its 500 jobs, of which each runs 16 and has two waiting, are 500 projects here,
-since the tasks of a job are equal to us; under `fair_share` they are the parties. K1 and K3 are
-KAI's, A7 is Armada's: see README.md. A decision is all that follows from a standing state: the
-digest included, every event made and taken back.
+to 16 GPUs are pending. Its 500 jobs, each with 16 running and two pending tasks, are 500 projects
+here, because the tasks of our jobs are equal; under `fair_share` the projects are the claimants. K1
+and K3 are KAI's, A7 is Armada's: see README.md. A measured pass makes all decisions on a prepared
+state: it computes the digest, creates every event and rolls everything back.
 
-Among jobs each job is a party, 8,000 that run and all that wait, and none is equal to another.
+In the parts "jobs", each job is a claimant: 8,000 running jobs and all pending ones, all different.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,16 @@ from yardmaster_schemas.events.admissions import PoolConfiguredV1, TaskAdmittedV
 from yardmaster_schemas.events.requests import Layout
 from yardmaster_schemas.resources import Resources
 
-#: Of the tasks that wait in Determined's pass, in turn.
+#: GPUs of the pending tasks in Determined's pass, in turn.
 SIZES: Final = (1, 1, 1, 2, 4, 8, 16)
 GROUPS: Final = 500
-#: Of the groups, by chance.
+#: Priorities of the groups, chosen at random.
 PRIORITIES: Final = (10, 30, 42, 50, 70)
 FAIR: Final[dict[str, Any]] = {"policy": "fair_share", "among": "project"}
 
 
 def _row(name: str, state: ClusterState, peer_ms: float, *, share: float = 1) -> list[Row]:
-    """What all that follows from a state costs, beside the peer's figure; `share` of that is aimed
-    at.
-    """
+    """The cost of a whole pass on a state, compared with the peer's; the aim is `share` of that."""
     MACHINE.digest(state)
     events = len(MACHINE.decide(state, limit=NO_LIMIT).decisions)
     took = best(lambda: MACHINE.decide(state, limit=NO_LIMIT))
@@ -61,7 +59,7 @@ def _ms(name: str, took: Took) -> Row:
 
 
 def _full(pending: int, **policy: Any) -> ClusterState:
-    """Determined's state: 8,000 tasks run on 8,000 GPUs, and `pending` wait in 1,000 jobs."""
+    """Determined's state: 8,000 tasks run on 8,000 GPUs, and `pending` tasks wait in 1,000 jobs."""
     chance = Random(1)
     priorities = [chance.choice(PRIORITIES) for _ in range(GROUPS)]
     state = cell(1_000, 8, **policy)
@@ -89,7 +87,7 @@ def _group_tasks(
 
 
 def _run_all(state: ClusterState) -> None:
-    """Place all that waits, and have it started."""
+    """Place all pending tasks and start them."""
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
     MACHINE.begin_cycle(state, 2, START_MS)
     for task in list(state.tasks.values()):
@@ -100,14 +98,15 @@ def _run_all(state: ClusterState) -> None:
 
 
 def determined(label: str, peer_ms: float, share: float, policy: dict[str, Any]) -> list[Row]:
-    """One whole pass from a standing state."""
+    """One whole pass on the prepared state."""
     name = f"Determined, 1,000 x 8 full, 1,000 pending, {label}"
     return _row(name, _full(1_000, **policy), peer_ms, share=share)
 
 
 def determined_cycles(label: str, pending: int, policy: dict[str, Any]) -> list[Row]:
-    """Cycles after one event on the same state with `pending` tasks waiting: while what the pass
-    stops has not let go, and once all of it has.
+    """Cycles after one event on the same state with `pending` tasks.
+
+    Measured before and after the tasks that the pass preempts have released their slots.
     """
     state = _full(pending, **policy)
     size = f"{label}, {pending:,} pending"
@@ -122,7 +121,7 @@ def determined_cycles(label: str, pending: int, policy: dict[str, Any]) -> list[
 
 
 def _run_until_idle(state: ClusterState) -> None:
-    """Let go of all that stops, cycle by cycle, until nothing more is decided."""
+    """Release the slots of stopping tasks, cycle by cycle, until there are no more decisions."""
     for _ in range(1_000):
         cycle = state.cycle + 1
         MACHINE.begin_cycle(state, cycle, START_MS + cycle)
@@ -134,11 +133,11 @@ def _run_until_idle(state: ClusterState) -> None:
         if not verdict.decisions and not state.restless:
             MACHINE.digest(state)
             return
-    raise AssertionError("it does not settle")
+    raise AssertionError("the scheduler still makes decisions after 1,000 cycles")
 
 
 def _after(state: ClusterState, size: str, number: int, cycles: int) -> list[Row]:
-    """The median of so many cycles after one submission, and after one task that ends."""
+    """The median of `cycles` cycles after one submission, and after one release."""
     rows = []
     with collector_off():
         first = state.cycle + 1
@@ -162,14 +161,14 @@ def _kai_queues(jobs: int) -> Iterator[TaskAdmittedV1]:
 
 
 def k1(nodes: int, jobs: int, peer_ms: float, share: float) -> list[Row]:
-    """Jobs of one GPU in 4 queues under 2 departments, on empty nodes; all of them placed."""
+    """Jobs of one GPU in 4 queues under 2 departments, on empty nodes; all are placed."""
     state = cell(nodes, 8, **FAIR)
     admit(state, _kai_queues(jobs))
     return _row(f"K1, {nodes:,} nodes, {jobs:,} jobs", state, peer_ms, share=share)
 
 
 def k1_cycles(pending: int) -> list[Row]:
-    """Cycles after one event in K1's cell, when it is full and `pending` more jobs wait."""
+    """Cycles after one event in K1's cell, when it is full and `pending` more jobs are pending."""
     state = cell(1_000, 8, **FAIR)
     admit(state, _kai_queues(8_000 + pending))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
@@ -189,7 +188,7 @@ def k3() -> list[Row]:
 
 
 def _steady(nodes: int, pending: int) -> ClusterState:
-    """10 equal queues; every GPU of `nodes` x 32 runs a task, `pending` wait."""
+    """10 equal queues; every GPU of `nodes` x 32 runs a task, `pending` tasks are pending."""
     state = cell(nodes, 32, **FAIR)
     jobs = nodes * 32 + pending
     admit(state, (admitted(i, one_gpu(), project=f"q{i % 10}") for i in range(jobs)))
@@ -199,7 +198,7 @@ def _steady(nodes: int, pending: int) -> ClusterState:
 
 
 def a7(nodes: int, pending: int, peer_ms: float, share: float) -> list[Row]:
-    """A round of a full cell in which nothing changes, though everything is looked at again."""
+    """A round of a full cell that considers every task again and decides nothing."""
     state = _steady(nodes, pending)
     pool = state.pools["main"]
     assert pool.config is not None
@@ -210,7 +209,7 @@ def a7(nodes: int, pending: int, peer_ms: float, share: float) -> list[Row]:
 
 
 def a7_cycles(pending: int) -> list[Row]:
-    """Cycles after one event in A7's cell, with `pending` waiting."""
+    """Cycles after one event in A7's cell, with `pending` tasks pending."""
     state = _steady(1_000, pending)
     return _after(state, f"A7, {pending:,} pending", 32_000 + pending, CYCLES)
 
@@ -219,8 +218,8 @@ def a7_cycles(pending: int) -> list[Row]:
 
 
 def among_jobs(label: str, variant: str, pending: int) -> list[Row]:
-    """One whole pass in which 8,000 jobs of one GPU start and `pending` get to know why they wait,
-    and cycles after one event.
+    """One whole pass in which 8,000 jobs of one GPU start and `pending` get a reason; then cycles
+    after one event.
     """
     state = cell(1_000, 8, policy="fair_share", variant=variant)
     jobs = 8_000 + pending

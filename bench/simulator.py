@@ -1,9 +1,9 @@
-"""Whole simulated runs as `yard simulate --out` makes them: jobs a second, the event log written.
+"""Whole simulated runs as in `yard simulate --out`: jobs per second with the event log written.
 
 Philly is the whole trace on 309 nodes of 8 GPUs, one decision a minute; waves are Armada's
-simulator benchmark (S1 to S4 in README.md), one decision every ten seconds. Reading the workload
-and working out the figures of the report is not in it; noting what they are worked out from is.
-Each is also run as without `--out`, where only figures are left.
+simulator benchmark (S1 to S4 in README.md), one decision every ten seconds. The time includes the
+recording of the history, but neither reading the workload nor computing the report's figures. Each
+run is repeated as without `--out`, where only figures remain.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def philly(policy: str) -> list[Row]:
 
 
 def waves(label: str, scale: int, preemptible: bool, peer_s: float) -> list[Row]:
-    """Two queues that share a few nodes, under fair share; the best of three runs."""
+    """Two queues on a few nodes, under fair share; the best of three runs."""
     source = Waves(scale, preemptible)
     return _rows(f"{label}, fair_share", source, "fair_share", runs=3, peer_s=peer_s)
 
@@ -49,13 +49,13 @@ def _rows(
     rate_aim = f">= {AIM_RATE:,}" if peer_s else ""
     return [
         Row(name, result.seconds, "s", aim=aim, peer=peer_s),
-        Row(f"{label}: tasks a second", result.tasks / result.seconds, "/s", aim=rate_aim),
+        Row(f"{label}: tasks per second", result.tasks / result.seconds, "/s", aim=rate_aim),
         Row(f"{label}: with reading and figures", whole_s, "s cpu"),
         Row(f"{label}: log", log_mib, "MiB"),
         Row(f"{label}: memory at most", memory_mib, "MiB", aim="<= 2,048"),
         Row(f"{label}, without a log", unlogged.seconds, "s", peer=peer_s),
         Row(
-            f"{label}, without a log: tasks a second",
+            f"{label}, without a log: tasks per second",
             unlogged.tasks / unlogged.seconds,
             "/s",
             aim=rate_aim,
@@ -64,7 +64,7 @@ def _rows(
 
 
 def _best(source: Source, case: Case, runs: int, folder: Path | None) -> Result:
-    """The fastest of so many runs; each writes its log into a folder of its own, if any."""
+    """The fastest of `runs` runs; with `folder`, each writes its log into its own subfolder."""
     found: list[Result] = []
     for number in range(runs):
         out = folder / str(number) if folder is not None else None

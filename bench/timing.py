@@ -1,4 +1,4 @@
-"""Timing: the best of several runs with the collector off, after one that does not count."""
+"""Timing: the best of several runs with the collector off, after one warm-up run."""
 
 import gc
 import time
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: what was measured, how much of it, what is aimed at, what a peer takes.
+    """One figure: what was measured, its value, our aim, the peer's value.
 
-    `cpu` is the same figure by the processor time of this process alone: on a machine that others
-    use too it says more than the clock.
+    `cpu` is the same figure by the processor time of this process alone, which is more reliable
+    than the clock on a shared machine.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds of one run: by the clock, and of the processor."""
+    """Wall-clock and processor seconds of one run."""
 
     wall_s: float
     cpu_s: float
@@ -33,7 +33,7 @@ class Took:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Inside, no garbage is collected; what lives now is set aside."""
+    """Turn garbage collection off and freeze live objects inside this context."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -45,24 +45,24 @@ def collector_off() -> Iterator[None]:
 
 
 def timed(work: Callable[[], object]) -> Took:
-    """How long `work` took."""
+    """Measure one run of `work`."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Took(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def best(work: Callable[[], object], *, runs: int = 5) -> Took:
-    """The shortest of `runs` runs of `work`, after one that does not count."""
+    """The shortest of `runs` runs of `work`, after one warm-up run."""
     work()
     with collector_off():
         return shortest([timed(work) for _ in range(runs)])
 
 
 def shortest(runs: Sequence[Took]) -> Took:
-    """The least time by the clock and the least of the processor, each of its own run."""
+    """The minimum wall-clock and the minimum processor time, perhaps of different runs."""
     return Took(min(t.wall_s for t in runs), min(t.cpu_s for t in runs))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed."""
+    """The quantile `share` (0 to 1) of the values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

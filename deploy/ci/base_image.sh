@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A base image for the Dockerfiles without an image registry: this Debian's own release, with Python,
-# from the mirror that the machine's package manager uses. Does nothing when the image is there as this
-# script makes it.
+# from the mirror that the machine's package manager uses. Does nothing if the image exists and was built
+# by this version of the script.
 set -euo pipefail
 
 readonly IMAGE=${1:?usage: base_image.sh IMAGE}
@@ -32,7 +32,7 @@ mirrors() {
 }
 sources=$(mirrors)
 if [[ -z ${sources} ]]; then
-  # Where lists were never fetched, or were thrown away, apt knows no release's name.
+  # Without package lists apt does not know the name of the release.
   apt-get -qq update
   sources=$(mirrors)
 fi
@@ -42,12 +42,12 @@ if [[ -z ${sources} ]]; then
 fi
 proxy=$(apt-config shell proxy Acquire::http::Proxy | sed -n "s/^proxy='\(.*\)'$/\1/p")
 
-# mmdebstrap does what debootstrap does in half the time, by letting apt do it.
+# mmdebstrap needs half the time of debootstrap, because it uses apt.
 if ! command -v mmdebstrap >/dev/null; then
   apt-get -qq update
   DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends mmdebstrap >/dev/null
 fi
-# The trust store comes along: a build trusts whom the machine trusts.
+# The image contains the machine's trust store, so builds trust the same certificate authorities.
 mmdebstrap --quiet --mode=root --variant=minbase --include="${PACKAGES}" \
   ${proxy:+--aptopt="Acquire::http::Proxy \"${proxy}\""} \
   --aptopt='Acquire::Languages "none"' --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' \

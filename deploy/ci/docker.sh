@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Docker engine for CI. `docker.sh start`: where none answers, on Debian as root, install it from the
-# distribution and start it; `docker.sh stop`: end the engine that `start` began. Both may be repeated.
+# A Docker engine for CI. `docker.sh start`: if no engine answers, install it from the distribution (on
+# Debian, as root) and start it; `docker.sh stop`: stop the engine that `start` started. Both are idempotent.
 set -euo pipefail
 
 readonly STATE=/run/yardmaster-ci
@@ -28,13 +28,13 @@ install_packages() {
   echo "installing ${missing[*]}"
   apt-get -qq update
   DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
-  # Newer releases have the command in a package of its own, which the engine's only recommends.
+  # Newer releases have the command in its own package, which the engine's package only recommends.
   command -v docker >/dev/null ||
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends docker-cli >/dev/null
 }
 
-# An engine that somebody else began, such as the package as it was installed, comes up by itself. One
-# that is dead but not reaped looks alike, so that nobody waits long.
+# Wait for an engine that another process started, such as the package's installer. A zombie process looks
+# the same, so the wait is short.
 others_come_up() {
   for ((i = 0; i < 50; i++)); do
     answers && return 0
@@ -44,8 +44,8 @@ others_come_up() {
   return 1
 }
 
-# An engine that was killed leaves files that name its processes; one that is no more, or only waits to
-# be reaped, must not keep the next from starting.
+# A killed engine leaves pid files behind. A pid file of a dead or zombie process must not prevent the next
+# start.
 remove_stale() { # PIDFILE
   local state
   [[ -f $1 ]] || return 0
@@ -78,7 +78,7 @@ start() {
   mkdir -p "${STATE}"
   remove_stale "${STATE}/engine.pid"
   remove_stale /run/docker/containerd/containerd.pid
-  # Where layers cannot be overlaid they are copied: slow and large, but it needs nothing below it.
+  # Without overlay support the engine copies layers (vfs): slow and large, but it works everywhere.
   try || { grep -q 'graphdriver' "${LOG}" && try --storage-driver vfs; } ||
     fail "dockerd does not start; the end of its log: $(echo && tail -n 20 "${LOG}")"
   docker info --format 'Docker {{.ServerVersion}}, {{.Driver}}, cgroup v{{.CgroupVersion}}'

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Every image that compose and the tests use, without an image registry, tagged TAG: the services
-# from deploy/docker/Dockerfile, Kafka and Redis from the packages of their folders. Quick when nothing changed: layers are
-# kept.
+# Build every image that compose and the tests use, without an image registry, tagged TAG: the services
+# from deploy/docker/Dockerfile, Kafka and Redis from the Dockerfiles of their folders. Unchanged layers come
+# from the cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly BASE=${1:?usage: images.sh BASE TAG}
 readonly TAG=${2:?usage: images.sh BASE TAG}
-# The builder of Debian's engine; what is newer needs a plugin and a registry for its front ends.
+# The classic builder of Debian's engine: BuildKit needs a plugin, and a registry for its front ends.
 export DOCKER_BUILDKIT=0
 
-# As this machine is set up to reach a package index, so is a build.
+# Builds use the machine's settings for package indexes and proxies.
 arguments=(--force-rm --network host --build-arg "BASE=${BASE}")
 for name in PIP_INDEX_URL UV_DEFAULT_INDEX HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy; do
   [[ -z ${!name:-} ]] || arguments+=(--build-arg "${name}")

@@ -1,7 +1,7 @@
-"""`java_cache.py FILE`: what Java learns of Kafka's classes in one broker's life, for the next.
+"""`java_cache.py FILE`: create Java's AOT cache of Kafka's classes from one run of a broker.
 
-A broker whose Java is given FILE (`-XX:AOTCache`) starts with half the work; Java passes over a
-file that does not fit it or the jars. Does nothing when FILE is there.
+With FILE (`-XX:AOTCache`) a broker starts with half the processor time. Java ignores a file that
+does not match its version or the jars. The script does nothing if FILE exists.
 """
 
 import os
@@ -16,7 +16,7 @@ from yardmaster_localcluster.broker import JVM, KafkaBroker, classpath
 
 
 def main(file: Path) -> None:
-    """Make the file."""
+    """Create the file."""
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)

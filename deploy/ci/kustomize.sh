@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# `kustomize.sh FOLDER` renders a kustomization: with the kustomize or kubectl of the machine where it is
-# new enough (5), else with one that Go's module proxy gives, built once into .cache. Exit code 3: none
-# of them is here.
+# `kustomize.sh FOLDER` renders a kustomization with the machine's kustomize (5 or newer) or kubectl, else
+# with kustomize built once from Go's module proxy into .cache. Exit code 3: none of these exists.
 set -euo pipefail
 
 readonly FOLDER=${1:?usage: kustomize.sh FOLDER}

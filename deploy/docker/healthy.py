@@ -1,4 +1,4 @@
-"""Exit 0 when the process of this container says that it is ready: the images' health check."""
+"""Exit with 0 if the process of this container is ready: the health check of the images."""
 
 import os
 import socket

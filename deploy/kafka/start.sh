@@ -1,16 +1,16 @@
 #!/bin/sh
-# Be a Kafka broker (and controller) from an image with the plain Apache layout, /opt/kafka: write the
-# settings, format the storage the first time, start. Compose, Kubernetes and the tests all use it.
+# Run a Kafka broker (and controller) in an image with the plain Apache layout, /opt/kafka: write the
+# settings, format the storage once, start. Compose, Kubernetes and the tests all use it.
 #
-# Its data, $KAFKA_DATA (/var/lib/kafka), are laid out as `yard up --local` lays out its own, so that
-# either goes on with what the other left.
+# The folder $KAFKA_DATA (/var/lib/kafka) has the same layout as with `yard up --local`, so that either can
+# continue with the other's data.
 set -eu
 
 data=${KAFKA_DATA:-/var/lib/kafka}
-# Addresses that clients are told: inside of the cluster's network, and outside of it (may be empty).
+# Advertised addresses: inside the cluster's network, and outside of it (may be empty).
 inside=${KAFKA_INSIDE:?host:port for clients inside}
 outside=${KAFKA_OUTSIDE:-}
-# Of several brokers: id@host:9093 of each, with commas. Empty: this is the only one.
+# With several brokers: id@host:9093 of each, separated by commas. Empty: the only broker.
 voters=${KAFKA_VOTERS:-}
 node=${KAFKA_NODE_ID:-1}
 replication=${KAFKA_REPLICATION:-1}

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Be Redis, with the password of a file: it is in no argument, no environment and no image.
-# Of scripting, only what the views need is allowed. Compose, Kubernetes and the tests use this file.
+# Run Redis with a password from a file, so that no argument, environment or image contains it.
+# Only the scripting commands that the views need are allowed. Compose, Kubernetes and the tests use this file.
 set -eu
 
 exec redis-server - <<END
@@ -8,10 +8,10 @@ bind * -::*
 port 6379
 dir ${REDIS_DATA:-/data}
 save 60 1000
-# The views are made anew from the log when they are lost: no record of each write.
+# Lost views are rebuilt from the log, so an append-only file is not needed.
 appendonly no
-# A full Redis refuses writes by name and is read on. Without a ceiling it would be killed, and nothing
-# in it may be evicted: what views have is all or it is wrong.
+# A full Redis refuses writes with a clear error and still serves reads; without this limit the system would
+# kill it. Nothing may be evicted, because incomplete views are wrong.
 maxmemory ${REDIS_MAXMEMORY:-1gb}
 maxmemory-policy noeviction
 user default on >$(cat "${REDIS_PASSWORD_FILE:-/run/secrets/redis_password}") ~* &* +@all -@scripting +evalsha +script|load
