@@ -16,7 +16,7 @@ Fit = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Agent:
-    """What is free of one."""
+    """The free slots of an agent."""
 
     name: str
     slots: int
@@ -38,7 +38,7 @@ Agents = list[Agent]
 
 
 def agents_of(given: PlanningPass) -> Agents:
-    """The agents with what the running tasks leave of them."""
+    """The agents, without the slots of running tasks."""
     agents = [
         Agent(a.id, a.slots, a.max_zero_slot, a.enabled and not a.draining) for a in given.agents
     ]
@@ -59,7 +59,7 @@ def hold(agents: Agents, task: Task, fit: Fit, sign: int = 1) -> None:
 
 
 def fits(agents: Agents, task: Task, options: Options) -> Fit | None:
-    """Which agents would hold how many of the task's slots."""
+    """The number of slots per agent that the task would get."""
     allowed = [i for i, a in enumerate(agents) if a.name not in task.blocked_agents]
 
     def rank(i: int) -> tuple[Fraction, int]:
@@ -139,7 +139,7 @@ class ByPriority:
         return bool(self.options.preemption) and not task.non_preemptible
 
     def _have_stopped(self, task: Task) -> bool:
-        """Stop others so that the task fits, unless it does already or cannot."""
+        """Preempt others so that the task fits, unless it already fits or cannot."""
         agents = deepcopy(self.agents)
         victims: list[Task] = []
         fit = fits(agents, task, self.options)
@@ -152,7 +152,7 @@ class ByPriority:
         if fit is None:
             return False
         for victim in victims[-2::-1]:
-            # The most valuable first: is it spared, does the task still fit?
+            # Most valuable victim first: does the task still fit without preempting it?
             hold(agents, victim, held(agents, victim))
             if fits(agents, task, self.options) is None:
                 hold(agents, victim, held(agents, victim), -1)

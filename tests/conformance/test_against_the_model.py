@@ -1,4 +1,4 @@
-"""The core and the slow model of Determined's planner agree on made-up clusters of any kind."""
+"""The core and the slow model of Determined's planner agree on random clusters."""
 
 from typing import Any
 

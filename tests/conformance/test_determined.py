@@ -1,4 +1,4 @@
-"""Determined's scenarios, through the code of `yard conformance`: all pass, and are known to."""
+"""Determined's scenarios, through the code of `yard conformance`: all pass."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The language of golden scripts: commands to a cell, and the trace of what it decided.
+"""The language of golden scripts: commands to a cell, and the trace of its decisions.
 
-A script is blocks, parted by blank lines. A block is commands, a line `----` and the decisions that
-followed; lines that start with `#` say what it is about. Commands:
+A script is blocks, separated by blank lines. A block is commands, a line `----` and the decisions
+that followed; lines that start with `#` are comments. Commands:
 
     pool main preemption=no start_timeout=10     pool main node_timeout=60 fence=kill
     node n1 gpus=4 [pool= type= cpus= memory= life=]
@@ -37,7 +37,7 @@ SPEC = {
 
 
 def run(text: str) -> tuple[str, Cell]:
-    """The script with the traces that it gives now, and the cell at its end."""
+    """Run a script; return it with its present traces, and the cell at its end."""
     cell = Cell()
     blocks = [_run_block(cell, block) for block in text.strip().split("\n\n")]
     return "\n\n".join(blocks) + "\n", cell

@@ -1,4 +1,4 @@
-"""Logs that earlier versions wrote are folded, proved and led on by this one."""
+"""This version folds, verifies and continues the logs of earlier versions."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -64,7 +64,7 @@ async def test_a_kept_log_is_proved_and_decisions_of_the_current_rules_are_deriv
     assert sum(proved.decisions for proved in report.proved) >= 60
 
 
-async def test_a_kept_log_is_led_on_under_the_current_rules_and_stays_provable(
+async def test_a_kept_log_is_continued_under_the_current_rules_and_stays_provable(
     log: EventLog, kept: str
 ) -> None:
     former = rules_of(kept)
@@ -74,7 +74,7 @@ async def test_a_kept_log_is_led_on_under_the_current_rules_and_stays_provable(
         leader = cell.leader(machine)
         await leader.take_term()
         before[machine.name] = leader.fold.reader.cycle
-        # What time alone has brought since: silent nodes, ended pauses.
+        # Decisions due by time alone: silent nodes, ended pauses.
         cell.clock.advance(3600.0)
         while not await leader.step():
             await cell.ask()

@@ -25,7 +25,7 @@ from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import NUMBERS
 
-#: Where the record ids of hostile claims start; honest ones never get there.
+#: The first record id of hostile claims; honest ids stay below.
 HOSTILE_SEQ = 10**9
 
 
@@ -134,7 +134,7 @@ class World:
         self.lie(event, f"node/{name}")
 
     def repeat_claim(self, number: int) -> None:
-        """An old claim arrives once more, with the identity it had."""
+        """Send an old claim to the cell once more, with the same identity."""
         if self.sent_claims:
             self.cell._inputs.append(self.sent_claims[number % len(self.sent_claims)])
 
@@ -152,16 +152,16 @@ class World:
             [e for e in decided if e not in expected],
             [e for e in expected if e not in decided],
         )
-        assert decided == expected, f"ill-treated: {ours}; spared: {theirs}"
+        assert decided == expected, f"with faults: {ours}; without: {theirs}"
         assert self.cell.state.digest() == self.twin.state.digest()
         kept = self.in_place.cycle(after_s=after_s, limit=limit, silent=silent)
-        assert kept == expected, "after what was kept it decides otherwise"
+        assert kept == expected, "the cell that decides in place decides differently"
         ours, theirs = (cell.machine.dump(cell.state) for cell in (self.in_place, self.twin))
-        assert ours == theirs, "what was kept is not what was applied"
+        assert ours == theirs, "the state decided in place differs from the applied state"
         for step in self.cell.steps[start:]:
             if isinstance(step, EventApplied) and step.record_id:
                 seq = int(step.record_id.rpartition("/")[2])
-                assert seq < HOSTILE_SEQ, f"a lie was believed: {step.event}"
+                assert seq < HOSTILE_SEQ, f"a hostile claim was believed: {step.event}"
         self._within_limits(decided)
         self._starts_are_lawful(decided)
         self._nothing_early(decided)
@@ -172,9 +172,9 @@ class World:
         return decided
 
     def run_until_idle(self) -> None:
-        """Cycles until nothing moves; then nothing moves though everybody is asked again.
+        """Run cycles until there is no decision; then there is none for any task considered again.
 
-        A cell that slept through something it waited for would move now (L1, L2).
+        A cell that missed an event that a task waited for would decide now (L1, L2).
         """
         decided: list[Event] = []
         for _ in range(60):
@@ -195,7 +195,7 @@ class World:
             again.state.attention[task.id] = task
         again._inputs.clear()
         moved = [e for e in again.cycle() if not isinstance(e, dec.TaskUnschedulableV1)]
-        assert not moved, f"slept through it: {moved[:3]}"
+        assert not moved, f"an event was missed: {moved[:3]}"
 
     def come_to_rest(self) -> None:
         """With obedient agents and no new input, the cell becomes idle: no task is preempted for a
@@ -207,9 +207,9 @@ class World:
                 busy = self.start()
             if not self.cycle() and not busy and self.cell.complete:
                 return self.run_until_idle()
-        raise AssertionError("still stopping and starting")
+        raise AssertionError("tasks still stop and start")
 
-    # What must hold of a cycle's decisions
+    # Invariants of a cycle's decisions
 
     def _within_limits(self, decided: Sequence[Event]) -> None:
         """S6: no start takes a project, a department or a job past its limit."""
@@ -259,7 +259,7 @@ class World:
             if config is None or config.policy.name != "priority":
                 continue
             passed = [p for p in pool.stopping_for[run.queue_class] if p < task.job.priority]
-            assert not passed, f"{task.id} starts past tasks that slots are being freed for"
+            assert not passed, f"{task.id} starts past tasks for which slots are being freed"
 
     def _no_earlier_task_passed(self, task: Task, pool: Pool) -> None:
         """In a strict queue no task starts while an earlier one has waited since before the cycle.
@@ -274,7 +274,7 @@ class World:
             if record is None or record[0].code not in BLOCKING or len(group.shape.pools) > 1:
                 continue
             if group.shape.start_failed and pool.preempts and not group.shape.preemptible:
-                continue  # it may not preempt, so those behind it do not wait for it
+                continue  # it may not preempt, so later tasks do not wait for it
             first = group.queue.first
             if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:
                 continue

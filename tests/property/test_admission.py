@@ -1,7 +1,7 @@
-"""What holds for quota's machine whatever is asked of it, and however the log hands it over.
+"""Properties of quota's machine for any requests, and for any split of the log over cycles.
 
-Histories are of every request type, over few names, so that they meet: jobs are repeated, changed
-after they were cancelled, pools deleted while they are used. `Desk` checks on every cycle that
+Histories have every request type over few names, so that requests conflict: jobs are repeated, or
+changed after their cancel; pools are deleted while they are used. `Desk` checks on every cycle that
 `decide` leaves the state as it was and decides on the digest that the appliers reach.
 """
 
@@ -114,8 +114,8 @@ def request_of(cls):
 ALL = [request_of(cls) for cls in sorted(JUDGED, key=lambda cls: cls.TYPE)]
 submissions = request_of(r.TaskSubmittedV1)
 of_jobs = st.one_of(*(request_of(cls) for cls in JUDGED_OF_JOBS))
-#: Most of a history is about jobs, most histories start with a cell that works: few requests would
-#: meet what they are about otherwise.
+#: Most requests are about jobs, and most histories start with a configured cell: otherwise few
+#: requests would name an existing object.
 requests = st.one_of(*[submissions] * 4, of_jobs, of_jobs, *ALL)
 WORKING = (*CELL_SETUP, pool("h100"), project("vision"))
 SUBMITTED = (*WORKING, *(job(job_id, tasks=2 + n) for n, job_id in enumerate(JOBS)))
@@ -150,7 +150,7 @@ def judged(records, cuts=(), limit=1000):
 
 
 def position_free(desk):
-    """The dump without what counts cycles."""
+    """The dump without its cycle counters."""
     return {k: v for k, v in desk.machine.dump(desk.state).items() if k != "cycle"}
 
 
@@ -174,7 +174,7 @@ def test_any_split_into_cycles_gives_the_same_verdicts_and_digest(history, data)
 
 
 @given(histories, st.data())
-def test_a_record_that_comes_again_is_refused_and_changes_nothing(history, data):
+def test_a_repeated_record_is_refused_and_changes_nothing(history, data):
     records = records_of(history)
     again = []
     for n, record in enumerate(records):
@@ -187,7 +187,7 @@ def test_a_record_that_comes_again_is_refused_and_changes_nothing(history, data)
 
 
 @given(histories)
-def test_what_is_applied_twice_counts_once_also_for_a_reader_that_does_not_ask(history):
+def test_an_event_applied_twice_counts_once_also_for_a_reader_that_does_not_check(history):
     records = records_of(history)
     leader = judged(records)
     reader = Desk(machine=machine())
@@ -239,7 +239,7 @@ def test_every_verdict_can_be_written_and_read_back(history):
 
 
 @given(histories)
-def test_nothing_of_a_job_is_accepted_after_its_cancel_but_to_end_it_sooner_or_to_erase_it(history):
+def test_after_its_cancel_a_job_accepts_only_a_sooner_end_or_an_erase(history):
     cancelled = set()
     for _, verdict in judged(records_of(history)).verdicts:
         job_id = getattr(verdict, "job_id", None)
@@ -251,8 +251,8 @@ def test_nothing_of_a_job_is_accepted_after_its_cancel_but_to_end_it_sooner_or_t
 
 
 @given(histories)
-def test_what_is_named_exists(history):
-    """No pool is gone that a project or a job that may run names, no department of a project."""
+def test_every_named_pool_and_department_exists(history):
+    """No pool of a project or of an open job is deleted, and no department of a project."""
     state = judged(records_of(history)).state
     for name, row in state.projects.items():
         assert state.departments.get(row.config.department) is not None, name

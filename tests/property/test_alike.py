@@ -21,12 +21,12 @@ STEPS = 40
 
 
 class Both(SchedulerMachine):
-    """Decides twice, once with every group on its own, and compares."""
+    """Decides twice, once with every group separate, and compares."""
 
     def decide(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> CycleResult:
-        """What both decide."""
+        """Return the decisions, equal in both ways."""
         found = super().decide(state, limit=limit, observed=observed)
         with patch.dict(POLICIES, ALONE):
             alone = super().decide(state, limit=limit, observed=observed)
@@ -35,7 +35,7 @@ class Both(SchedulerMachine):
 
 
 def play(chance: Random, cell: Cell) -> None:
-    """Some jobs of some projects that ask for much the same come and go, on too few nodes."""
+    """Jobs with similar requests arrive and end, on too few nodes."""
     for number in range(4):
         cell.node(f"n{number}", gpus=chance.choice([2, 4, 4]))
     jobs: list[str] = []
@@ -68,7 +68,7 @@ def play(chance: Random, cell: Cell) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
-def test_groups_in_one_line_are_decided_as_each_on_its_own(
+def test_grouped_tasks_get_the_same_decisions_as_separate_ones(
     seed: int, preemption: bool, backfill: bool
 ) -> None:
     cell = Cell(policy="priority", preemption=preemption, backfill=backfill)

@@ -1,7 +1,7 @@
 """Both real machines in a random, honest world: the audit finds nothing in the log they write.
 
-It shares no code with them, so each checks the other: a promise that the machines break is found,
-and so is one that the audit reads more strictly than it was given.
+It shares no code with them, so each checks the other: the test fails when the machines
+break a promise, and when the audit is stricter than a promise.
 """
 
 import random
@@ -73,7 +73,7 @@ class Part:
         self.cycles = 0
 
     def cycle(self, *observed: Decision, limit: int = 1000, after_ms: int = 1000) -> list[Any]:
-        """What it decided."""
+        """Run a cycle; return its decisions."""
         machine, log = self.machine, self.log
         self.cycles += 1
         self.state = machine.begin_cycle(self.state, self.cycles, log.now_ms + after_ms)
@@ -103,11 +103,11 @@ class Part:
 
 
 class World:
-    """Users, operators and agents that act by chance, but honestly."""
+    """Users, operators and agents with random, but honest, actions."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        #: Every other world has its nodes enrolled.
+        #: Every second world enrolls its nodes.
         self.closing = seed % 2
         self.log = LogBuilder()
         self.quota = Part(QuotaMachine(), self.log.quota, self.log)
@@ -115,7 +115,7 @@ class World:
         self.jobs: list[str] = []
         self.lives = dict.fromkeys(NODES, 1)
         self.pid = 100
-        #: Replicas on agents: where, whether it runs, whether it was asked to stop.
+        #: Replicas on agents: node, whether it runs, whether it has a stop request.
         self.running: dict[Key, dict[str, Any]] = {}
         log = self.log
         log.request(log_created())
@@ -137,7 +137,7 @@ class World:
             log.claim(joined(node))
 
     def step(self) -> None:
-        """Something happens, then both machines have a cycle."""
+        """Take a random action, then run a cycle of both machines."""
         for _ in range(self.chance.randrange(8)):
             self.chance.choice(
                 [self.submit] * 4
@@ -161,7 +161,7 @@ class World:
             self.hear(event)
 
     def hear(self, event: Any) -> None:
-        """The agents follow the decisions."""
+        """Let the agents obey a decision."""
         match event:
             case SlotsAllocatedV1():
                 for p in event.placements:
@@ -306,4 +306,4 @@ def test_an_honest_random_world_keeps_every_promise(seed: int) -> None:
     findings = auditor.finish()
     assert findings == (), "\n".join(str(f) for f in findings[:5])
     kinds = {e.envelope.type for e in world.log.entries if e.envelope is not None}
-    assert {"SlotsAllocated", "TaskEnded", "TaskRequeued"} <= kinds, "the world stood still"
+    assert {"SlotsAllocated", "TaskEnded", "TaskRequeued"} <= kinds, "no task ran"

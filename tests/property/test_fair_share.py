@@ -44,7 +44,7 @@ def come_to_rest(cell: Cell) -> None:
         if not moved:
             assert_sound(cell.state)
             return
-    raise AssertionError("it does not come to rest")
+    raise AssertionError("the pool does not become idle")
 
 
 def arrive(cell: Cell, asked: list[dict[str, Any]], first: int = 0) -> None:

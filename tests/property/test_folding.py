@@ -89,16 +89,16 @@ class ShortReads:
 
 @dataclass
 class Racer:
-    """A leader that starts over, from a snapshot of any age, whenever it is thrown back."""
+    """A leader that restarts from a snapshot of any age whenever it is fenced."""
 
     cell: ToyCell
     log: EventLog
     name: str
     limits: dict[str, int]
     leader: Leader[Any] | None = None
-    #: By the offset after each of its commits: the state's digest then.
+    #: The state's digest by the offset after each of its commits.
     digests: dict[int, str] = field(default_factory=dict)
-    #: Some of them with a snapshot: the offset, the digest, the snapshot.
+    #: Snapshots at some commits: the offset, the digest, the snapshot.
     kept: list[tuple[int, str, Any]] = field(default_factory=list)
     starts: int = 0
     cycles: int = 0
@@ -164,7 +164,7 @@ def doubled(made: Sequence[Envelope[Any]], sent: list[Record], again: set[int]) 
 
 @dataclass
 class Plan:
-    """What Hypothesis chose."""
+    """The values drawn by Hypothesis."""
 
     seed: int
     policy: req.PolicyRef
@@ -210,7 +210,7 @@ plans = st.builds(
 
 
 async def generate(plan: Plan) -> GeneratedLog:
-    """Make a history."""
+    """Generate a history."""
     cell = await ToyCell().create()
     faults = FaultPlan(cell.clock, plan.faults)
     log = ShortReads(FaultyLog(cell.log, faults), plan.read_sizes)
@@ -219,7 +219,7 @@ async def generate(plan: Plan) -> GeneratedLog:
     world.begin()
     requested: list[Record] = []
     claimed: list[Record] = []
-    ears = Ears(cell)
+    ears = CommittedDecisions(cell)
     for tick in range(plan.ticks):
         if tick == plan.samples_at:
             world.act()
@@ -245,7 +245,7 @@ async def generate(plan: Plan) -> GeneratedLog:
     for _ in range(500):
         if not any([await racer.step() for racer in racers.values()]):
             return GeneratedLog(cell, racers)
-    raise AssertionError("it does not come to rest")
+    raise AssertionError("the cell does not become idle")
 
 
 async def put(cell: ToyCell, topic: str, records: list[Record]) -> None:
@@ -253,8 +253,8 @@ async def put(cell: ToyCell, topic: str, records: list[Record]) -> None:
         await cell.put(topic, records[at : at + 50])
 
 
-class Ears:
-    """Hears decisions once they count."""
+class CommittedDecisions:
+    """Follows decisions once they are committed."""
 
     def __init__(self, cell: ToyCell) -> None:
         self.fold: Fold[Any] = Fold(cell.log, SchedulerMachine(), CELL)
@@ -264,7 +264,7 @@ class Ears:
         )
 
     async def new(self) -> list[Envelope[Any]]:
-        """Decisions that count since the last call."""
+        """Decisions committed since the last call."""
         self.heard.clear()
         await self.fold.catch_up()
         return self.heard
@@ -324,13 +324,13 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
 
 
 def assert_same(one: Fold[Any], other: Fold[Any], what: str) -> None:
-    """Two folds are in the same state, to the last part of what a snapshot has of it."""
+    """Two folds have equal states, in every part of a snapshot."""
     found, expected = (json.loads(json.dumps(fold.dump())) for fold in (one, other))
     assert found == expected, f"{what}: {next(unlike(found, expected, ''))}"
 
 
 def unlike(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON documents differ."""
+    """Yield the differences between two JSON documents."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
             yield from unlike(one.get(key), other.get(key), f"{path}.{key}")
@@ -365,7 +365,7 @@ def test_a_standby_that_reads_in_small_pieces_never_differs_from_the_leader() ->
         }
         world = HonestWorld(11, cell.clock.now_ms())
         world.begin()
-        ears = Ears(cell)
+        ears = CommittedDecisions(cell)
         for tick in range(60):
             asked, said = world.taken()
             await put(cell, "requests", [encode(each, CELL) for each in asked])
@@ -393,7 +393,7 @@ def test_a_history_with_every_record_twice_is_decided_as_if_each_were_there_once
         racers = {name: Racer(cell, cell.log, name, {}) for name in MACHINES}
         world = HonestWorld(17, cell.clock.now_ms())
         world.begin()
-        ears = Ears(cell)
+        ears = CommittedDecisions(cell)
         decided: list[Any] = []
         for _ in range(80):
             for topic, made in zip(("requests", "node-events"), world.taken(), strict=True):

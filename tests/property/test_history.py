@@ -22,7 +22,7 @@ PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Pha
 
 
 class HistoriesAsSeen(Histories):
-    """Everything that may happen to a cell, looked back upon."""
+    """All rules of `Histories`; the end checks the history."""
 
     def teardown(self) -> None:
         super().teardown()
@@ -32,7 +32,7 @@ class HistoriesAsSeen(Histories):
         history = history_of(cell)
         assert_agrees(history, cell.state)
         assert_adds_up(history)
-        assert_order_at_one_time_is_of_no_account(cell, history)
+        assert_order_at_one_time_does_not_matter(cell, history)
 
 
 TestHistoriesAsSeen = HistoriesAsSeen.TestCase
@@ -114,7 +114,7 @@ def assert_adds_up(history: History) -> None:
         assert share is None or 0 <= share <= 1 + 1e-9
 
 
-def assert_order_at_one_time_is_of_no_account(cell: Cell, history: History) -> None:
+def assert_order_at_one_time_does_not_matter(cell: Cell, history: History) -> None:
     events: list[tuple[int, Event]] = []
     now_ms = 0
     for step in cell.steps:
@@ -125,8 +125,8 @@ def assert_order_at_one_time_is_of_no_account(cell: Cell, history: History) -> N
                 events.append((now_ms, event))
     chance = Random(len(events))
     other = History()
-    # What is about nodes and jobs stays where it is; between these, each task's events do among
-    # themselves.
+    # Events of nodes and jobs keep their places; between them, the events of each task keep
+    # their order.
     for (now_ms, about_tasks), some in groupby(events, lambda e: (e[0], hasattr(e[1], "task_id"))):
         together = [event for _, event in some]
         if about_tasks:

@@ -156,7 +156,7 @@ def test_no_task_misses_the_event_it_waits_for(
         if not act(cell) and not decided and not cell.state.restless:
             break
     else:
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("the pool does not become idle")
     cell.state.wake_all(cell.state.pools["main"])
     moved = [event for event in cell.cycle() if not isinstance(event, TaskUnschedulableV1)]
     assert moved == []

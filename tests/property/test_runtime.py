@@ -1,4 +1,4 @@
-"""Whatever becomes of appends, and however leaders take turns: one history, nothing lost or twice.
+"""For any outcomes of appends and any turns of leaders: one history, no record lost or repeated.
 
 SAFETY: every reader folds the same; each request has one answer; of two leaders' cycles one counts.
 """
@@ -35,13 +35,13 @@ faults = st.lists(
     ),
     max_size=12,
 )
-#: Who moves: two candidates for quota, two for the scheduler; 4 asks, 5 claims, 6 lets time pass;
-#: 7 and 8: both candidates of quota, or of the scheduler, at once.
+#: 0 to 3 move a candidate: two for quota, two for the scheduler; 4 requests, 5 claims, 6 advances
+#: the clock; 7 and 8 move both candidates of quota, or of the scheduler, at once.
 moves = st.lists(st.integers(0, 8), min_size=5, max_size=60)
 
 
-class Hesitant(FaultyLog):
-    """Lets others run before an append, so that two may write the same term."""
+class YieldingLog(FaultyLog):
+    """Lets other tasks run before an append, so that two may write the same term."""
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         await asyncio.sleep(0)
@@ -49,7 +49,7 @@ class Hesitant(FaultyLog):
 
 
 class Racer:
-    """A candidate that leads again whenever it was thrown back, from the snapshot it last had."""
+    """A candidate that leads again whenever it was fenced, from its last snapshot."""
 
     def __init__(self, cell: ToyCell, log: FaultyLog, machine: ToyMachine, limits: Any) -> None:
         self.cell = cell
@@ -72,13 +72,13 @@ class Racer:
             self.leader = None
 
     async def finish(self) -> None:
-        """Lead until nothing is left to do."""
+        """Lead until there is no more work."""
         for _ in range(200):
             before = self.leader
             await self.move()
             if before is not None and self.leader is before and not await self._more():
                 return
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("the candidate does not become idle")
 
     async def _more(self) -> bool:
         assert self.leader is not None
@@ -92,7 +92,7 @@ class Racer:
 async def race(plan_faults: list[Fault], steps: list[int], limits: dict[str, int]) -> None:
     cell = await ToyCell().create()
     plan = FaultPlan(cell.clock, plan_faults)
-    log = Hesitant(cell.log, plan)
+    log = YieldingLog(cell.log, plan)
     quotas = [Racer(cell, log, ToyMachine.quota(), limits) for _ in range(2)]
     schedulers = [Racer(cell, log, ToyMachine.scheduler(), limits) for _ in range(2)]
     racers = [*quotas, *schedulers]
@@ -169,7 +169,7 @@ def test_two_leaders_and_late_batches_make_one_history(
     ),
     junk=st.sets(st.integers(0, 29)),
 )
-def test_any_split_of_the_inputs_over_polls_comes_to_the_same_state(
+def test_any_split_of_the_inputs_over_polls_leads_to_the_same_state(
     splits: list[int], limits: dict[str, int], junk: set[int]
 ) -> None:
     async def run(sizes: list[int], **limited: Any) -> str:
@@ -204,7 +204,7 @@ def test_any_split_of_the_inputs_over_polls_comes_to_the_same_state(
 
 @settings(max_examples=60, deadline=None)
 @given(batches=st.lists(st.integers(1, 5), min_size=1, max_size=8), at=st.integers(0, 40))
-def test_a_dump_taken_anywhere_and_the_tail_come_to_the_same_state(
+def test_a_dump_taken_anywhere_and_the_tail_lead_to_the_same_state(
     batches: list[int], at: int
 ) -> None:
     async def run() -> None:
@@ -229,12 +229,12 @@ def test_a_dump_taken_anywhere_and_the_tail_come_to_the_same_state(
     asyncio.run(run())
 
 
-# A late batch, wherever it lands
+# A late batch, at any place
 
 
 @settings(max_examples=40, deadline=None)
 @given(after=st.integers(0, 30))
-def test_a_late_batch_counts_exactly_when_it_lands_before_the_next_term(after: int) -> None:
+def test_a_late_batch_counts_exactly_when_it_arrives_before_the_next_term(after: int) -> None:
     async def run() -> None:
         cell = await ToyCell().create()
         plan = FaultPlan(

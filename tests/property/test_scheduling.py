@@ -1,7 +1,7 @@
 """Properties of the scheduler's machine under every sequence of inputs and faults.
 
-Histories of all its input events over few names, so that they meet. See `scheduling_world` for what
-the cell under test must tolerate, and for the checks after every cycle.
+Histories of all its input events over few names, so that events conflict. See `scheduling_world`
+for the faults that the cell under test must tolerate, and for the checks after every cycle.
 """
 
 from dataclasses import fields
@@ -387,7 +387,7 @@ class Histories(RuleBasedStateMachine):
     def restart(self) -> None:
         before = self.state.digest()
         self.world.cell.restart()
-        assert self.state.digest() == before, "a snapshot is not the state it was taken of"
+        assert self.state.digest() == before, "a snapshot differs from its state"
 
     # Time
 
@@ -411,7 +411,7 @@ class Histories(RuleBasedStateMachine):
             return
         self.world.come_to_rest()
         folded = fold(self.world.twin.steps)
-        assert folded.digest() == self.state.digest(), "a standby gets another state"
+        assert folded.digest() == self.state.digest(), "a standby has another state"
 
 
 TestHistories = Histories.TestCase

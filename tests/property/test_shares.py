@@ -168,7 +168,7 @@ def test_demand_proportional_gives_each_claim_its_exact_share_to_within_a_task(
     capacity: int, asked: list[Claim]
 ) -> None:
     """The capacity that others cannot use is added: less than two of the largest tasks."""
-    # `size` is what all task sizes are multiples of; the smallest task may be larger.
+    # All task sizes are multiples of `size`; the smallest task may be larger.
     largest = max((max(claim.multiple_of, claim.smallest_task) for claim in asked), default=0)
     offers = demand_proportional(capacity, asked)
     for claim, offer, exact in zip(asked, offers, exact_parts(capacity, asked), strict=True):

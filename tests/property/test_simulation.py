@@ -1,4 +1,4 @@
-"""Whatever runs on whatever cluster: its log is proved, and it is the same again."""
+"""For any workload and cluster, the log verifies and a second run is equal."""
 
 import asyncio
 from dataclasses import replace
@@ -52,23 +52,23 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-#: Where details are, of which there are none without a log.
+#: References to details, which do not exist without a log.
 NOWHERE = DetailsRef(offset=0, digest="0" * 64)
 
 
 def twice(**of: Any) -> Ran:
-    """A run that wrote the same when it was run again."""
+    """Run twice, check that both runs are equal, and return one."""
     jobs = sorted(of.pop("jobs"), key=lambda each: each.submit_ms)
     one, other = (ran(jobs, NODES, **of) for _ in range(2))
     assert one.records() == other.records(), "the same run wrote another log"
     unlogged = ran(jobs, NODES, logged=False, **of)
-    assert without_details(one) == without_details(unlogged), "without a log it went otherwise"
+    assert without_details(one) == without_details(unlogged), "without a log the run differs"
     assert one.world.cycles == unlogged.world.cycles
     return one
 
 
 def without_details(run: Ran) -> list[tuple[float, Event]]:
-    """What happened in a run, and when; not where its jobs' details are."""
+    """The events of a run with their times, without references to details."""
     found: list[tuple[float, Event]] = []
     for at, event in run.events:
         of: Any = event
@@ -89,7 +89,7 @@ NODES = [node("node-0", 4), node("node-1", 4), node("node-2", 2)]
     cadence_ms=st.sampled_from([0, 30_000]),
     seed=st.integers(0, 3),
 )
-def test_a_log_proves_its_run_which_is_the_same_again_without_it(policy: str, **of: Any) -> None:
+def test_a_log_verifies_and_a_run_without_a_log_is_equal(policy: str, **of: Any) -> None:
     run = twice(policy=policy, **of)
     report = asyncio.run(run.proved())
     assert report.ok, (report.findings, report.promises)

@@ -1,4 +1,4 @@
-"""Whatever is written to the views, memory and Redis give the same answers."""
+"""For any writes to the views, memory and Redis give the same answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -129,7 +129,7 @@ QUERIES = st.builds(
 
 
 async def pages(store: Any, kind: type[Row], query: Query) -> list[Any]:
-    """Page after page to the end."""
+    """Read all pages."""
     found: list[Any] = []
     while True:
         page = await store.page(kind, query)
@@ -142,7 +142,7 @@ async def pages(store: Any, kind: type[Row], query: Query) -> list[Any]:
 
 
 def with_facts(row: Row, facts: dict[str, JobFacts]) -> Row:
-    """The row with the facts that its job has."""
+    """The row with the facts of its job."""
     match row:
         case TaskRow():
             return replace(row, job=facts[row.job.job_id])

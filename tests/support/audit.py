@@ -1,4 +1,4 @@
-"""The audit over a real log, for every test that makes one."""
+"""Run the audit over the log that a test wrote."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
 
-#: What is read first was written last, so that a log still written to has all inputs of its cycles.
+#: Outputs come before inputs: while a log still grows, every cycle read has all its inputs.
 TOPICS = (DECISIONS, NODE_EVENTS, ADMISSIONS, REQUESTS)
 MAX_RECORDS = 5000
 SHOWN = 20
@@ -19,7 +19,7 @@ SHOWN = 20
 async def audit_log(
     log: EventLog, *, honest_agents: bool = True, partition: int = 0
 ) -> tuple[Finding, ...]:
-    """Findings over what the log holds now, in one cell's partition."""
+    """Return the findings over the present records of one cell's partition."""
     auditor = Audit(honest_agents=honest_agents)
     for topic in TOPICS:
         where = Partition(topic.name, partition)
@@ -49,7 +49,7 @@ async def assert_audit_clean(
 ) -> None:
     """Fail with the findings when the log breaks a promise.
 
-    `honest_agents=False` for tests whose agents lie: only what the scheduler believed counts then.
+    Use `honest_agents=False` when agents send false claims: then only accepted claims count.
     """
     findings = await audit_log(log, honest_agents=honest_agents, partition=partition)
     more = f"\n... and {len(findings) - SHOWN} more" if len(findings) > SHOWN else ""

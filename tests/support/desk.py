@@ -1,4 +1,4 @@
-"""Requests straight into a cluster's log, as a gateway writes them, for tests without one."""
+"""Append requests to a cluster's log as a gateway does, for tests without a gateway."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CELL = "main"
 
 
 class Desk:
-    """A gateway's part, without HTTP: one batch a call."""
+    """Writes the records of a gateway, without HTTP: one batch per call."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class Desk:
     def submit(
         self, command: Sequence[str], *, pool: str = "default", tasks: int = 1, **spec: Any
     ) -> list[str]:
-        """Submit a job of one GPU a replica; the ids of its tasks."""
+        """Submit a job with one GPU per replica; return the ids of its tasks."""
         self._jobs += 1
         job_id = f"desk{self._jobs:08d}"
         details = JobDetailedV1(

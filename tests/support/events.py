@@ -1,6 +1,6 @@
 """Samples of every event version, and Hypothesis strategies for them, made from the JSON Schemas.
 
-An event that is added needs nothing here, unless it brings a new pattern or a rule between fields.
+A new event needs no change here, unless it has a new pattern or a rule between fields.
 """
 
 import json
@@ -19,7 +19,7 @@ from yardmaster_schemas.topics import TOPICS
 Json = dict[str, Any]
 NOW_MS: Final = 1_767_225_600_123
 
-#: What a field is called says best what stands in it.
+#: Sample values by field name.
 BY_NAME: Final[Mapping[str, Any]] = {
     "node": "gpu-07",
     "pool": "h100",
@@ -130,7 +130,7 @@ def _ascending(body: Json) -> None:
         body["disabled"] = sorted(set(body["disabled"]))
 
 
-#: Rules between fields, which JSON Schema does not say; by the name of the definition.
+#: Rules between fields that JSON Schema does not state, by the name of the definition.
 REPAIRS: Final[Mapping[str, Callable[[Json], None]]] = {
     "TaskExited": _exited,
     "Run": _run,
@@ -143,7 +143,7 @@ REPAIRS: Final[Mapping[str, Callable[[Json], None]]] = {
 
 
 def schema(cls: type[Event]) -> Json:
-    """The generated schema, made once."""
+    """The generated schema; cached."""
     return _schema(cls.TYPE, cls.VERSION)
 
 
@@ -153,7 +153,7 @@ def _schema(type_: str, version: int) -> Json:
 
 
 def sample(cls: type[Event], *, full: bool = True) -> Envelope[Any]:
-    """One record of an event: with every field, or with those alone that must be there."""
+    """One record of an event: with every field, or with the required fields only."""
     walk = _Sampler(schema(cls)["$defs"], full=full)
     plain = walk.of(schema(cls), "")
     topic = cls.TOPICS[-1]
@@ -220,7 +220,7 @@ class _Sampler:
 
 
 def _entries(node: Json) -> tuple[Json, Json]:
-    """What the keys and the values of a mapping are."""
+    """The schemas of a mapping's keys and values."""
     if "patternProperties" in node:
         ((pattern, values),) = node["patternProperties"].items()
         return {"type": "string", "pattern": pattern}, values
@@ -242,7 +242,7 @@ _TEXT: Final = st.characters(codec="utf-8")
 
 
 def envelopes(cls: type[Event]) -> st.SearchStrategy[Envelope[Any]]:
-    """Any record that an event's schema allows, edges included."""
+    """Any record that an event's schema allows, including limit values."""
     return _envelopes(cls.TYPE, cls.VERSION)
 
 

@@ -10,7 +10,7 @@ Amounts = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that may be stopped."""
+    """A running, preemptible task."""
 
     name: str
     node: str
@@ -25,7 +25,7 @@ def size(demand: Amounts, capacity: Amounts) -> float:
 
 
 def scores(running: Sequence[Running], capacity: Amounts, s: float) -> dict[str, float]:
-    """Equation 3, for each by name."""
+    """Equation 3: the score of each task by name."""
     largest = max(size(task.demand, capacity) for task in running) or 1
     longest = max(task.grace for task in running) or 1
     return {
@@ -37,7 +37,7 @@ def scores(running: Sequence[Running], capacity: Amounts, s: float) -> dict[str,
 def eligible(
     demand: Amounts, running: Sequence[Running], free: Mapping[str, Amounts], p: float
 ) -> list[str]:
-    """Equation 2, of those that were stopped fewer than `p` times."""
+    """Equation 2, for tasks that were preempted fewer than `p` times."""
     return [
         task.name
         for task in running

@@ -1,9 +1,9 @@
-"""Yardmaster's own processes, forked from one interpreter that has imported all of it already.
+"""Yardmaster's processes, forked from one interpreter that has already imported all modules.
 
-There are hundreds of them in a run of all tests, and to import takes longer than most of what they
-do. Each is a process of its own, in a session of its own, with its own environment, folder and
-files, and dies like any other. That users' way to start them works is what tests of `yard up`, in
-both forms, and of the demo show.
+A run of all tests starts hundreds of them, and most would spend more time on imports than on work.
+Each is a separate process in its own session, with its own environment, folder and files, and ends
+like any other process. Tests of both forms of `yard up`, and of the demo, cover the way in which
+users start them.
 """
 
 import json
@@ -29,8 +29,8 @@ _MODULES: Final = (
     *MODULES.values(),
     *("yardmaster_eventlog.kafka.log", "yardmaster_eventlog.kafka.membership"),
 )
-#: Reads one request a line: what to start (answered with its pid), or whose exit code is wanted
-#: (null: it lives). A child does what `python -m MODULE WORDS` does once it has imported.
+#: Reads one request per line: a process to start (the answer is its pid), or the pid whose exit
+#: code is requested (null: it runs). A child does what `python -m MODULE WORDS` does after imports.
 _PARENT: Final = """
 import gc, importlib, json, os, sys, traceback
 for name in sys.argv[1:]:
@@ -82,7 +82,7 @@ _parents: Final[list["subprocess.Popen[str]"]] = []
 
 
 class Forked:
-    """A process that `fork` started, held as `subprocess.Popen` holds one."""
+    """A process that `fork` started, with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -90,7 +90,7 @@ class Forked:
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it lives."""
+        """Return its exit code; None while it runs."""
         if self.returncode is None:
             self.returncode = _ask(self.pid)
             if self.returncode is not None:
@@ -98,7 +98,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it ended.
+        """Wait for its end; return its exit code.
 
         Raises: subprocess.TimeoutExpired.
         """
@@ -110,12 +110,12 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Signal it, if it lives."""
+        """Send it a signal, if it runs."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -129,7 +129,7 @@ def fork(
     stderr: Path | None = None,
     stdin: Path = Path(os.devnull),
 ) -> Forked:
-    """Start `python -m MODULE WORDS`; what it says is appended to the files."""
+    """Start `python -m MODULE WORDS`; its output is appended to the files."""
     asked = {"module": module, "words": list(words), "env": dict(env), "cwd": str(cwd)}
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr or stdout}
     for path in (stdout, stderr or stdout):
@@ -140,7 +140,7 @@ def fork(
 
 
 def stop() -> None:
-    """End the parent; whatever it forked lives on."""
+    """End the parent process; forked processes keep running."""
     while _parents:
         _parents.pop().communicate(timeout=30)
 

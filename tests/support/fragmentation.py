@@ -40,7 +40,7 @@ def useless(
 
 
 def ways(shape: Shape, capacity: NodeCapacity) -> list[tuple[int, ...]]:
-    """Slots that one replica may get: each that has a share, else what any strategy takes."""
+    """Slots that one replica may get: each with a free share, else those any strategy takes."""
     if shape.gpus == 1 and shape.gpu_milli < WHOLE:
         return [(at,) for at, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
     return [capacity.pick(shape)]

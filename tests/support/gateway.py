@@ -164,7 +164,7 @@ class TestCell:
         await self.meter.catch_up()
 
     async def run_machines(self) -> None:
-        """Let quota and the scheduler consume all records; the views stay behind."""
+        """Let quota and the scheduler consume all records; the views do not advance."""
         for _ in range(8):
             stepped = [await self._step(leader) for leader in self.leaders]
             if not any(stepped):
@@ -243,7 +243,7 @@ class TestCell:
         return response.json() if "json" in kind else response
 
     async def submit(self, *, token: str = "nlp", project: str = "nlp", **spec: Any) -> str:
-        """Submit a job of one GPU; returns its id."""
+        """Submit a job of one GPU; return its id."""
         body: dict[str, Any] = {
             "project": project,
             "resources": {"gpus": 1},

@@ -1,11 +1,11 @@
-"""What a `Cell` went through, as a `History`."""
+"""Convert the events of a `Cell` to a `History`."""
 
 from yardmaster_core.testing import Cell, CycleBegun, EventApplied
 from yardmaster_simulation.history import History
 
 
 def history_of(cell: Cell) -> History:
-    """The history of all that the cell applied, by its cycles' time."""
+    """The history of all events that the cell applied, at the times of its cycles."""
     history = History()
     now_ms = 0
     for step in cell.steps:

@@ -1,7 +1,7 @@
-"""Users, operators and agents that act by chance, but honestly, on a log with both real machines.
+"""Users, operators and agents with random, but honest, actions on a log with both real machines.
 
-`HonestWorld` says what they write; it hears decisions and lets its agents follow them. It knows no
-log, so the same world can be played to several, and no time but what it is given.
+`HonestWorld` creates their records; it receives decisions, and its agents obey them. It has no log
+and no clock of its own, so one world can be replayed on several logs.
 """
 
 import random
@@ -42,7 +42,7 @@ Key = tuple[str, int, int]
 
 
 class HonestWorld:
-    """What happens outside the machines."""
+    """The actions of users, operators and agents."""
 
     def __init__(self, seed: int, now_ms: int, policy: req.PolicyRef = PRIORITY) -> None:
         self.chance = random.Random(seed)
@@ -59,36 +59,36 @@ class HonestWorld:
         self.lives = dict.fromkeys(NODES, 1)
         self.pid = 100
         self.saved: dict[str, int] = defaultdict(int)
-        #: Replicas on agents: where, in which life, whether it runs or was asked to stop.
+        #: Replicas on agents: node, incarnation, and whether each runs or has a stop request.
         self.running: dict[Key, dict[str, Any]] = {}
 
-    # What it writes
+    # Records
 
     def ask(self, event: Event) -> None:
-        """A request."""
+        """Write a request."""
         self.requests.append(self.pen.gateway.envelope(event, subject_of(event)))
 
     def claim(self, event: Any) -> None:
-        """A claim of the node that it names."""
+        """Write a claim of the node that the event names."""
         entry = self.pen.claim(event)
         assert entry.envelope is not None
         self.claims.append(entry.envelope)
 
     def taken(self) -> tuple[list[Envelope[Any]], list[Envelope[Any]]]:
-        """All that was written since the last call: requests, claims."""
+        """Return the requests and the claims written since the last call."""
         found = self.requests, self.claims
         self.requests, self.claims = [], []
         return found
 
     def observed(self) -> list[NodeSilenceObservedV1]:
-        """Nodes that were found silent since the last call."""
+        """Return the nodes found silent since the last call."""
         found, self.silent = self.silent, []
         return found
 
     # Steps of the history
 
     def begin(self) -> None:
-        """The log's first records: pools, a department, two projects, nodes."""
+        """Write the first records of the log: pools, a department, two projects, nodes."""
         self.ask(log_created())
         for pool in POOLS:
             self.ask(req.PoolChangeRequestedV1(pool=pool, config=self.pool_config))
@@ -104,7 +104,7 @@ class HonestWorld:
             self.claim(joined(node))
 
     def act(self, most: int = 8) -> None:
-        """Some things happen."""
+        """Take up to `most` random actions."""
         for _ in range(self.chance.randrange(most)):
             self.chance.choice(
                 [self.submit] * 4
@@ -128,7 +128,7 @@ class HonestWorld:
             self.agent(key)
 
     def hear(self, event: Event) -> None:
-        """The agents follow a decision."""
+        """Let the agents obey a decision."""
         match event:
             case SlotsAllocatedV1():
                 self.tasks[event.task_id] = event.attempt
@@ -265,7 +265,7 @@ class HonestWorld:
         self.ask(self.chance.choice(events))
 
     def organise(self) -> None:
-        """Pools, departments and projects come, change and go."""
+        """Create, change or delete a pool, a department or a project."""
         limit = self.chance.choice([None, 4000, 9000])
         config = project(pools=POOLS, limit_milli=limit).project
         assert config is not None

@@ -20,7 +20,7 @@ KEPT: Final = tuple(
     for path in sorted(FOLDER.glob("*/*.xz"))
     if path.name.endswith((".db.xz", ".jsonl.xz"))
 )
-#: Those of simulated runs: nothing reads views of them, and they have no topics of nodes.
+#: Logs of simulated runs: they have no views and no topics of nodes.
 SIMULATED: Final = frozenset({"rules-1/fair_share.db", "rules-1/fitgpp.db", "rules-1/priority.db"})
 
 
@@ -30,7 +30,7 @@ def rules_of(name: str) -> int:
 
 
 async def kept_log(name: str, folder: Path) -> EventLog:
-    """A copy of a kept log, in `folder` or in memory, that can be led on."""
+    """A copy of a kept log, in `folder` or in memory, to which a leader can append."""
     kept = FOLDER / f"{name}.xz"
     if name.endswith(".db"):
         path = folder / "log.db"

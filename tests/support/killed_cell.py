@@ -1,8 +1,8 @@
-"""The embedded mode under kill -9: a process that is killed and started again, users who insist.
+"""The embedded mode under kill -9: a process that is killed and restarted, and users that retry.
 
 `KilledDev` runs the real `yard dev`, forked from an interpreter that has imported it already, so
-that a moment after a start is a moment of its life and not of Python's. `Users` submit through its
-API with idempotency keys and try again with the same key until they are answered.
+that a kill soon after a start hits the service and not its imports. `Users` submit through its
+API with idempotency keys and retry with the same key until they get an answer.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ DEADLINE_S = 120.0
 
 
 def until(there: Callable[[], Any], what: str, words: Callable[[], str]) -> Any:
-    """Wait until `there` gives something true; it."""
+    """Wait until `there` returns a true value; return it."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := there()):
         assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for: {what}\n{words()}"
@@ -73,15 +73,15 @@ class KilledDev:
 
     @property
     def server(self) -> str:
-        """Where it serves, whenever it does."""
+        """The URL at which it serves."""
         return f"http://127.0.0.1:{self.port}"
 
     def words(self) -> str:
-        """The last that it printed."""
+        """The last output of the process."""
         return self.words_file.read_text(errors="replace")[-4000:]
 
     def start(self) -> None:
-        """Start it; when it serves is another matter."""
+        """Start the process without waiting until it serves."""
         assert self._process is None
         args = ["dev", "--port", str(self.port), *([] if self.starts else self._flags)]
         self._process = fork(
@@ -90,21 +90,21 @@ class KilledDev:
         self.starts += 1
 
     def serves(self) -> bool:
-        """Whether this start got so far that it answers."""
+        """Whether the process answers since this start."""
         with suppress(OSError, ValueError):
             pid = json.loads((self.data / "dev.json").read_text())["pid"]
             return self._process is not None and bool(pid == self._process.pid)
         return False
 
     def let_live(self, seconds: float) -> None:
-        """Let it live so long; it may not end by itself."""
+        """Let it run for `seconds`; fail if it ends by itself."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(seconds)
             raise AssertionError(f"it ended by itself with code {code}: {self.words()}")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process is gone."""
         assert self._process is not None
         self.kills.append(time.time_ns() // 1_000_000)
         self._process.kill()
@@ -112,13 +112,13 @@ class KilledDev:
         self._process = None
 
     def token(self) -> str:
-        """What callers send; empty before the first start made it."""
+        """The bearer token of callers; empty until the first start creates it."""
         with suppress(OSError):
             return (self.data / "token").read_text().strip()
         return ""
 
     def yard(self, *args: str) -> "subprocess.CompletedProcess[str]":
-        """A command, as a user gives it."""
+        """Run a `yard` command as a user does."""
         return subprocess.run(
             [sys.executable, "-m", "yardmaster_cli.main", *args],
             env=self.env,
@@ -158,7 +158,7 @@ def all_ended(log: Path, wanted: set[str]) -> bool:
 
 @dataclass
 class Promise:
-    """A submission and what was answered."""
+    """A submission and its answer."""
 
     key: str
     body: dict[str, Any]
@@ -170,18 +170,18 @@ class Promise:
 
 
 class Served(Protocol):
-    """What users call."""
+    """A server that `Users` call."""
 
     @property
     def server(self) -> str:
-        """Where it serves, whenever it does."""
+        """The URL at which it serves."""
 
     def token(self) -> str:
-        """What callers send."""
+        """The bearer token of callers."""
 
 
 class Users(threading.Thread):
-    """Submit one job after another, for as long as they are let, whatever happens to the server."""
+    """Submit one job after another until `done` is called, whatever happens to the server."""
 
     def __init__(self, dev: Served, jobs: Iterator[Promise], every_s: float) -> None:
         super().__init__(daemon=True)
@@ -204,13 +204,13 @@ class Users(threading.Thread):
                     if promise.cancel:
                         self._post(client, f"/v1/jobs/{promise.job_id}/cancel", promise, {})
                     if len(self.made) % 5 == 0:
-                        # An answer that got lost on its way, as it were: the same again.
+                        # Simulate a lost answer: send the same submission again.
                         self._submit(client, self.made[len(self.made) // 2])
         except BaseException as error:  # noqa: BLE001 the test's own thread raises it
             self.failed = error
 
     def done(self) -> list[Promise]:
-        """Stop after the job that is being submitted; all that were acknowledged."""
+        """Stop after the current submission; return all acknowledged jobs."""
         self.enough.set()
         self.join(DEADLINE_S)
         if self.failed is not None:
@@ -226,7 +226,7 @@ class Users(threading.Thread):
     def _post(
         self, client: httpx.Client, path: str, promise: Promise, body: dict[str, Any]
     ) -> dict[str, Any]:
-        """Until it is answered, with the same key each time."""
+        """Retry with the same key until there is an answer."""
         deadline = time.monotonic() + DEADLINE_S
         said = ""
         while time.monotonic() < deadline:
@@ -247,7 +247,7 @@ class Users(threading.Thread):
                     found: dict[str, Any] = answer.json()
                     return found
                 said = f"{answer.status_code} {answer.text}"
-                # The task may have ended before its cancel came; a view may lag behind its job.
+                # The task may have ended before its cancel arrived; a view may lag behind its job.
                 if path != "/v1/jobs" and answer.status_code == 409:
                     return {}
                 late = path != "/v1/jobs" and answer.status_code == 404
@@ -256,8 +256,8 @@ class Users(threading.Thread):
         raise AssertionError(f"never acknowledged: {promise}: {said}")
 
 
-#: Counts to $1 by quarters of a second (an agent looks no more often), notes each checkpoint, goes
-#: on from the last one; takes its time to stop, so that a kill finds tasks that are stopping.
+#: Counts to $1, one step per quarter of a second (the polling interval of an agent), writes a
+#: checkpoint per step, resumes from the last one; stops slowly, so that kills hit stopping tasks.
 _STEPS = """
 at=${YARD_CHECKPOINT_STEP:-0}
 echo "$YARD_TASK_ID $YARD_ATTEMPT $at" >> "$2"
@@ -285,7 +285,7 @@ def went_on(folder: Path) -> int:
 
 
 def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
-    """Jobs of every kind, under a witness in `folder`, without end."""
+    """Yield jobs of every kind, with a witness in `folder`, without end."""
 
     def sleep(seconds: float) -> list[str]:
         return ["sleep", f"{seconds:.2f}"]
@@ -296,7 +296,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
         body: dict[str, Any] = {"project": "default", "priority": 50, "resources": {"gpus": 1}}
         what = sleep(0.3)
         cancel = False
-        # The first of each kind come early, the rest by chance.
+        # The first of each kind come early, the rest are random.
         match number if number <= 8 else chance.choice([1, 1, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10]):
             case 1 | 2:
                 what = steps(folder, chance.randrange(6, 16))
@@ -326,16 +326,16 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a log says of promises that it kept."""
+    """What the log records about acknowledged submissions."""
 
-    #: How many tasks were in each phase, at each moment that was asked for.
+    #: How many tasks were in each phase, at each requested moment.
     phases: list[Counter[str]]
     decided: list[Event]
     allocated: dict[tuple[str, int], SlotsAllocatedV1]
 
 
 async def proof_of(log: EventLog, promises: Iterable[Promise], moments: Iterable[int]) -> Proof:
-    """What the log says of the promises and of moments (ms); fails when it breaks one."""
+    """Check that the log keeps each promise; return the events and the phases at `moments` (ms)."""
     requests = await events(log, "requests")
     verdicts = await events(log, "admissions")
     decided = await events(log, "decisions")

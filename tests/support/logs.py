@@ -1,8 +1,8 @@
 """Hand-made logs: valid, chained records of real envelopes, in memory.
 
-A `LogBuilder` plays the gateway, the agents and both machines without deciding anything: a test
-says what each of them writes, the builder sees to sequence numbers, batches, digests and the chain.
-What a test wants wrong it says by name (`commit=`, `take=`, `refused=`, `term=`).
+A `LogBuilder` writes for the gateway, the agents and both machines and decides nothing: a test
+supplies their events; the builder adds sequence numbers, batches, digests and the chain. A test
+creates faults by keyword (`commit=`, `take=`, `refused=`, `term=`).
 """
 
 import dataclasses
@@ -123,7 +123,7 @@ class MachineWriter:
         self.writer = Writer(log, f"{machine}/none", ActorKind.SERVICE)
 
     def start_term(self, incarnation: str = "aaaaaaaaaaaa", *, term: int | None = None) -> Entry:
-        """A leader takes over; with `term` a number of the test's choice."""
+        """Write the start of a term, by default the next one."""
         number = self.term + 1 if term is None else term
         source = source_of(self.machine, self.log.cell, incarnation)
         writer = Writer(self.log, source, ActorKind.SERVICE, number)
@@ -233,7 +233,7 @@ class LogBuilder:
         return len(self.of(topic))
 
     def append(self, topic: str, what: Envelope[Any] | Record) -> Entry:
-        """Add a record: an event, or raw bytes that are none."""
+        """Append a record: an event, or bytes that are no event."""
         if isinstance(what, Record):
             entry = Entry(topic, self.end(topic), None, what)
         else:
@@ -243,13 +243,13 @@ class LogBuilder:
         return entry
 
     def request(self, event: Event) -> str:
-        """What a user asked for; returns the record's id."""
+        """Write a user's request; return the record's id."""
         entry = self.append("requests", self.gateway.envelope(event, subject_of(event)))
         assert entry.envelope is not None
         return entry.envelope.id
 
     def claim(self, event: Any, *, node: str | None = None) -> Entry:
-        """What an agent reports; `node` says who, when it is another than the event's."""
+        """Write an agent's report; `node` is the source when it differs from the event's node."""
         name = f"node/{node}" if node else agent_source(event.node, event.incarnation)
         if name not in self._agents:
             self._agents[name] = Writer(self, name, ActorKind.NODE)
@@ -260,11 +260,11 @@ class LogBuilder:
         return self.append(topic, Record(key=self.cell.encode(), value=value))
 
     def judged(self, request: Event, verdict: Event) -> None:
-        """A request, quota's cycle that judges it, nothing else."""
+        """Write a request and quota's cycle with its verdict."""
         self.quota.cycle((verdict, self.request(request)))
 
     def fed(self) -> Iterator[tuple[str, int, int, Envelope[Any] | None, bytes]]:
-        """What an audit is fed, in the order in which it was written."""
+        """Yield the input of an audit, in the order of writing."""
         for entry in self.entries:
             yield entry.topic, 0, entry.offset, entry.envelope, entry.digest
 
@@ -280,7 +280,7 @@ class LogBuilder:
 
 
 def subject_of(event: Any) -> str:
-    """What an event is about: its task, job, node, pool, project or name; else the cell."""
+    """The subject of an event: its task, job, node, pool, project or name; else the cell."""
     for name in ("task_id", "job_id", "node", "pool", "project", "department", "name"):
         value = getattr(event, name, None)
         if isinstance(value, str):
@@ -288,7 +288,7 @@ def subject_of(event: Any) -> str:
     return "main"
 
 
-# Events with everything filled in; a test names what it is about
+# Events with all fields; a test sets the fields that matter to it
 
 
 def log_created(cell: str = "main") -> LogCreatedV1:

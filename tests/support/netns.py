@@ -1,8 +1,8 @@
-"""A network of a test's own: a loopback interface on which every port is free.
+"""A network namespace for one test: a loopback interface on which every port is free.
 
-What uses the default ports of `yard up` and `yard dev` runs in one, so that tests do not meet in
-them, nor a cluster that runs on the machine. Root may make one, and others where the kernel lets
-them have a user namespace.
+Commands that use the default ports of `yard up` and `yard dev` run in one, so that they conflict
+neither with other tests nor with a cluster on this machine. Root may create one; other users may
+where the kernel allows user namespaces.
 """
 
 import fcntl
@@ -45,13 +45,13 @@ class Network:
 
     @property
     def prefix(self) -> list[str]:
-        """What to put before a command so that it runs in this network."""
+        """The command prefix that runs a command in this network."""
         words = ["nsenter", "--target", str(self._holder.pid), "--net", *_JOIN_USER]
         return [*words, "--"]
 
 
 class SharedNetwork(Network):
-    """The machine's own network, where it allows no other: such tests must run one by one."""
+    """The network of the machine, where namespaces are forbidden: tests must run one at a time."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,12 +61,12 @@ class SharedNetwork(Network):
 
     @property
     def prefix(self) -> list[str]:
-        """Nothing."""
+        """No prefix."""
         return []
 
 
 def own_network() -> Network:
-    """A network of the caller's own where the machine allows it, else the machine's."""
+    """A new network where the machine allows it, else the network of the machine."""
     return Network() if allowed() else SharedNetwork()
 
 

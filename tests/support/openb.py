@@ -23,9 +23,9 @@ from yardmaster_schemas.resources import Resources
 TRACES: Final = Path(__file__).parent.parent / "data" / "traces"
 #: By placement: the published part of all GPUs that is allocated, in percent.
 PUBLISHED: Final = {"random": 87.47, "tight_fit": 93.08, "fgd": 95.39}
-#: How far from that ours may be.
+#: Allowed deviation from the published value, in percentage points.
 WITHIN: Final = 0.7
-#: Pods that arrive in one cycle; those before them that found no room are dropped first.
+#: Pods that arrive in one cycle; earlier pods that did not fit are dropped first.
 AT_ONCE: Final = 50
 
 
@@ -36,7 +36,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """What nodes with GPUs have."""
+    """The resources of nodes with GPUs."""
     found = rows("openb_node_list_all_node.csv.gz")
     columns = {"gpus": "gpu", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
     every: list[dict[str, Any]] = [
@@ -46,7 +46,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def pods() -> list[Resources]:
-    """What pods ask for."""
+    """The resource requests of pods."""
     return [
         Resources(
             gpus=int(row["num_gpu"]),
@@ -118,7 +118,7 @@ class Openb:
         self.state = machine.end_cycle(state, complete=verdict.complete)
 
     def arrive(self, some: list[Resources]) -> None:
-        """These pods arrive, in that order, and start or are dropped."""
+        """Let these pods arrive in order; each starts or is dropped."""
         drops = [adm.CancelAcceptedV1(job_id=t.job.id, index=None) for t in self._waiting]
         come = []
         for pod in some:
@@ -140,11 +140,11 @@ class Openb:
 
     @property
     def allocated(self) -> float:
-        """Which part of all GPUs pods have, in percent."""
+        """The allocated part of all GPUs, in percent."""
         return 100 * self.state.pools["main"].used_milli / self.capacity_milli
 
     def play(self, seed: int) -> None:
-        """Let pods arrive until there are no more."""
+        """Let all pods arrive."""
         waiting: list[Resources] = []
         for pod in arrivals(pods(), self.capacity_milli, seed):
             waiting.append(pod)

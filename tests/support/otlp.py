@@ -1,4 +1,4 @@
-"""A collector of traces for tests: takes OTLP over HTTP and keeps what it is sent."""
+"""A collector of traces for tests: receives OTLP over HTTP and stores the spans."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Seen:
-    """One span, as a collector has it."""
+    """One received span."""
 
     service: str
     name: str
@@ -34,7 +34,7 @@ class Seen:
 
 
 class Collector:
-    """Listens on a free port of the loopback interface; `status` is what it answers."""
+    """Listens on a free port of the loopback interface; `status` is its answer."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []
@@ -64,7 +64,7 @@ class Collector:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def wait_for(self, wanted: Callable[[list[Seen]], bool]) -> list[Seen]:
-        """The spans, once they are as wanted."""
+        """Wait until `wanted` accepts the spans; return them."""
         deadline = time.monotonic() + WAIT_S
         while not wanted(self.spans):
             assert time.monotonic() < deadline, [(s.service, s.name) for s in self.spans]

@@ -1,6 +1,6 @@
-"""Fixtures that every test may ask for.
+"""Fixtures that every test may request.
 
-Kafka and Redis are containers wherever Docker and their images are (`containers`), else processes.
+Kafka and Redis are containers where Docker has their images (`containers`), else processes.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ def kafka_broker(
 ) -> Iterator[KafkaBroker | KafkaContainer]:
     """A running broker, one for the session (under xdist: one a worker; group tests by `kafka`).
 
-    Use its `bootstrap` and topics of your own, and do not stop it: a test that kills one makes its
-    own KafkaBroker.
+    Use its `bootstrap` and your own topics, and do not stop it: a test that kills a broker creates
+    its own KafkaBroker.
     """
     if containers.is_there(containers.KAFKA_IMAGE):
         with KafkaContainer() as container:
@@ -37,7 +37,7 @@ def redis_server(
 ) -> Iterator[RedisServer | RedisContainer]:
     """A running Redis without a password, one for the session, empty at first.
 
-    Use its `url` and cells of your own, and do not stop or flush it: a test that does makes its own
+    Use its `url` and your own cells, and do not stop or flush it: a test that does creates its own
     RedisServer.
     """
     if containers.is_there(containers.REDIS_IMAGE):

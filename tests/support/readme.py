@@ -1,8 +1,8 @@
-"""The commands of README.md: read as they are printed, typed into terminals as a reader would.
+"""The commands of README.md, parsed as printed and typed into terminals as a reader does.
 
-A reader has a home that is empty, a copy of the tree, and bash. Blocks of `sh` are commands, one a
-line; a block of `text` after them is what they print, shortened. Anything else is an error, so that
-no command goes unread.
+A reader has an empty home, a copy of the tree, and bash. Blocks of `sh` are commands, one per line;
+a block of `text` after them is their output, shortened. Any other block is an error, so that no
+command stays unchecked.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import IO, Final
 
 #: Longest that one command may take, in seconds.
 COMMAND_S: Final = 240.0
-#: How long what a killed terminal printed may still be read.
+#: How long the output of a killed terminal may still be read.
 CLOSE_S: Final = 10.0
 _FENCE: Final = re.compile(r"^\s*```(\S*)\s*$")
 _PLACEHOLDER: Final = re.compile(r"(?<![\w$-])[A-Z]{2,}(?![\w=])")
@@ -30,12 +30,12 @@ _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 
 
 class ReadmeError(Exception):
-    """The README has something that cannot be executed, with its line."""
+    """A line of the README cannot be executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Commands as printed, with the README's line, and what the README says that they print."""
+    """Commands as printed, with their line in the README and the output that the README shows."""
 
     heading: str
     before: str
@@ -106,7 +106,7 @@ def filled(command: str, known: Mapping[str, str]) -> str:
     """A command with its placeholders, words in capitals, replaced.
 
     Raises:
-        ReadmeError: one is not known.
+        ReadmeError: a placeholder is unknown.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -121,7 +121,7 @@ def filled(command: str, known: Mapping[str, str]) -> str:
 def missing(shown: Sequence[str], printed: str) -> list[str]:
     """The lines of `shown` that were not printed in this order, ids and numbers left open.
 
-    A line may show the beginning of what was printed alone.
+    A line may be the beginning of a printed line.
     """
     lines = [_plain(line) for line in printed.splitlines()]
     lacking = []
@@ -168,7 +168,7 @@ class Terminal:
         self._said.put(None)
 
     def run(self, command: str) -> tuple[int, str]:
-        """A command to its end: its exit code, and what it printed on both streams."""
+        """Run a command to its end; return its exit code and its output on both streams."""
         self.begin(command)
         return self.until_end()
 
@@ -177,14 +177,14 @@ class Terminal:
         self._turn += 1
         self._end = f"--- {os.getpid()}.{id(self)}.{self._turn} "
         assert self._shell.stdin is not None
-        # Nothing answers on a terminal's behalf, and no command reads the next one.
+        # No command waits for input, and none reads the next command as its input.
         self._shell.stdin.write(
             f"{{ {command}\n}} </dev/null\nprintf '\\n%s%s\\n' '{self._end}' $?\n"
         )
         self._shell.stdin.flush()
 
     def until(self, pattern: str, limit_s: float = COMMAND_S) -> str:
-        """Wait until the command that was begun has printed something; all it printed so far."""
+        """Wait until the running command has printed `pattern`; return its output so far."""
         said = ""
         deadline = time.monotonic() + limit_s
         while not re.search(pattern, said, re.MULTILINE):
@@ -194,7 +194,7 @@ class Terminal:
         return said
 
     def until_end(self, limit_s: float = COMMAND_S) -> tuple[int, str]:
-        """Wait for the end of the command that was begun."""
+        """Wait for the end of the running command."""
         said = ""
         deadline = time.monotonic() + limit_s
         while True:
@@ -204,13 +204,13 @@ class Terminal:
             said += line
 
     def interrupt(self) -> tuple[int, str]:
-        """Press Ctrl-C; the exit code of the command, and what it printed since."""
+        """Press Ctrl-C; return the exit code of the command and its output since."""
         for child in self._children():
             os.kill(child, signal.SIGINT)
         return self.until_end()
 
     def close(self) -> None:
-        """Close the window: what still runs in it is killed."""
+        """Close the terminal and kill its processes."""
         for child in self._children():
             os.kill(child, signal.SIGKILL)
         self._shell.kill()
@@ -231,14 +231,14 @@ class Terminal:
         try:
             line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise AssertionError(f"waited in vain for {what!r}; it printed:\n{said}") from None
+            raise AssertionError(f"no output matches {what!r}; it printed:\n{said}") from None
         assert line is not None, f"the shell ended; it printed:\n{said}"
         self.all += line
         return line
 
 
 def clean_copy(root: Path, folder: Path) -> None:
-    """The tree as a clone of it would be: what git tracks, with what is changed in it."""
+    """Copy the tree as a clone would be: the tracked files, with local changes."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=root, stdout=subprocess.PIPE, check=True).stdout
     folder.mkdir(parents=True)
@@ -264,7 +264,7 @@ def reader_env(home: Path, **more: str) -> dict[str, str]:
         or name in ("LANG", "JAVA_TOOL_OPTIONS", "REQUESTS_CA_BUNDLE")
     }
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    # Without what the tests' own environment puts first.
+    # Without the entries that the environment of the tests puts first.
     base = str(Path(sys.base_prefix) / "bin")
     here = str(Path(sys.executable).parent)
     path = [base, *(p for p in os.environ["PATH"].split(os.pathsep) if p != here)]

@@ -17,12 +17,12 @@ from cryptography.x509.oid import NameOID
 from tests.support.redis_server import RedisServer
 from yardmaster_projections.redis.settings import RedisSettings
 
-#: The database, of a server that others use too, which tests of the store may empty.
+#: The database of the shared server that tests of the store may empty.
 OWN: int = 9
 
 
 def command(server: RedisServer, *lines: str) -> str:
-    """Inline commands, and all that is answered."""
+    """Send inline commands; return the whole answer."""
     with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
         if server.password is not None:
             lines = (f"AUTH {server.password}", *lines)
@@ -42,7 +42,7 @@ def own_database(server: RedisServer) -> RedisSettings:
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs, and a server's certificate for 127.0.0.1 and its key."""
+    """A certificate authority, and a server's certificate for 127.0.0.1 with its key."""
 
     cafile: Path
     certfile: Path
@@ -50,7 +50,7 @@ class Authority:
 
 
 def authority(directory: Path) -> Authority:
-    """A new authority, and a server that it vouches for."""
+    """Create an authority and a server certificate that it signs."""
     directory.mkdir(parents=True)
     now = datetime.now(tz=UTC)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
@@ -85,7 +85,7 @@ def authority(directory: Path) -> Authority:
 
 
 class TlsFront:
-    """Speaks TLS before a server that does not (the wheel's Redis is built without)."""
+    """Terminates TLS for a server without TLS (the Redis of the wheel has none)."""
 
     def __init__(self, port: int, signed: Authority) -> None:
         self._behind = port
@@ -95,7 +95,7 @@ class TlsFront:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port

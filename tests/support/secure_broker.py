@@ -31,7 +31,7 @@ class Leaf:
 
 
 class Authority:
-    """Signs certificates; `ca` is the file that who trusts it needs."""
+    """Signs certificates; `ca` is the file for clients that trust it."""
 
     def __init__(self, directory: Path, name: str = "test authority") -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -113,9 +113,9 @@ def _pem(key: ec.EllipticCurvePrivateKey, password: str | None) -> bytes:
 
 
 class SecureBroker(KafkaBroker):
-    """Listeners: plaintext as ever (for the broker itself), `secure` and `mutual`.
+    """Listeners: plaintext (for the broker itself), `secure` and `mutual`.
 
-    `secure` is SASL_SSL with SCRAM for USER; `mutual` is SSL and asks for a certificate of the
+    `secure` is SASL_SSL with SCRAM for USER; `mutual` is SSL and requires a certificate of the
     authority.
     """
 
@@ -136,7 +136,7 @@ class SecureBroker(KafkaBroker):
         return f"{HOST}:{self._ports[1]}"
 
     def settings(self, mechanism: str = MECHANISMS[0], password: str = PASSWORD) -> KafkaSettings:
-        """How a client with a password gets in."""
+        """The settings of a client with a password."""
         return KafkaSettings(
             bootstrap=self.secure,
             security_protocol="SASL_SSL",

@@ -1,4 +1,4 @@
-"""How a pool is divided, claim by claim: the reference for `division.py`, which divides among runs
+"""The division of a pool, claim by claim: the reference for `division.py`, which divides among runs
 of equal claims, and for `demand_tracker.py`, which keeps demands from cycle to cycle.
 
 Slow; only for comparison. Claims come by age, oldest first, which breaks ties; shares are returned
@@ -60,12 +60,12 @@ class _WaterFill:
         self.demands = [max(c.demand, c.fixed) // grain for c in claims]
         self.smallest_tasks = [c.smallest_task // grain for c in claims]
         self.offers = list(self.fixed)
-        #: What is fixed and was not counted as part of a share yet.
+        #: The fixed part that is not counted in a share yet.
         self.ahead = list(self.fixed)
         open_ = [i for i, demand in enumerate(self.demands) if self.offers[i] < demand]
         open_.sort(key=self.demands.__getitem__)
         self.weight = sum(claims[i].weight for i in open_)
-        #: Who is to get more, by demand and age, as a ring: leaving it costs nothing.
+        #: Unsatisfied claims by demand and age, as a ring, so that removing one is cheap.
         self._ring = len(claims)
         self._next = [-1] * (len(claims) + 1)
         self._last = [-1] * (len(claims) + 1)
@@ -262,7 +262,7 @@ VARIANTS: Final[Mapping[str, Division]] = {
 }
 
 
-# What each claimant asks for
+# The demand of each claimant
 
 
 @dataclass(slots=True)
@@ -271,8 +271,8 @@ class Share:
 
     claimant: Claimant
     age: tuple[int, int]
-    #: What it asks for within its bounds, of that what cannot be taken away, and the smallest task
-    #: that can (0: none); all that can are multiples of `size`.
+    #: The demand within its limits, the part that cannot be preempted, and the smallest preemptible
+    #: task (0: none); the preemptible part is a multiple of `size`.
     demand: int = 0
     fixed: int = 0
     smallest_task: int = 0
@@ -391,7 +391,7 @@ def _requested_by(holders: ProjectUsage) -> dict[Claimant, Share]:
     rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
         requested = job.shape.total_gpu_milli
-        # Whole tasks also where a gang is half gone: it is to come back.
+        # Count whole tasks, also for a gang with released replicas: it will be placed again.
         demand = len(holding.tasks) * requested
         if job.spec.preemptible:
             _count(rows, job, demand, 0, requested)

@@ -1,4 +1,4 @@
-"""Small simulated runs for tests: what happened, when, and whether the log proves it."""
+"""Small simulated runs for tests: their events with times, and the verification of the log."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ def job(
     project: str = DEFAULT,
     **spec: Any,
 ) -> SimJob:
-    """A job submitted after so many seconds, with a task for each time in `runs_s`."""
+    """A job submitted at a second of the run, with a task for each time in `runs_s`."""
     return SimJob(
         submit_ms=int(submit_s * 1000),
         project=project,
@@ -51,14 +51,14 @@ def job(
 
 @dataclass
 class Ran:
-    """A run: its log, and what the scheduler took and decided, each with its second."""
+    """A run: its log, and the inputs and decisions of the scheduler, each with its second."""
 
     world: World
     sink: MemorySink
     events: list[tuple[float, Event]] = field(default_factory=list)
 
     def of(self, kind: type[E], task: str = "") -> list[tuple[float, E]]:
-        """Events of a kind, of one task where one is named (`3.0`: job 3, task 0)."""
+        """Events of a kind, of all tasks or of one (`3.0`: job 3, task 0)."""
         return [
             (at, event)
             for at, event in self.events
@@ -66,7 +66,7 @@ class Ran:
         ]
 
     def records(self) -> dict[str, list[Record]]:
-        """All that was written, by topic."""
+        """All records by topic."""
         sequences = self.sink.log._shared.sequences
         return {
             topic.name: [stored.record for stored in sequences[Partition(topic.name)].records]
@@ -74,7 +74,7 @@ class Ran:
         }
 
     async def proved(self) -> Report:
-        """What `yard replay verify` says of the log."""
+        """The report of `yard replay verify` on the log."""
         return await verify(self.sink.log, [QuotaMachine(check), SchedulerMachine()], CELL)
 
 
@@ -95,7 +95,7 @@ def ran(
     logged: bool = True,
     **workload: Any,
 ) -> Ran:
-    """Run jobs to their end; with `path`, the log is written there and not kept in memory."""
+    """Run jobs to their end; with `path`, the log is written there instead of in memory."""
     configured: PoolConfig = replace(
         pool(), policy=PolicyRef(name=policy, options=dict(options or {})), **dict(config or {})
     )

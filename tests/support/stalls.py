@@ -20,7 +20,7 @@ class Stalls:
 
     @property
     def any(self) -> bool:
-        """Whether it was held up."""
+        """Whether the loop stalled."""
         return self.longest_s > STALL_S
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks one link as networks do: a partition without root, for any protocol.
+"""A TCP proxy that breaks one link like a network: a partition without root, for any protocol.
 
 Clients of Kafka follow the address that the broker advertises, so the broker needs a listener of
 its own for the link, whose advertised port is the proxy's (`KafkaBroker(proxied=...)`). The proxy
@@ -16,17 +16,17 @@ HOST = "127.0.0.1"
 
 
 class Mode(Enum):
-    """What becomes of the link."""
+    """The state of the link."""
 
     PASS = auto()
-    #: All connections are reset, and every new one.
+    #: All connections are reset, also new ones.
     CUT = auto()
-    #: Connections are accepted and bytes taken, and nothing comes through either way.
+    #: Connections are accepted and bytes are read, and no byte passes in either direction.
     BLACKHOLE = auto()
-    #: What clients say goes through and the answers do not; and the other way round.
+    #: Only bytes from clients pass; or only bytes to clients.
     UP_ONLY = auto()
     DOWN_ONLY = auto()
-    #: Nothing comes through now, all of it later.
+    #: No byte passes now; all bytes pass later.
     HOLD = auto()
 
 
@@ -34,7 +34,7 @@ PASSING = {Mode.PASS: (True, False), Mode.UP_ONLY: (True,), Mode.DOWN_ONLY: (Fal
 
 
 class _End(asyncio.Protocol):
-    """One end of a link; `up`: the client's, whose bytes go up to the server."""
+    """One end of a link; `up`: the client's, whose bytes go to the server."""
 
     def __init__(self, link: "_Link", *, up: bool) -> None:
         self.link = link
@@ -120,7 +120,7 @@ class TcpProxy:
         self._thread = threading.Thread(target=self.loop.run_until_complete, args=(self._run(),))
 
     def set(self, mode: Mode) -> None:
-        """Break the link, or heal it: from now on, when this returns."""
+        """Break the link, or heal it; effective when this returns."""
         asyncio.run_coroutine_threadsafe(self._set(mode), self.loop).result(10)
 
     async def _set(self, mode: Mode) -> None:

@@ -1,4 +1,4 @@
-"""A cell of toy machines on a memory log, for tests of what runs machines."""
+"""A cell of toy machines on a log in memory, for tests of the runtime."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.topics import TOPICS
 
 CELL = "main"
-#: How long a test waits for what it waits for, in real seconds.
+#: Deadline of every wait in a test, in real seconds.
 DEADLINE_S = 30.0
 
 
@@ -126,7 +126,7 @@ async def until(true: Callable[[], bool], clock: ManualClock | None = None) -> N
     for count in itertools.count():
         if true():
             return
-        assert time.monotonic() < deadline, "it did not come to hold"
+        assert time.monotonic() < deadline, "the condition did not become true"
         if clock is not None and count % 20 == 19:
             clock.advance(0.02)
         # Snapshots are stored in a thread: real time must pass too, now and then.

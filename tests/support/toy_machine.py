@@ -1,4 +1,4 @@
-"""A small machine over real events, for tests of what runs machines.
+"""A small machine over real events, for tests of the runtime.
 
 `ToyMachine.quota()` answers each CancelRequested with a CancelAccepted and each PauseRequested,
 five seconds later, with a TaskResumed. `ToyMachine.scheduler()` follows its cycles and ends each
@@ -35,7 +35,7 @@ INCARNATION = "0123456789ab"
 
 
 class ToyState:
-    """What was asked and not answered, what was answered, who said how much."""
+    """Open requests, answered requests, and the progress that each node claimed."""
 
     def __init__(self, cell: str) -> None:
         self.cell = cell
@@ -60,7 +60,7 @@ class ToyState:
 
 
 class ToyMachine:
-    """See the module; `decides` is how many decisions it was asked for, over all its uses."""
+    """See the module; `decides` counts the calls of `decide` over all uses."""
 
     def __init__(self, name: str, output: Topic, inputs: tuple[Topic, ...], rules: int = 1) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class ToyMachine:
 
     def _answer(self, state: ToyState, job: str, event: Event) -> None:
         if not state.waiting or state.waiting[0][0] != job:
-            raise ImpossibleEvent(event=event.TYPE, found=f"{job} was not asked for")
+            raise ImpossibleEvent(event=event.TYPE, found=f"{job} has no request")
         state.waiting.pop(0)
         state.answered[job] = state.answered.get(job, 0) + 1
 
@@ -222,7 +222,7 @@ def request(number: int, event: Event | None = None, *, epoch: int = 0) -> Envel
 
 
 def progress(number: int, permille: int, *, node: str = "n1", by: str = "n1") -> Envelope[Event]:
-    """A node's claim about how far a task is; 666 is never believed."""
+    """A node's claim about the progress of a task; 666 is never believed."""
     data = TaskProgressedV1(
         task_id=f"{job_id(0)}.0",
         attempt=1,

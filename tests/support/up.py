@@ -1,4 +1,4 @@
-"""`yard up` and `yard down` as a person calls them, for tests of both forms."""
+"""`yard up` and `yard down` as a user calls them, for tests of both forms."""
 
 import json
 import os
@@ -61,7 +61,7 @@ class Up:
         }
 
     def yard(self, *words: str, code: int | None = 0) -> Said:
-        """A command in a process of its own."""
+        """Run a command in its own process."""
         done = subprocess.run(
             [sys.executable, "-m", "yardmaster_cli.main", *words],
             stdin=subprocess.DEVNULL,
@@ -80,20 +80,20 @@ class Up:
         return said
 
     def up(self, *words: str, code: int = 0) -> Said:
-        """`yard up` in this form; the ports of this test are said once, as a user would."""
+        """`yard up` in this form; passes the ports of this test once, as a user would."""
         said = (self.data / "up.json").exists()
         ports = [] if said else [f"--{name}-port={port}" for name, port in self.ports.items()]
         return self.yard("up", self.form, *ports, *words, code=code)
 
     def words(self) -> str:
-        """The last that every process said, for failures."""
+        """The last output of every process, for failure messages."""
         logs = sorted((self.data / "logs").glob("*.log"))
         return "\n".join(
             f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs
         )
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """What the supervisor says of each process."""
+        """The status of each process from the supervisor."""
         state = json.loads((self.data / "state.json").read_text())
         return {row["name"]: row for row in state["processes"]}
 

@@ -14,7 +14,7 @@ from yardmaster_views.follower import Follower, Metrics, Views
 
 
 def telemetry(service: str = "views") -> Telemetry:
-    """Telemetry that keeps its lines to itself."""
+    """Telemetry without output."""
     return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), quiet=True)
 
 
@@ -61,5 +61,5 @@ class Followed:
 
 
 async def viewed(builder: LogBuilder) -> MemoryViewStore:
-    """The views of all that a builder wrote."""
+    """The views of all records of a builder."""
     return await Followed(builder).catch_up()

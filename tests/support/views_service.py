@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 
 
 class Story(LogBuilder):
-    """A cell at work: `job` adds one from its submission to its end."""
+    """The log of a working cell: `job` adds a job from its submission to its end."""
 
     def __init__(self, cell: str = "main") -> None:
         super().__init__(cell)
@@ -40,7 +40,7 @@ class Story(LogBuilder):
         self.scheduler.cycle()
 
     def job(self) -> None:
-        """A job's whole life, a minute long."""
+        """Add a whole job that takes a minute."""
         job = f"job{self.jobs:09d}"
         self.jobs += 1
         task = f"{job}.0"
@@ -56,7 +56,7 @@ class Story(LogBuilder):
 
     @property
     def position(self) -> Position:
-        """Where views are that show all of it."""
+        """The position of views that show all of it."""
         ends = {"requests": 0, "admissions": 0, "node-events": 0, "decisions": 0}
         for entry in self.entries:
             if entry.topic in ends:
@@ -68,7 +68,7 @@ class Story(LogBuilder):
 
 
 class ViewsWorld:
-    """A log on Kafka that tests write, a Redis, and as many workers as a test wants."""
+    """A log on Kafka that tests write, a Redis, and any number of workers."""
 
     def __init__(
         self,
@@ -128,23 +128,23 @@ class ViewsWorld:
         return self.workers[name]
 
     def kill(self, name: str) -> None:
-        """SIGKILL, wherever it is."""
+        """Send SIGKILL at any moment."""
         process = self.workers.pop(name)
         process.kill()
         process.wait()
 
     def stop(self, name: str) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; return the exit code."""
         process = self.workers.pop(name)
         process.send_signal(signal.SIGTERM)
         return process.wait(LIMIT_S)
 
     def said(self, name: str) -> str:
-        """Everything a worker wrote."""
+        """The whole output of a worker."""
         return (self.folder / f"{name}.log").read_text()
 
     async def write(self, story: Story) -> None:
-        """Append what the story has beyond what was written."""
+        """Append the records of the story that are not written yet."""
         number = self.cells.index(story.cell)
         run: list[Entry] = []
         for entry in [*story.entries[story.written :], None]:
@@ -163,7 +163,7 @@ class ViewsWorld:
         return self._stores[cell, space]
 
     async def shows(self, story: Story, spaces: Sequence[str] = ("views", "usage")) -> float:
-        """Wait until Redis shows all of a story; how long it took."""
+        """Wait until Redis shows all of a story; return the seconds that it took."""
         started = time.monotonic()
         for space in spaces:
             store = self.store(story.cell, space)
@@ -180,17 +180,17 @@ class ViewsWorld:
         return time.monotonic() - started
 
     async def happens(self, true: Callable[[], Any]) -> float:
-        """Wait until something is so; how long it took."""
+        """Wait until `true` holds; return the seconds that it took."""
         started = time.monotonic()
         while not true():
             self.check()
             if time.monotonic() - started > LIMIT_S:
-                raise AssertionError("it did not happen")
+                raise AssertionError("the condition did not become true")
             await asyncio.sleep(0.05)
         return time.monotonic() - started
 
     def check(self) -> None:
-        """No worker ended by itself."""
+        """Check that no worker ended by itself."""
         for name, process in self.workers.items():
             if process.poll() is not None:
                 raise AssertionError(f"{name} ended with {process.returncode}")

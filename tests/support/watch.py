@@ -1,6 +1,6 @@
-"""What runs inside a task for `witness`: `python watch.py FOLDER -- CMD...`.
+"""The program inside a task for `witness`: `python watch.py FOLDER -- CMD...`.
 
-Thousands of tasks start it, so it imports little, and the standard library alone.
+Thousands of tasks start it, so it imports little, and only from the standard library.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ FILE = "witness.jsonl"
 
 
 class Watch:
-    """One replica's testimony; make it first thing, and keep it until the end."""
+    """One replica's notes; create it first, and keep it until the end."""
 
     def __init__(self, folder: str) -> None:
         env = os.environ
@@ -37,7 +37,7 @@ class Watch:
         self._locks = [fd for name in names if (fd := self._lock(name)) is not None]
 
     def end(self, code: int = 0) -> None:
-        """Note that the work is over; locks go with the process."""
+        """Note the end of the work; the kernel releases the locks with the process."""
         self._note("end", code=code)
 
     def _lock(self, name: str) -> int | None:
@@ -64,7 +64,7 @@ class Watch:
 
 
 def main(argv: list[str]) -> int:
-    """`watch.py FOLDER -- CMD...`: run CMD while holding the locks; its exit code."""
+    """`watch.py FOLDER -- CMD...`: run CMD while holding the locks; return its exit code."""
     folder, dashes, *cmd = argv
     if dashes != "--" or not cmd:
         print("usage: watch.py FOLDER -- CMD...", file=sys.stderr)

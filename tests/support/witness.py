@@ -60,7 +60,7 @@ class Testimony:
 
 
 def read_witness(folder: Path) -> Testimony:
-    """What the tasks of a folder noted; nothing when none ran."""
+    """Read the notes of the tasks of a folder; empty when no task ran."""
     testimony = Testimony()
     path = folder / FILE
     if not path.exists():
@@ -93,13 +93,13 @@ def read_witness(folder: Path) -> Testimony:
 
 
 def assert_witness_clean(folder: Path) -> Testimony:
-    """Fail when an attempt started twice or a slot was held twice; returns what was read."""
+    """Fail when an attempt started twice or a slot was held twice; return the notes."""
     testimony = read_witness(folder)
     problems = testimony.problems()
-    assert not problems, "tasks saw what must not be:\n" + "\n".join(problems[:20])
+    assert not problems, "tasks noted violations:\n" + "\n".join(problems[:20])
     return testimony
 
 
 def command(folder: Path, *cmd: str) -> list[str]:
-    """What to submit so that `cmd` runs under a witness."""
+    """The command of a task that runs `cmd` under a witness."""
     return [sys.executable, "-I", "-S", watch.__file__, str(folder), "--", *cmd]

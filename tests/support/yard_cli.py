@@ -1,6 +1,6 @@
-"""The real `yard` command on a real embedded process, each a process of its own.
+"""The real `yard` command on a real embedded process, each in its own process.
 
-Both are forked (`forks`); commands that a test begins and ends later are started as a user would.
+Both are forked (`forks`); commands that run until a test stops them are started as by a user.
 """
 
 import json
@@ -28,7 +28,7 @@ STEP_S = 45.0
 
 @dataclass
 class Said:
-    """How a command ended and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -44,7 +44,7 @@ class Said:
 
 
 def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str = "") -> Said:
-    """A command, to its end."""
+    """Run a command to its end."""
     with tempfile.TemporaryDirectory() as name:
         given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
         given.write_text(stdin)
@@ -56,7 +56,7 @@ def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str 
 
 @dataclass
 class Dev:
-    """An embedded process on a data folder, and the commands that are given to it."""
+    """An embedded process on a data folder, and the commands that use it."""
 
     folder: Path
     nodes: int = 1
@@ -83,7 +83,7 @@ class Dev:
         return self.data / "log.db"
 
     def words(self) -> str:
-        """All that the process printed, for failures."""
+        """The output of the process, for failure messages."""
         return (self.folder / "dev.out").read_text(errors="replace")
 
     def start(self, *extra: str) -> None:
@@ -92,7 +92,7 @@ class Dev:
         before = self.data / "dev.json"
         before.unlink(missing_ok=True)
         flags = [] if self.starts else ["--nodes", str(self.nodes), "--slots", str(self.slots)]
-        # The default port is for those who ask for it: tests run at the same time.
+        # Not the default port: tests run at the same time.
         flags += [] if "--port" in extra else ["--port", "0"]
         self.process = fork(
             "yardmaster_cli.main",
@@ -115,7 +115,7 @@ class Dev:
         return sum(n["state"] == "ready" for n in self.yard("nodes", "-o", "json").json["items"])
 
     def stop(self, number: int = signal.SIGINT) -> int:
-        """Stop it; its exit code."""
+        """Stop it; return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         code = self.process.wait(timeout=20)
@@ -145,11 +145,11 @@ class Dev:
         )
 
     def submit(self, *args: str) -> str:
-        """Submit a job; its id."""
+        """Submit a job; return its id."""
         return self.yard("submit", *args).out.strip()
 
     def task(self, task_id: str) -> dict[str, Any]:
-        """A task as `yard show` gives it."""
+        """A task as `yard show` prints it."""
         found = self.yard("show", task_id, "-o", "json").json
         assert isinstance(found, dict)
         return found
@@ -167,10 +167,10 @@ class Dev:
 
 
 def next_line(process: subprocess.Popen[str]) -> str:
-    """The next line of a command that was begun.
+    """Return the next line of a running command.
 
-    Fails when none comes in time, or it has ended, with what it said on stderr: who was silent for
-    too long is ended so that it says there what it was doing.
+    Fails with the stderr of the command when it has ended or prints no line in time; in the second
+    case a signal makes it print its stacks there.
     """
 
     def end() -> None:
@@ -184,12 +184,12 @@ def next_line(process: subprocess.Popen[str]) -> str:
     alarm.cancel()
     if not line:
         _, err = process.communicate(timeout=STEP_S)
-        raise AssertionError(f"it said nothing more, exit code {process.returncode}:\n{err}")
+        raise AssertionError(f"no more output, exit code {process.returncode}:\n{err}")
     return line
 
 
 def until(there: Callable[[], T], what: str, words: Callable[[], str] = lambda: "") -> T:
-    """Wait until `there` gives something true; it."""
+    """Wait until `there` returns a true value; return it."""
     deadline = time.monotonic() + STEP_S
     while True:
         found = there()
@@ -208,7 +208,7 @@ def running_dev(
     prove: bool = True,
     extra: Sequence[str] = (),
 ) -> Iterator[Dev]:
-    """An embedded process; afterwards nothing of it is left, and its log is proved."""
+    """Run an embedded process; then check that no process is left, and verify its log."""
     dev = Dev(folder, nodes=nodes, slots=slots)
     dev.start(*extra)
     try:
