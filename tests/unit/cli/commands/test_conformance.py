@@ -54,15 +54,15 @@ def test_a_failure_says_the_difference_and_the_check_says_no(
     wrong = {**FITS, "id": "wrong", "expected": {"agents": []}}
     code, out, _ = said(capsys, tmp_path / "some.jsonl", wrong, FITS)
     assert code == Exit.CHECK_FAILED
-    assert out == ["failed wrong: it goes to a1", "1 passed, 1 failed, 0 skipped"]
+    assert out == ["failed wrong: the task is placed on a1", "1 passed, 1 failed, 0 skipped"]
 
 
 @pytest.mark.parametrize(
     ("scenario", "about"),
     [
-        ({"id": "what", "is": "this"}, "what is of no format"),
+        ({"id": "what", "is": "this"}, "what has none of the formats"),
         ({**FITS, "task": {"slots": -1}}, "fits: task.slots"),
-        ({**FITS, "expected": {"nodes": 1}}, "it says nothing of where the task goes"),
+        ({**FITS, "expected": {"nodes": 1}}, "no field of the expected placement is set"),
         ({**FITS, "agents": [{"id": "a1", "slots": 10**12}]}, "fits: agents.0.slots"),
         ({**FITS, "agents": [{"id": "a1", "slots": 1, "zero_slot_used": 10**9}]}, "zero_slot_used"),
         ({**PASS, "groups": [{"id": "g", "weight": float("inf")}]}, "pass: groups.0.weight"),
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_keeps_nothing_else_from_being_tried(
     assert run(["conformance", str(some)]) == Exit.USAGE
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [
-        "failed wrong: starts also hold t",
+        "failed wrong: unexpected in starts: t",
         "1 passed, 1 failed, 0 skipped",
     ]
     assert "line 2: Expecting value" in captured.err
@@ -123,7 +123,7 @@ def test_a_verdict_is_one_line_whatever_a_scenario_calls_things(
     odd = {**PASS, "id": name, "expected": {"to_allocate": [], "to_release": []}}
     code, out, _ = said(capsys, tmp_path / "some.jsonl", odd)
     assert code == Exit.CHECK_FAILED
-    assert out[0] == r"failed \x1b[2J\n\ud800: starts also hold t"
+    assert out[0] == r"failed \x1b[2J\n\ud800: unexpected in starts: t"
 
 
 def test_a_place_among_agents_of_one_name_is_skipped(
@@ -132,4 +132,4 @@ def test_a_place_among_agents_of_one_name_is_skipped(
     twice = {**FITS, "agents": FITS["agents"] * 2}
     code, out, _ = said(capsys, tmp_path / "some.jsonl", twice)
     assert code == 0
-    assert out[0] == "skipped fits: two have the name of one agent"
+    assert out[0] == "skipped fits: two agents have the same id"
