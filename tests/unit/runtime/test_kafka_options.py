@@ -81,5 +81,5 @@ def test_a_password_file_is_read_only_when_no_other_user_may_read_it(tmp_path: P
         KafkaOptions.model_validate(given).settings("k:1", "c")
     assert SECRET not in str(caught.value)
     both = {**SASL, "sasl_password_file": file}
-    with pytest.raises(SecretUnreadable, match="as well"):
+    with pytest.raises(SecretUnreadable, match="also given"):
         KafkaOptions.model_validate(both).settings("k:1", "c")
