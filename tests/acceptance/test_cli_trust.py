@@ -37,7 +37,7 @@ def test_an_erased_job_is_absent_from_all_output_and_from_the_log_file(dev: Dev)
     )
     dev.reach(f"{job}.0", "running")
     said = dev.yard("erase", job, "--yes", code=103)
-    assert "still needed" in said.err
+    assert "only an ended job can be erased" in said.err
     dev.yard("cancel", job, "--now", "--reason", f"{SECRET} said so")
     dev.reach(f"{job}.0", "cancelled")
     assert SECRET in dev.yard("ls", "-A", "-o", "json").out
@@ -56,7 +56,7 @@ def test_an_erased_job_is_absent_from_all_output_and_from_the_log_file(dev: Dev)
 
 def test_a_single_task_cannot_be_erased(dev: Dev) -> None:
     said = dev.yard("erase", "4kq7w2mz9c1f.0", code=2)
-    assert "name its whole job: yard erase 4kq7w2mz9c1f" in said.err
+    assert "erase its whole job: yard erase 4kq7w2mz9c1f" in said.err
     dev.yard("erase", "4kq7w2mz9c1f", "--yes", code=101)
 
 

@@ -115,7 +115,7 @@ async def refused(cell: TestCell, path: str, token: str = "operator") -> dict[st
     assert int(response.headers["Retry-After"]) >= 1
     problem: dict[str, Any] = response.json()
     assert problem["code"] == "views_unavailable"
-    assert "submits" in problem["hint"]
+    assert "submitted" in problem["hint"]
     return problem
 
 

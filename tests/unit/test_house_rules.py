@@ -77,7 +77,7 @@ def tree_files() -> Iterator[Path]:
         names[:] = [
             name
             for name in names
-            if name in {".ci", ".github"} or not name.startswith((".", "__pycache__"))
+            if name in {".ci", ".github"} or not name.startswith((".", "__pycache__", "build"))
         ]
         yield from (Path(folder) / name for name in files)
 

@@ -14,6 +14,7 @@ from yardmaster_gateway.problems import problem_responses
 from yardmaster_projections.rows import CycleRow, RequestRow
 from yardmaster_schemas.api import Cycle, EventRecord, List, Request, RequestState
 from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import REQUESTS
 
 router = APIRouter(tags=["log"])
 
@@ -66,6 +67,11 @@ async def _find(read: ReadContext, request_id: str) -> RequestRow:
     row = None
     if cell == read.gateway.cell and offset.isdecimal() and len(offset) < 16:
         row = await read.store.get(RequestRow, str(int(offset)))
+        if row is None and int(offset) < await read.gateway.end(REQUESTS.name):
+            # The gateway answers a write before the views contain it.
+            recorded = Position(cell=cell).at(REQUESTS.name, int(offset) + 1)
+            await read.gateway.wait_for_position(recorded)
+            row = await read.store.get(RequestRow, str(int(offset)))
     own = row is not None and row.actor == read.caller.user
     if row is None or not (own or is_allowed(read.caller.bindings, Action.READ_LOG)):
         raise errors.NotFound(what=f"request {request_id[:80]}")
