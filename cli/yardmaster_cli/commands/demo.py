@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from yardmaster_cli.demo.cluster import DemoCluster, RunningCluster
+from yardmaster_cli.demo.cluster import DemoCluster, RunningCluster, remembered_interrupts
 from yardmaster_cli.demo.walk import Walk
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.session import Session, command
@@ -33,7 +33,7 @@ def demo(session: Session, keep: bool, running: bool) -> int:
     walk = Walk(cluster)
     good = False
     try:
-        with cluster.running():
+        with remembered_interrupts(), cluster.running():
             walk.run()
         good = walk.judge()
     finally:

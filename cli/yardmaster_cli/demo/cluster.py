@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -332,9 +333,29 @@ def _silently(words: Sequence[str]) -> tuple[int, str]:
     return code, text.getvalue().strip()
 
 
+#: Set by Ctrl-C. A library that a command calls may lose the KeyboardInterrupt.
+_INTERRUPTED: Final = threading.Event()
+
+
+@contextlib.contextmanager
+def remembered_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the demo, at the latest after the command that it interrupts."""
+
+    def remember(*_: object) -> None:
+        _INTERRUPTED.set()
+        raise KeyboardInterrupt
+
+    _INTERRUPTED.clear()
+    former = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def _not_interrupted(code: int) -> int:
     """Return the exit code of a command; Ctrl-C during the command ends the demo too."""
-    if code == Exit.INTERRUPTED:
+    if code == Exit.INTERRUPTED or _INTERRUPTED.is_set():
         raise KeyboardInterrupt
     return code
 
