@@ -84,7 +84,7 @@ def _names(sort: str, ctx: click.Context, incomplete: str) -> Found:
         # The shell cannot show an error: a failure results in no names.
         try:
             found.append(_requested(sort, ctx, incomplete))
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 see above
             return
 
     thread = threading.Thread(target=request, daemon=True)

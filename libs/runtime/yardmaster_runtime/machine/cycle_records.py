@@ -101,8 +101,8 @@ def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:
 
     A decision gets the context of its cause only when the cause is an input of the same cycle: so
     the state stores no contexts, and `verify` can make the same records from the cycle's inputs. A
-    decision whose cause was taken in an earlier cycle has no context. Contexts of traces that are
-    not kept are left out, so without tracing no record grows.
+    decision whose cause was consumed in an earlier cycle has no context. Contexts of traces that
+    are not kept are left out, so without tracing no record grows.
     """
     return {
         envelope.id: envelope.traceparent

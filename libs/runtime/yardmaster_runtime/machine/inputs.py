@@ -1,7 +1,7 @@
-"""A machine's inputs: read in order, accepted or refused, taken in ranges that a commit names.
+"""A machine's inputs: read in order, accepted or refused, consumed in ranges that a commit names.
 
 There are two kinds. Claims (`requests`, `node-events`) are taken record by record; an invalid claim
-is refused and changes nothing. Another machine's topic (`admissions`) is taken in whole counted
+is refused and changes nothing. Another machine's topic (`admissions`) is consumed in whole counted
 cycles, so that a fenced leader's records are never applied and no reader sees half a cycle.
 """
 
@@ -114,7 +114,7 @@ def check_claim(
 
 
 class MachineInput(CycleReader):
-    """Another machine's topic as an input, taken in whole counted cycles.
+    """Another machine's topic as an input, consumed in whole counted cycles.
 
     It may have read the start of a cycle that is not committed yet; only records before the
     reader's `boundary` are taken.

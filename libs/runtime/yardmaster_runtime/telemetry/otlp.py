@@ -47,7 +47,7 @@ class CountingExporter(SpanExporter):
         self.taken += len(spans)
         try:
             result = self._exporter.export(spans)
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 counted as dropped below
             result = SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             self._exported.inc(len(spans))
