@@ -11,7 +11,6 @@ import click
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
 from yardmaster_cli.log.options import log_options
-from yardmaster_cli.log.order import PAGE, Entry, LogOrder, decoded
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
 from yardmaster_cli.output.formats import Column, Output
@@ -19,7 +18,9 @@ from yardmaster_cli.server.remote import REF, REF_HINT
 from yardmaster_cli.session import Session, YardGroup, detaching
 from yardmaster_cli.times import now_ms
 from yardmaster_cli.yaml_tree import nearest
+from yardmaster_eventlog.order import PAGE, Entry, LogOrder
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import decoded
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
@@ -178,7 +179,8 @@ def dump(
         nonlocal left
         about = None if task is None else await _about(source, where, task)
         wanted = _Filter(wanted_types, about)
-        async for entry in between(LogOrder(source, where.cell, where.partition), first, last):
+        order = LogOrder(source, Position.start(where.cell), where.partition)
+        async for entry in between(order, first, last):
             if not wanted.wants(entry):
                 continue
             if left is not None and left <= 0:

@@ -13,7 +13,6 @@ import click
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.log.moments import parse_moment
 from yardmaster_cli.log.options import log_options
-from yardmaster_cli.log.order import PAGE, decoded
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import Gpus, When
 from yardmaster_cli.output.formats import Column, Output
@@ -27,7 +26,9 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_eventlog.order import PAGE
 from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.reader import decoded
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.log.order import Entry
 from yardmaster_cli.times import FORMS, clock_ms, is_relative, past_ms
+from yardmaster_eventlog.order import Entry
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import DECISIONS

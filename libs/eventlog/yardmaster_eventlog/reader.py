@@ -115,6 +115,14 @@ async def record_at(log: EventLog, partition: Partition, offset: int) -> StoredR
     return found[0]
 
 
+def decoded(stored: StoredRecord) -> Envelope[Event] | None:
+    """Return the envelope of a record; None where it cannot be decoded."""
+    try:
+        return decode(stored.record)
+    except SchemaError:
+        return None
+
+
 def details_digest(value: bytes | None) -> str:
     """Return the SHA-256 of a details record's value, as a request refers to it (64 hex digits)."""
     return sha256(value or b"").hexdigest()

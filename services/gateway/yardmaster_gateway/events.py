@@ -9,7 +9,7 @@ from yardmaster_gateway import errors
 from yardmaster_gateway.authorization import Action, is_allowed
 from yardmaster_gateway.context import PositionQuery, Read, ReadContext, authorize, parse_position
 from yardmaster_gateway.filters import Limit
-from yardmaster_gateway.history import History
+from yardmaster_gateway.history import page_after
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_projections.rows import CycleRow, RequestRow
 from yardmaster_schemas.api import Cycle, EventRecord, List, Request, RequestState
@@ -37,12 +37,13 @@ async def list_events(
     gateway = read.gateway
     start = parse_position(after) or Position.start(gateway.cell)
     await gateway.check_position(start)
-    history = History(gateway.ports.log, gateway.cell, gateway.settings.partition, start, limit)
     try:
-        items = await history.read()
+        items, position = await page_after(
+            gateway.ports.log, start, gateway.settings.partition, limit
+        )
     except ReadPastEnd as error:
         raise errors.PositionUnknown(position=start, found=str(error)) from None
-    return List(items=items, next_cursor=None, position=str(history.position))
+    return List(items=items, next_cursor=None, position=str(position))
 
 
 @router.get(

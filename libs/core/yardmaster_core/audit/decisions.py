@@ -12,7 +12,7 @@ its last replica.
 
 from typing import Any, Final
 
-from yardmaster_core.audit.cluster import Attempt, Cluster, Job
+from yardmaster_core.audit.cluster import Attempt, Cluster, Job, Task
 from yardmaster_core.audit.findings import FedRecord
 from yardmaster_core.audit.placements import gang_fault, place_fault
 from yardmaster_schemas.envelope import Envelope
@@ -343,14 +343,8 @@ class Decisions:
         label = f"{body.task_id} attempt {body.attempt}"
         if task.ended is not None:
             self.report.add("S9", fed, f"{label} is requeued after the task ended ({task.ended})")
-        elif task.attempt is not None or body.attempt != task.last:
-            opened = [] if task.attempt is None else sorted(task.attempt.open)
-            self.report.add(
-                "S4",
-                fed,
-                f"{label} is requeued; expected attempt {task.last} with nothing open, found "
-                f"replicas {opened} open",
-            )
+        else:
+            self._check_closed("S4", fed, task, body.attempt, f"{label} is requeued")
         if body.failed_starts not in (task.failed_starts, task.failed_starts + 1):
             self.report.add(
                 "S4",
@@ -361,19 +355,27 @@ class Decisions:
         task.not_before_ms = body.not_before_ms
         task.failed_starts = body.failed_starts
 
+    def _check_closed(
+        self, rule: str, fed: FedRecord, task: Task, attempt: int, label: str
+    ) -> None:
+        """Add a finding unless `attempt` is the task's last and none of its replicas is open."""
+        if task.attempt is not None or attempt != task.last:
+            opened = [] if task.attempt is None else sorted(task.attempt.open)
+            self.report.add(
+                rule,
+                fed,
+                f"{label}; expected attempt {task.last} with nothing open, found replicas "
+                f"{opened} open",
+            )
+
     def _ended(self, fed: FedRecord, body: TaskEndedV1) -> None:
         task = self.cluster.task(body.task_id)
         this = f"decisions/{fed.offset}"
         if task.ended is not None:
             self.report.add("S9", fed, f"{body.task_id} ends again; it ended at {task.ended}")
-        elif task.attempt is not None or body.attempt != task.last:
-            opened = [] if task.attempt is None else sorted(task.attempt.open)
-            self.report.add(
-                "S9",
-                fed,
-                f"{body.task_id} ends with attempt {body.attempt}; expected {task.last} with "
-                f"nothing open, found replicas {opened} open",
-            )
+        else:
+            label = f"{body.task_id} ends with attempt {body.attempt}"
+            self._check_closed("S9", fed, task, body.attempt, label)
         task.ended = this
         self.cluster.changes += 1
 

@@ -12,16 +12,15 @@ from typing import Any
 from yardmaster_core import audit
 from yardmaster_core.errors import CoreError
 from yardmaster_core.machine import Machine
-from yardmaster_eventlog import codec
 from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
-from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import decoded
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import MachineError
 from yardmaster_runtime.replay.details import check_details
 from yardmaster_runtime.replay.prover import DetailsRefs, Prover
 from yardmaster_runtime.replay.report import Finding, Report
-from yardmaster_schemas.envelope import Envelope, Event
-from yardmaster_schemas.errors import SchemaError, YardmasterError
+from yardmaster_schemas.errors import YardmasterError
 from yardmaster_schemas.topics import INPUT_ORDER
 
 
@@ -120,7 +119,7 @@ async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, .
         try:
             while records := await log.read(source, offset):
                 for stored in records:
-                    envelope = _decoded(stored)
+                    envelope = decoded(stored)
                     digest = digest_of(stored.record)
                     auditor.feed(topic, partition, stored.offset, envelope, digest)
                 offset = records[-1].offset + 1
@@ -128,13 +127,6 @@ async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, .
             # The proof names the damaged record; the audit covers the readable part.
             continue
     return auditor.finish()
-
-
-def _decoded(stored: StoredRecord) -> Envelope[Event] | None:
-    try:
-        return codec.decode(stored.record)
-    except SchemaError:
-        return None
 
 
 def _once(findings: Sequence[Finding]) -> list[Finding]:

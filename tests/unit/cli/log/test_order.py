@@ -20,14 +20,15 @@ from tests.support.logs import (
 from yardmaster_cli.commands.log import between, count_topics, record_json
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.log.moments import Moment, parse_moment
-from yardmaster_cli.log.order import Entry, LogOrder
 from yardmaster_cli.log.source import file_source, opened
 from yardmaster_cli.main import run
 from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.order import Entry, LogOrder
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import PolicyRef, PoolChangeRequestedV1, PoolConfig
+from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import TOPICS
 
 JOB = "4kq7w2mz9c1f"
@@ -55,7 +56,7 @@ async def filled(log: EventLog, builder: LogBuilder) -> EventLog:
 
 async def entries(builder: LogBuilder) -> list[Entry]:
     log = await filled(MemoryLog(ManualClock()), builder)
-    return [entry async for entry in LogOrder(log).entries()]
+    return [entry async for entry in LogOrder(log, Position.start("main")).entries()]
 
 
 def types(found: list[Entry]) -> list[str]:
@@ -102,7 +103,7 @@ async def test_moments_bound_what_is_given() -> None:
     log = await filled(MemoryLog(ManualClock()), story())
     first = parse_moment("main@r2", 0, "--from")
     last = parse_moment("cycle:1", 0, "--to")
-    found = [entry async for entry in between(LogOrder(log), first, last)]
+    found = [entry async for entry in between(LogOrder(log, Position.start("main")), first, last)]
     assert types(found)[0] == "PoolChangeRequested"
     assert types(found)[-2:] == ["SlotsAllocated", "CycleCommitted"]
 

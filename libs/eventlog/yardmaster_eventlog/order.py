@@ -2,7 +2,7 @@
 
 The inputs of a cycle come before its decisions, and the records that a machine consumed from
 another machine's topic come after the inputs of the cycle that wrote them. Records that no cycle
-has consumed come last.
+has consumed come last. Records of fenced leaders are included: this is the log, not its effect.
 """
 
 from collections import deque
@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import decoded
 from yardmaster_schemas.envelope import Envelope
-from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER
@@ -49,24 +48,44 @@ class _Cursor:
 
 
 class LogOrder:
-    """Reads the log of a cell once, from the start, in causal order."""
+    """Reads the log of a cell once, after a position, in causal order.
 
-    def __init__(self, log: EventLog, cell: str = "main", partition: int = 0) -> None:
+    Of the records that no cycle has consumed yet, those of the topics `unconsumed` are included.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        start: Position,
+        partition: int = 0,
+        unconsumed: Sequence[str] = INPUT_ORDER,
+    ) -> None:
         self._log = log
-        self._position = Position.start(cell)
-        self._cursors = {topic: _Cursor(Partition(topic, partition)) for topic in INPUT_ORDER}
+        self._unconsumed = unconsumed
+        #: After the last entry that was yielded.
+        self.position = Position.start(start.cell)
+        for topic, offset in start.parts():
+            self.position = self.position.at(topic, offset)
+        self._cursors = {
+            topic: _Cursor(Partition(topic, partition), offset, offset)
+            for topic, offset in self.position.parts()
+        }
         #: Machines whose cycle is being yielded; an input range does not start them again.
         self._open: set[str] = set()
 
     async def entries(self) -> AsyncIterator[Entry]:
-        """Every record of the cell, in order."""
+        """The records, in order.
+
+        Raises:
+            ReadPastEnd: the log ends before the position.
+        """
         while batch := await self._batch(DECISIONS.name):
             async for entry in self._with_inputs(DECISIONS.name, batch):
                 yield entry
         while batch := await self._batch(ADMISSIONS.name):
             async for entry in self._with_inputs(ADMISSIONS.name, batch):
                 yield entry
-        for topic in INPUT_ORDER:
+        for topic in self._unconsumed:
             async for entry in self._until(topic, None):
                 yield entry
 
@@ -122,20 +141,12 @@ class LogOrder:
         return True
 
     def _entry(self, stored: StoredRecord) -> Entry:
-        return Entry(stored, decoded(stored), self._position)
+        return Entry(stored, decoded(stored), self.position)
 
     def _next(self, topic: str) -> Entry:
         """Return the next record of a topic with the position after it."""
         cursor = self._cursors[topic]
         first = cursor.ahead.popleft()
         cursor.next = first.stored.offset + 1
-        self._position = self._position.at(topic, cursor.next)
-        return replace(first, position=self._position)
-
-
-def decoded(stored: StoredRecord) -> Envelope[Any] | None:
-    """The envelope of a record; None when it cannot be decoded."""
-    try:
-        return decode(stored.record)
-    except SchemaError:
-        return None
+        self.position = self.position.at(topic, cursor.next)
+        return replace(first, position=self.position)
