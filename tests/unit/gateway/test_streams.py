@@ -394,7 +394,8 @@ async def test_the_log_is_read_page_by_page_in_causal_order(cell: TestCell) -> N
         paged += page["items"]
         after = page["position"]
     assert sorted(places) == sorted((one["topic"], one["offset"]) for one in paged)
-    assert paged[0]["type"] == "LogCreated"
+    # Terms start without an input.
+    assert next(one["type"] for one in paged if one["type"] != "TermStarted") == "LogCreated"
     resumed = await cell.call("GET", f"/v1/events?after={paged[9]['position']}&limit=1000")
     assert [one["id"] for one in resumed["items"]] == [one["id"] for one in paged[10:]]
 
