@@ -14,7 +14,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test lint docs format schemas golden bench lock clean
+.PHONY: help install demo up down demo-up check test lint docs format schemas golden bench picture lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,11 @@ golden: install ## rewrite the expected traces of tests/golden; commit a diff on
 
 bench: install ## run the benchmarks; writes bench/results/*.json
 	$(BIN)/python -m bench
+
+picture: install ## run the demo and draw its timeline, docs/pictures/demo.svg
+	rm -rf build/demo && mkdir -p build/demo
+	TMPDIR=$(CURDIR)/build/demo $(BIN)/yard demo --keep
+	$(BIN)/python -m docs.pictures.timeline_svg build/demo/yard-demo-*/data/log.db docs/pictures/demo.svg
 
 lock: ## resolve requirements.lock again; UPGRADE=--upgrade takes newer versions
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
