@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -35,6 +36,19 @@ def test_a_job_is_submitted_listed_shown_read_and_waited_for(dev: Dev) -> None:
     assert "hi from node-" in dev.yard("logs", job).out
     assert "TaskAdmitted" in dev.yard("show", job, "--events").out
     assert "default" in dev.yard("show", job, "--spec").out
+
+
+def test_the_gateway_of_yard_dev_serves_the_metrics_of_all_services(dev: Dev) -> None:
+    dev.submit("--gpus", "1", "--wait", "--", "true")
+    port = json.loads((dev.data / "dev.json").read_text())["port"]
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+    assert 'yard_scheduler_gpus{cell="main",pool="default",state="free"}' in text
+    assert 'yard_quota_cycles_total{cell="main"}' in text
+    for node in ("node-1", "node-2"):
+        assert f'yard_node_agent_incarnations_total{{node="{node}"}} 1.0' in text
+    assert "yard_views_steps_total" in text
+    assert "yard_gateway_http_requests_total" in text
+    assert "_created" not in text
 
 
 def test_usage_reports_gpu_seconds_by_project_pool_and_user(dev: Dev) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 import click
 import httpx
+from prometheus_client import CollectorRegistry
 
 from yardmaster_cli.dev.data_folder import Cluster, DataFolder
 from yardmaster_cli.dev.policy import check_policy_of_log
@@ -233,8 +234,13 @@ def _services(
 ) -> dict[str, Callable[[], Awaitable[object]]]:
     """All services by name, each with its own ports."""
 
+    # One registry, so that the gateway serves the metrics of all services.
+    registry = CollectorRegistry()
+
     def telemetry(service: str) -> Telemetry:
-        return Telemetry(service, now_ms=clock.now_ms, quiet=options.quiet)
+        return Telemetry(service, now_ms=clock.now_ms, registry=registry, quiet=options.quiet)
+
+    agents = telemetry("node_agent")
 
     def machine_ports(service: str) -> Ports:
         return Ports(
@@ -289,7 +295,7 @@ def _services(
             cpu_milli=None if node.cpus is None else node.cpus * 1000,
             memory_mib=node.memory_mib,
         )
-        found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, telemetry)
+        found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, agents)
     return found
 
 
@@ -298,11 +304,15 @@ def _agent(
     log: EventLog,
     clock: Clock,
     chance: Chance,
-    telemetry: Callable[[str], Telemetry],
+    agents: Telemetry,
 ) -> Callable[[], Awaitable[object]]:
     async def run() -> None:
         ports = agent.host_ports(
-            settings, log=log, clock=clock, chance=chance, telemetry=telemetry("node_agent")
+            settings,
+            log=log,
+            clock=clock,
+            chance=chance,
+            telemetry=agents.for_node(settings.node),
         )
         await agent.run(ports, settings)
 

@@ -1,4 +1,6 @@
-"""The scheduler service: a machine per cell; each leader also runs a relay and a silence watch."""
+"""The scheduler service: a machine per cell; each leader also runs a relay and a silence watch,
+and exposes the metrics of the work.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.relay import Relay
 from yardmaster_scheduler.settings import Settings, ShellLimits
 from yardmaster_scheduler.silence import LiveNode, SilenceWatch
+from yardmaster_scheduler.work_metrics import WorkMetrics
 
 __all__ = ["Ports", "Settings", "main", "run"]
 
@@ -95,7 +98,10 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             metrics=metrics,
             partition=settings.partition,
         )
-        return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
+        work = WorkMetrics(ports.telemetry, lambda: fold.state)
+        fold.listeners.append(work.on_cycle)
+        known = sorted(known_nodes(fold.state))
+        return relay.run(known, fold.origin), watch.run(), work.run()
 
     await machine.run(leader_tasks)
 

@@ -1,8 +1,9 @@
 """Metrics (prometheus_client), log lines (structlog) and traces of one service; no globals."""
 
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
 
 import structlog
 from opentelemetry.trace import Tracer
@@ -12,6 +13,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Metric,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.registry import Collector
@@ -19,7 +21,26 @@ from prometheus_client.registry import Collector
 from yardmaster_runtime.telemetry.tracing import OFF, TraceSettings
 
 #: Seconds; from a durable append to a slow takeover.
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BUCKETS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
+
+# The library's switch is for the whole process. Without it each counter and histogram has another
+# series with the time of its creation, which no alarm and no query uses.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Telemetry:
@@ -47,8 +68,8 @@ class Telemetry:
         self._quiet = quiet
         self._cell: str | None = None
         self._close_traces: Callable[[], None] = lambda: None
-        self._cells = _Cells()
-        self.registry.register(self._cells)
+        self._labeled = _Labeled()
+        self.registry.register(self._labeled)
         self._logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(self._stream),
             processors=[self._line, structlog.processors.JSONRenderer(default=str)],
@@ -66,18 +87,50 @@ class Telemetry:
         """A value that rises and falls."""
         return Gauge(f"yard_{self.service}_{name}", about, labels, registry=self.registry)
 
-    def histogram(self, name: str, about: str, *labels: str) -> Histogram:
+    def histogram(
+        self, name: str, about: str, *labels: str, buckets: Sequence[float] = BUCKETS
+    ) -> Histogram:
         """A distribution of seconds."""
         return Histogram(
-            f"yard_{self.service}_{name}", about, labels, registry=self.registry, buckets=BUCKETS
+            f"yard_{self.service}_{name}", about, labels, registry=self.registry, buckets=buckets
         )
+
+    def before_exposition(self, update: Callable[[], None]) -> None:
+        """Call `update` at each exposition, before the metrics that are made after this call."""
+        self.registry.register(_Before(update))
 
     def for_cell(self, cell: str) -> "Telemetry":
         """The telemetry of one of the process's cells, named in each of its samples and lines.
 
         Call it after `trace_to`; a second call for a cell resets the cell's metrics.
         """
-        registry = self._cells.start(cell)
+        telemetry = self._with(self._labeled.start("cell", cell))
+        telemetry._cell = cell
+        return telemetry
+
+    def for_node(self, node: str) -> "Telemetry":
+        """The telemetry of one of several node agents in a process, named in each of its samples.
+
+        A second call for a node resets the node's metrics.
+        """
+        return self._with(self._labeled.start("node", node))
+
+    def part(self) -> "Telemetry":
+        """Telemetry whose metrics are not exposed except within `exposed`."""
+        telemetry = self._with(CollectorRegistry())
+        telemetry._cell = self._cell
+        return telemetry
+
+    @contextmanager
+    def exposed(self, part: "Telemetry") -> Iterator[None]:
+        """A context in which the metrics of `part` are exposed together with these."""
+        self.registry.register(part.registry)
+        try:
+            yield
+        finally:
+            self.registry.unregister(part.registry)
+
+    def _with(self, registry: CollectorRegistry) -> "Telemetry":
         telemetry = Telemetry(
             self.service,
             now_ms=self.now_ms,
@@ -85,7 +138,7 @@ class Telemetry:
             registry=registry,
             quiet=self._quiet,
         )
-        telemetry.tracer, telemetry._cell = self.tracer, cell
+        telemetry.tracer = self.tracer
         return telemetry
 
     def trace_to(self, settings: TraceSettings, instance: str) -> None:
@@ -127,25 +180,36 @@ class Telemetry:
         }
 
 
-class _Cells(Collector):
-    """The metrics of several cells as one family each, with the label `cell`."""
+class _Before(Collector):
+    """Calls a function when the metrics are collected; has no metrics itself."""
+
+    def __init__(self, update: Callable[[], None]) -> None:
+        self._update = update
+
+    def collect(self) -> Iterable[Metric]:
+        self._update()
+        return ()
+
+
+class _Labeled(Collector):
+    """The metrics of several cells, or of several nodes, as one family each, with that label."""
 
     def __init__(self) -> None:
-        self._registries: dict[str, CollectorRegistry] = {}
+        self._registries: dict[tuple[str, str], CollectorRegistry] = {}
 
-    def start(self, cell: str) -> CollectorRegistry:
-        self._registries[cell] = registry = CollectorRegistry()
+    def start(self, label: str, value: str) -> CollectorRegistry:
+        self._registries[label, value] = registry = CollectorRegistry()
         return registry
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for cell, registry in self._registries.items():
+        for (label, value), registry in self._registries.items():
             for family in registry.collect():
                 merged = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
                 merged.samples += [
-                    sample._replace(labels={"cell": cell, **sample.labels})
+                    sample._replace(labels={label: value, **sample.labels})
                     for sample in family.samples
                 ]
         return families.values()

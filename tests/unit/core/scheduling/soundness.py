@@ -40,6 +40,7 @@ def assert_sound(state: ClusterState) -> None:
     _tasks(state, tasks)
     _slots(state, tasks)
     _sums(state, tasks)
+    _task_counts(state, tasks)
     for pool in state.pools.values():
         assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
         assert pool.lowest_placed_priority is None, (
@@ -60,6 +61,27 @@ def assert_sound(state: ClusterState) -> None:
         forgotten = node.silent_ms and node.state is NodeState.UP
         assert not forgotten or node.name in state.node_attention, f"{node.name}: stale silence"
     _digest(state)
+
+
+def _task_counts(state: ClusterState, tasks: list[Task]) -> None:
+    state.digest()  # which counts what changed
+    expected: Counter[tuple[str, WaitCode | Phase]] = Counter()
+    for task in tasks:
+        first = task.job.spec.pools[0]
+        if task.phase is Phase.RUNNING and task.run is not None:
+            expected[task.run.pool_name, Phase.RUNNING] += 1
+        elif task.phase is Phase.PENDING and task.group is not None:
+            record = task.group.waits.get(first)
+            expected[first, WaitCode.NOT_CONSIDERED if record is None else record[0].code] += 1
+        elif task.phase is Phase.PENDING and task.paused:
+            expected[first, WaitCode.PAUSED] += 1
+        elif task.phase is Phase.PENDING and task.held_until_ms > state.now_ms:
+            code = WaitCode.START_BACKOFF if task.failed_starts else WaitCode.RESTART_BACKOFF
+            expected[first, code] += 1
+        elif task.phase is Phase.PENDING:
+            code = WaitCode.NOT_CONSIDERED if task.released else WaitCode.AT_MAX_CONCURRENT
+            expected[first, code] += 1
+    assert state.counts.tasks == expected, "the counts of pending and running tasks are wrong"
 
 
 def _tasks(state: ClusterState, tasks: list[Task]) -> None:

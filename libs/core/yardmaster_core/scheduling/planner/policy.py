@@ -24,13 +24,14 @@ result: if the first of them neither fits nor finds victims, the later ones do n
 Of the options, `preempts` tells whether a task may preempt others, and `per_job` whether each job
 is a claimant of its own, so that its tasks are equal to no other job's. With `drop_unneeded`,
 victims that turn out unnecessary keep running. `simulation_only` policies are refused outside
-simulations.
+simulations. The planner does not call `project_shares`: it returns the share of each project for
+metrics, by name, in gpu_milli.
 
 A pool's placement strategy is configured apart from its policy (`placement.py`). Limits of projects
 and jobs apply under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,6 +98,11 @@ def no_victims(_: PoolView, __: Task) -> Iterable[Task]:
     return ()
 
 
+def no_shares(_: PoolView) -> Mapping[str, int]:
+    """`project_shares` of policies that give projects no shares."""
+    return {}
+
+
 def no_groups(_: PoolView) -> Iterable[Group]:
     """`wake` of policies without shares."""
     return ()
@@ -122,6 +128,7 @@ class Policy:
     equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
     reclaim: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
     wake: Callable[[PoolView], Iterable[Group]] = no_groups
+    project_shares: Callable[[PoolView], Mapping[str, int]] = no_shares
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
     strict_queue: PositionOf | None = None

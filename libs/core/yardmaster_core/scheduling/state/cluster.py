@@ -25,6 +25,7 @@ from yardmaster_core.scheduling.state.policy_traits import TraitsSource
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.task_counts import TaskCounts
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
@@ -45,7 +46,7 @@ class ClusterState:
     """The state of one cell; only `apply` changes it."""
 
     __slots__ = (
-        *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied"),
+        *("attention", "cell", "counts", "cycle", "deadlines", "departments", "dirty", "emptied"),
         *("enrolled", "jobs", "journal", "limited", "next_job", "next_node", "node_attention"),
         *("nodes", "now_ms", "policies", "pools", "projects", "restless", "revoked", "sources"),
         *("tasks", "total", "unpruned"),
@@ -62,6 +63,8 @@ class ClusterState:
         self.jobs: dict[str, Job] = {}
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
+        #: For metrics (derived).
+        self.counts = TaskCounts()
         #: Nodes that were ever enrolled; while there is none, any node may join.
         self.enrolled: dict[str, Enrolled] = {}
         #: Nodes that were revoked while they were up (derived); some may be down by now.
@@ -132,6 +135,9 @@ class ClusterState:
         total %= MODULUS
         if not drafting:
             self.total = total
+            for entity in self.dirty:
+                if isinstance(entity, Task):
+                    self.counts.update(entity, self.now_ms)
             self.dirty.clear()
         head = f"{self.cell}/{self.cycle}/{self.now_ms}/{total:x}"
         return blake2b(head.encode(), digest_size=32).hexdigest()
@@ -220,6 +226,8 @@ class ClusterState:
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
         """Set the recorded wait of `group` in `pool`, or remove it; index the group by it."""
         self._unfile(pool, group)
+        if pool.name == group.shape.pools[0]:
+            self.counts.move_queued(group, group.waits.get(pool.name), record)
         if record is None:
             group.waits.pop(pool.name, None)
         else:
@@ -264,6 +272,8 @@ class ClusterState:
             group = self._new_group(shape, job.priority)
         if self.journal is not None:
             self.journal.append((self._leave, (task,)))
+        # Its queue counts it from now on.
+        self.dirty[task] = None
         self._join(task, group)
         self.reshare_of(shape)
         is_first = group.queue.first is task
@@ -330,6 +340,7 @@ class ClusterState:
         task.group = None
         task.queue = None
         group.queue.drop()
+        self.counts.add_queued(group, -1)
         self._note_change(group, task.job)
         if not group.queue.live:
             for name in group.shape.pools:
@@ -339,6 +350,7 @@ class ClusterState:
         task.group = group
         task.queue = group.queue
         group.queue.push(task)
+        self.counts.add_queued(group, 1)
         self._note_change(group, task.job)
         if group.queue.live == 1:
             for name in group.shape.pools:

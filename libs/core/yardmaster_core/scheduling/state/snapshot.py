@@ -142,6 +142,7 @@ def _dump_task(task: Task) -> list[Any]:
         None if run is None else _dump_run(run),
         task.preemptions,
         [task.failed_starts, list(task.failed_nodes), task.unwritable],
+        task.queued_ms,
     ]
 
 
@@ -334,6 +335,9 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
     starts = facts[15] if len(facts) > 15 else (0, (), False)
     task.failed_starts, failed_nodes, task.unwritable = starts
     task.failed_nodes = tuple(failed_nodes)
+    if task.attempt:
+        # Snapshots from before this was kept have none; then it counts from the snapshot.
+        task.queued_ms = facts[16] if len(facts) > 16 else state.now_ms
     if facts[13] is not None:
         _load_run(state, task, facts[13])
     elif task.held_until_ms > state.now_ms and not task.phase.final:

@@ -11,7 +11,10 @@ from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape, shape
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_schemas.reasons import StartFailure, Stop, Wait
+from yardmaster_schemas.reasons import StartFailure, Stop, Wait, WaitCode
+
+#: A pool, and why a task is pending in it, or `Phase.RUNNING`.
+CountedAs = tuple[str, WaitCode | Phase]
 
 
 class Attempt:
@@ -118,10 +121,10 @@ class Task:
     """The unit that is scheduled."""
 
     __slots__ = (
-        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "failed_nodes"),
-        *("failed_starts", "group", "hash", "held_until_ms", "id", "index", "job", "key"),
-        *("outcome_code", "paused", "phase", "preemptions", "queue", "ran_ms", "released"),
-        *("restarts", "run", "unwritable"),
+        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "counted_as"),
+        *("failed_nodes", "failed_starts", "group", "hash", "held_until_ms", "id", "index"),
+        *("job", "key", "outcome_code", "paused", "phase", "preemptions", "queue", "queued_ms"),
+        *("ran_ms", "released", "restarts", "run", "unwritable"),
     )
 
     def __init__(self, job: "Job", index: int) -> None:
@@ -141,6 +144,11 @@ class Task:
         self.failed_starts = 0
         #: The nodes of these starts, the newest last.
         self.failed_nodes: tuple[str, ...] = ()
+        #: When it was submitted, or requeued after its last attempt. For metrics: no decision reads
+        #: it, and the digest does not cover it.
+        self.queued_ms = job.submitted_ms
+        #: Where `ClusterState.counts` has it, unless its queue counts it.
+        self.counted_as: CountedAs | None = None
         #: How often the FitGpp policy preempted the task.
         self.preemptions = 0
         self.ran_ms = 0

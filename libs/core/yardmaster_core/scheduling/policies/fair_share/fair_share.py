@@ -430,6 +430,16 @@ def start_reason(view: PoolView, task: Task) -> Start:
     return Start(rule="fair_share", numbers=numbers)
 
 
+def project_shares(view: PoolView) -> Mapping[str, int]:
+    """Return the share of each project by name (gpu_milli), if the claimants are projects.
+
+    Empty before the first cycle that divides the pool.
+    """
+    if view.options.among != "project" or view.pool.demands is None:
+        return {}
+    return {_name(share.claimant): share.share_milli for share in _shares(view).all()}
+
+
 def among_jobs(options: FairShareOptions) -> bool:
     """Whether each job is a claimant."""
     return options.among == "job"
@@ -448,5 +458,6 @@ FAIR_SHARE: Final = Policy(
     start_reason=start_reason,
     reclaim=reclaim_above_share,
     wake=groups_within_share,
+    project_shares=project_shares,
     per_job=among_jobs,
 )

@@ -80,6 +80,10 @@ class Shares:
             self._below = self._of([run for run in self._all() if run.claim.held < run.share])
         return self._below
 
+    def all(self) -> list[Share]:
+        """Return the shares of all claimants, oldest first."""
+        return self._of(self._all())
+
     def _all(self) -> list[ClaimRun]:
         return [run for runs in self._runs.values() for run in runs]
 

@@ -121,6 +121,7 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
         raise ImpossibleEvent(event="TaskRequeued", found=f"{task.id} still holds slots")
     state.put(task, "run", None)
     state.put(task, "phase", Phase.PENDING)
+    state.put(task, "queued_ms", state.now_ms)
     state.put(task, "restarts", event.restarts)
     state.put(task, "held_until_ms", event.not_before_ms)
     state.put(task, "failed_starts", event.failed_starts)
