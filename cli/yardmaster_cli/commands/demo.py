@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from yardmaster_cli.demo.cluster import DemoCluster, RunningCluster, remembered_interrupts
-from yardmaster_cli.demo.walk import Walk
+from yardmaster_cli.demo.run import DemoRun
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.session import Session, command
 
@@ -30,12 +30,12 @@ def demo(session: Session, keep: bool, running: bool) -> int:
         cluster = RunningCluster(folder, color=session.out.color)
     else:
         cluster = DemoCluster.in_folder(folder, color=session.out.color)
-    walk = Walk(cluster)
+    run = DemoRun(cluster)
     good = False
     try:
         with remembered_interrupts(), cluster.running():
-            walk.run()
-        good = walk.judge()
+            run.run()
+        good = run.judge()
     finally:
         if good and not keep:
             shutil.rmtree(folder, ignore_errors=True)

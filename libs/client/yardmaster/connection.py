@@ -50,7 +50,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the HTTP connections; later calls fail. Leaving `with` does the same."""
         self._transport.close()
 
     def wait_out_outages(self, listener: OutageListener | None) -> None:

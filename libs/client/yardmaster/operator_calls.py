@@ -25,8 +25,9 @@ from yardmaster_schemas.api import (
 class OperatorCalls(Connection):
     """Calls for what operators manage; see `Client`.
 
-    In all changes, `if_match` is the ETag of the version to change; None changes the current
-    version. With `create`, the object must not exist yet.
+    In all changes, `if_match` is the ETag of the version to change; None means the ETag that the
+    object has now. A `put_` call without `create` changes only an object that exists; with `create`
+    it creates the object, which must not exist yet, and `if_match` is not used.
     """
 
     # --- nodes ----------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ class OperatorCalls(Connection):
     def put_enrolment(
         self, node: str, enrolment: Enrolment, *, if_match: str | None = None, create: bool = False
     ) -> Accepted:
-        """Enroll a node, or change what it may claim."""
+        """Change what an enrolled node may claim, or with `create` enroll a node."""
         return self._put(f"/v1/nodes/{quoted(node)}/enrolment", enrolment, if_match, create)
 
     def delete_enrolment(self, node: str, *, if_match: str | None = None) -> Accepted:
@@ -81,7 +82,7 @@ class OperatorCalls(Connection):
     def put_pool(
         self, name: str, config: PoolConfig, *, if_match: str | None = None, create: bool = False
     ) -> Accepted:
-        """Create or change a pool."""
+        """Change a pool that exists, or with `create` create one."""
         return self._put(f"/v1/pools/{quoted(name)}", config, if_match, create)
 
     def delete_pool(self, name: str, *, if_match: str | None = None) -> Accepted:
@@ -101,7 +102,10 @@ class OperatorCalls(Connection):
     def put_project(
         self, name: str, config: ProjectConfig, *, if_match: str | None = None, create: bool = False
     ) -> Accepted:
-        """Create or change a project."""
+        """Change a project that exists, or with `create` create one.
+
+        `if_match` is the ETag of the version to change, by default the current one.
+        """
         return self._put(f"/v1/projects/{quoted(name)}", config, if_match, create)
 
     def delete_project(self, name: str, *, if_match: str | None = None) -> Accepted:
@@ -140,7 +144,7 @@ class OperatorCalls(Connection):
         if_match: str | None = None,
         create: bool = False,
     ) -> Accepted:
-        """Create or change a department."""
+        """Change a department that exists, or with `create` create one."""
         return self._put(f"/v1/departments/{quoted(name)}", config, if_match, create)
 
     def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:

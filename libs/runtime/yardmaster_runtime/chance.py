@@ -1,4 +1,4 @@
-"""Randomness as a port: unique names, keyed by their purpose."""
+"""Random values as a port: unique names, each drawn for a purpose."""
 
 import hashlib
 import secrets
@@ -6,21 +6,26 @@ from typing import Protocol
 
 
 class Chance(Protocol):
-    """A source of random names."""
+    """A source of random hexadecimal digits, from which names are made."""
 
     def hex(self, purpose: str, digits: int) -> str:
-        """Return `digits` unpredictable hexadecimal digits for `purpose`."""
+        """Return `digits` hexadecimal digits, other ones in each call.
+
+        `purpose` says what the digits name; an implementation for tests may depend on it.
+        """
 
 
 class SystemChance:
-    """The operating system's entropy."""
+    """Unpredictable digits from the operating system."""
 
     def hex(self, purpose: str, digits: int) -> str:
         return secrets.token_hex((digits + 1) // 2)[:digits]
 
 
 class SeededChance:
-    """Returns the same names for the same seed; each purpose has its own sequence."""
+    """Hexadecimal digits that depend only on the seed, the purpose and the number of earlier calls
+    for that purpose.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -25,7 +25,7 @@ SHARES: Final = (0.5, 0.75, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, percentiles and maximum of some values; None where there are none."""
+    """Mean, percentiles and maximum (`most`) of `count` values; None if there are no values."""
 
     count: int
     mean: float | None
@@ -81,7 +81,7 @@ class Summary:
     nodes_lost: int
 
     def part(self, kind: str) -> Part:
-        """The figures of one kind."""
+        """Return the figures of one kind (`te`, `be`, `all`)."""
         return self.parts[KINDS.index(kind)]
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
@@ -127,7 +127,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Compute mean, percentiles and maximum."""
+    """Return mean, percentiles and maximum of `values`."""
     ordered = sorted(values)
     if not ordered:
         return Spread(0, None, None, None, None, None, None)
@@ -162,7 +162,7 @@ def times_preempted(task: Task) -> int:
 
 
 def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
-    """Lost work of a task in gpu_milli x ms: to preemption, and for other reasons."""
+    """Return the lost work of a task in gpu_milli x ms: (by preemption, for other reasons)."""
     preempted = other = 0
     for run in task.attempts:
         if run.end == PREEMPTED:
@@ -183,7 +183,7 @@ def jain(shares: Sequence[float]) -> float | None:
 def fair_shares(
     capacity: float, asks: Mapping[str, float], weights: Mapping[str, int]
 ) -> dict[str, float]:
-    """Divide `capacity` by weight; no project gets more than it requests (max-min)."""
+    """Divide `capacity` by weight; no project gets more than it requests in `asks` (max-min)."""
     found: dict[str, float] = {}
     left, weight = capacity, sum(weights[name] for name, ask in asks.items() if ask > 0)
     for name in sorted(asks, key=lambda name: (asks[name] / weights[name], name)):
@@ -198,7 +198,7 @@ def fair_shares(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A project's GPUs in each window: the GPUs it held, and its fair share of those up."""
+    """The GPUs of a project, as means of each window: `held` (allocated) and `fair` (its share)."""
 
     name: str
     held: list[float]
@@ -206,7 +206,11 @@ class Shares:
 
 
 def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) -> list[Shares]:
-    """Shares of each project that held or requested GPUs, by name; `up`: GPUs by window."""
+    """Return the `Shares` of each project that held or requested GPUs, sorted by name.
+
+    `edges` are the bounds of the windows in ms; `up[i]` is the mean number of GPUs in nodes that
+    are up in window i.
+    """
     history.flush()
     lengths = [end - begin for begin, end in pairwise(edges)]
     held: dict[str, list[float]] = {}
@@ -235,7 +239,7 @@ def fairness(shares: Iterable[Shares]) -> float | None:
 
 
 def span(history: History) -> tuple[int, int]:
-    """The first submission and the last end of a task, or now if a task has not ended."""
+    """Return the first submission and the last end of a task (now if one has not ended), in ms."""
     begin = min((job.submitted_ms for job in history.jobs.values()), default=history.now_ms)
     ends = [task.ended_ms for task in history.tasks.values()]
     if not ends or None in ends:
@@ -244,9 +248,10 @@ def span(history: History) -> tuple[int, int]:
 
 
 def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
-    """GPUs in nodes that are up, allocated, requested by pending tasks, free but unusable.
+    """Return four lists: GPUs in nodes that are up, allocated GPUs, GPUs that pending tasks
+    request, and free GPUs that are unusable (see `fragments`).
 
-    Each is a list of the means of the windows between `edges`, summed over all pools.
+    Each list has the mean of each window between `edges` (ms), summed over all pools.
     """
     history.flush()
     found = [[0.0] * (len(edges) - 1) for _ in range(4)]
@@ -290,7 +295,7 @@ def _gpu_hours(milli_ms: Iterable[int]) -> float:
 
 
 def of_kind(tasks: Iterable[Task], kind: str) -> list[Task]:
-    """The tasks of a kind."""
+    """Return the tasks of a kind (`te`, `be`, `all`)."""
     return [task for task in tasks if kind == ALL or task.job.preemptible is (kind == BE)]
 
 

@@ -1,8 +1,9 @@
 """Verdicts on requests to change a job, a pool, a department, a project or a node.
 
-Each function judges one type of request; its docstring names the conditions for acceptance. The
-precondition `if_revision` is checked after existence: the loser of a race gets version_mismatch
-with both numbers, and revision 0 means "must not exist".
+Each `judge_` function judges one type of request: it returns the event of acceptance, or
+RequestRefused with the code of the first condition that is not met. The precondition `if_revision`
+(the object still has this revision) is checked after existence: the loser of a race gets
+version_mismatch with both numbers, and revision 0 means "must not exist".
 """
 
 from collections.abc import Iterable
@@ -20,11 +21,14 @@ class PolicyCheck(Protocol):
     """Checks whether a pool can be scheduled with its configuration."""
 
     def __call__(self, config: r.PoolConfig, /) -> AdmissionCode | None:
-        """policy_unknown, policy_options_invalid, policy_for_simulations, or None; never raises."""
+        """Return why not; None if it can be.
+
+        The codes are policy_unknown, policy_options_invalid, policy_for_simulations. Never raises.
+        """
 
 
 def any_policy(config: r.PoolConfig, /) -> AdmissionCode | None:
-    """A check that accepts every policy."""
+    """Accept every policy; a `PolicyCheck`."""
     return None
 
 
@@ -35,7 +39,7 @@ def refused(
     about: str | None = None,
     numbers: dict[str, int] | None = None,
 ) -> a.RequestRefusedV1:
-    """The refusal of a request."""
+    """Return the refusal of a request; `about` is the name of the object that is at fault."""
     return a.RequestRefusedV1(
         request_type=request.TYPE, code=code, numbers=numbers or {}, about=about
     )
@@ -74,7 +78,10 @@ def _live(
 
 
 def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
-    """A job or task can be cancelled once; `immediate` may follow to end its grace period."""
+    """Accept if the job has not ended and the job or the named task is not cancelled.
+
+    A second request is accepted if it is `immediate`: it ends the grace period.
+    """
     job = _live(state, request, request.job_id, request.index)
     cancelled = (
         isinstance(job, a.RequestRefusedV1)
@@ -89,7 +96,7 @@ def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
 
 
 def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
-    """At least one of the named tasks is neither paused nor cancelled."""
+    """Accept if the job has not ended and a named task is neither paused nor cancelled."""
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -99,7 +106,7 @@ def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
 
 
 def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
-    """At least one of the named tasks is paused."""
+    """Accept if the job has not ended and a named task is paused."""
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -109,7 +116,7 @@ def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
 
 
 def judge_priority(state: AdmissionState, request: r.PriorityChangeRequestedV1) -> Event:
-    """The priority is one that the job's project allows now."""
+    """Accept if the job has not ended and its project now allows the priority."""
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -127,7 +134,7 @@ def judge_priority(state: AdmissionState, request: r.PriorityChangeRequestedV1) 
 
 
 def judge_weight(state: AdmissionState, request: r.WeightChangeRequestedV1) -> Event:
-    """Any weight is allowed."""
+    """Accept if the job has not ended; any weight is allowed."""
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -137,7 +144,10 @@ def judge_weight(state: AdmissionState, request: r.WeightChangeRequestedV1) -> E
 
 
 def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1) -> Event:
-    """Any value is allowed; the limits of project and department apply in addition."""
+    """Accept if the job has not ended; any number is allowed.
+
+    The limits of project and department apply in addition.
+    """
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -149,10 +159,10 @@ def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1)
 
 
 def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
-    """The job was judged, even if it was rejected; the request may be repeated.
+    """Accept if the job was admitted or rejected; the request may be repeated.
 
-    The gateway checks that the job has ended, because quota does not receive ends of jobs. An end
-    is final, so the gateway's view of it cannot be out of date.
+    The gateway has checked that the job has ended, because quota does not receive ends of jobs. An
+    end is final, so an end that the gateway reads in a view is still true here.
     """
     known = state.jobs.get(request.job_id) is not None
     if not known and state.rejected.get(request.job_id) is None:
@@ -166,10 +176,10 @@ def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
 def judge_pool(
     state: AdmissionState, request: r.PoolChangeRequestedV1, check: PolicyCheck
 ) -> Event:
-    """Policy and placement are known and accept the given options.
+    """Accept if policy and placement are known and allow the given options.
 
-    Some policies are only for simulations. With a fence, the node timeout must leave the agent time
-    to kill its tasks before the node is lost.
+    Policies that are only for simulations are accepted only there. With a fence, the node timeout
+    must leave the agent time to kill its tasks before the node is lost.
     """
     revision = _revision(state.pools.get(request.pool))
     if stale := _stale(request, request.if_revision, revision):
@@ -188,7 +198,7 @@ def judge_pool(
 
 
 def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
-    """No project, quota, enrollment or unfinished job names the pool."""
+    """Accept if no project, quota, enrollment or unfinished job names the pool."""
     pool = state.pools.get(request.pool)
     return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
         pool=request.pool
@@ -232,7 +242,7 @@ def _unknown_pool(
 
 
 def judge_department(state: AdmissionState, request: r.DepartmentChangeRequestedV1) -> Event:
-    """All pools in its quotas exist."""
+    """Accept if all pools in the department's quotas exist."""
     revision = _revision(state.departments.get(request.department))
     return (
         _stale(request, request.if_revision, revision)
@@ -249,7 +259,7 @@ def judge_department(state: AdmissionState, request: r.DepartmentChangeRequested
 def judge_department_deletion(
     state: AdmissionState, request: r.DepartmentDeletionRequestedV1
 ) -> Event:
-    """The department has no project."""
+    """Accept if the department has no project."""
     row = state.departments.get(request.department)
     return _undeletable(
         state, request, "department", request.department, row
@@ -259,7 +269,9 @@ def judge_department_deletion(
 
 
 def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
-    """Its department and pools exist, and its default priority is allowed by `best_priority`."""
+    """Accept if the department and all pools exist, and `best_priority` allows the default
+    priority.
+    """
     config = request.config
     revision = _revision(state.projects.get(request.project))
     if stale := _stale(request, request.if_revision, revision):
@@ -278,7 +290,7 @@ def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) ->
 
 
 def judge_project_deletion(state: AdmissionState, request: r.ProjectDeletionRequestedV1) -> Event:
-    """The project has no unfinished job."""
+    """Accept if the project has no unfinished job."""
     row = state.projects.get(request.project)
     return _undeletable(state, request, "project", request.project, row) or a.EntitlementsChangedV1(
         level=a.Level.PROJECT, name=request.project, revision=_revision(row) + 1
@@ -289,29 +301,35 @@ def judge_project_deletion(state: AdmissionState, request: r.ProjectDeletionRequ
 
 
 def judge_cordon(state: AdmissionState, request: r.NodeCordonRequestedV1) -> Event:
-    """Any node, even before it joins. A draining node stops draining."""
+    """Accept for any name, even before the node joins; a draining node stops draining."""
     return a.NodeCordonedV1(node=request.node)
 
 
 def judge_uncordon(state: AdmissionState, request: r.NodeUncordonRequestedV1) -> Event:
-    """The node is cordoned or draining."""
+    """Accept if the node is cordoned or draining."""
     if state.nodes.get(request.node) is None:
         return refused(request, AdmissionCode.WRONG_PHASE, about=request.node)
     return a.NodeUncordonedV1(node=request.node)
 
 
 def judge_drain(state: AdmissionState, request: r.NodeDrainRequestedV1) -> Event:
-    """Any node; a second drain replaces the deadline."""
+    """Accept for any name, even before the node joins; a second drain replaces the deadline."""
     return a.NodeDrainingV1(node=request.node, deadline_at_ms=request.deadline_at_ms)
 
 
 def judge_slots(state: AdmissionState, request: r.NodeSlotsChangeRequestedV1) -> Event:
-    """Any node and slots: quota does not know a node's slots, and it may join with more."""
+    """Accept for any name and any slots.
+
+    Quota does not know the slots of a node, and the node may join with more slots later.
+    """
     return a.NodeSlotsChangedV1(node=request.node, disabled=request.disabled, stop=request.stop)
 
 
 def judge_enrollment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
-    """Its pool exists. A revoked node counts as never enrolled, but its revision continues."""
+    """Accept if the pool exists.
+
+    A revoked node counts as never enrolled, but its revisions continue.
+    """
     row = state.enrolled.get(request.node)
     known = 0 if row is None or row.revoked else row.revision
     return (
@@ -324,7 +342,7 @@ def judge_enrollment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> 
 
 
 def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) -> Event:
-    """The node is enrolled."""
+    """Accept if the node is enrolled."""
     row = state.enrolled.get(request.node)
     if row is None or row.revoked:
         return refused(request, AdmissionCode.NODE_UNKNOWN, about=request.node)

@@ -34,10 +34,10 @@ DEFAULT_WEIGHT: Final = 1
 
 
 def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: Pending) -> Event:
-    """TaskAdmitted, TaskRejected, or RequestRefused for an id that was used before.
+    """Return TaskAdmitted, TaskRejected, or RequestRefused if the id was used before.
 
-    The first failed check gives the code. A rejected job keeps its id: the same idempotency key
-    gets the same answer as long as the log exists, so a second try needs a new key.
+    The code is that of the first check that fails. A rejected job keeps its id: the same
+    idempotency key gets the same answer as long as the log exists, so a second try needs a new key.
     """
     job_id = request.job_id
     job = state.jobs.get(job_id)

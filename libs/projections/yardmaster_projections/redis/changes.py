@@ -1,6 +1,6 @@
 """The change sets that watches resume from, read once for all watches of this process.
 
-This process keeps a decoded copy of the newest sets; the stream in Redis tells which of them are
+This process keeps a decoded copy of the newest sets; the stream in Redis shows which of them are
 still kept. Sets follow each other without a gap: each names the position before it, and its number
 is one more than the count of all changes before it. If a new set does not fit the copy, Redis was
 flushed or restored, and the copy is dropped.
@@ -27,7 +27,8 @@ MAX_SETS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A set: the number of its first change and of the next set's, positions before and after.
+    """A set: the numbers of its first change (`first`) and of the first change of the next set
+    (`next`), and the positions `before` and after it.
 
     `changes` is None if the set refers to a large value that changed since. A watch that would
     resume before such a set begins with a snapshot.
@@ -45,7 +46,7 @@ class _Gone(Exception):
 
 
 class KeptChanges:
-    """Change sets of one view; concurrent callers share one look at Redis."""
+    """Change sets of one view; concurrent callers share one read of Redis."""
 
     def __init__(self, view: RedisView, client: Client) -> None:
         self._view = view
@@ -53,12 +54,12 @@ class KeptChanges:
         self._lock = asyncio.Lock()
         self._copy: deque[_Kept] = deque()
         self._keys: Keys | None = None
-        #: The number of the last look that began, and of the last that is in the copy.
+        #: The number of the last read that began, and of the last whose result is in the copy.
         self._begun = 0
         self._done = 0
         #: The position after the newest set, kept or not.
         self._newest: Position | None = None
-        #: The error of the last look.
+        #: The error of the last read.
         self._error: ViewsUnavailable | None = None
 
     async def after(self, position: Position) -> Sequence[ChangeSet] | None:
@@ -163,14 +164,16 @@ class KeptChanges:
 
 
 def _newer(start: int | None, keys: Keys) -> list[Command]:
-    """The sets from the change numbered `start` on; without it the newest."""
+    """The commands that read the sets from the change numbered `start` on; None: the newest set."""
     if start is None:
         return [("XREVRANGE", keys.changes, "+", "-", "COUNT", 1)]
     return [("XRANGE", keys.changes, f"{start}-0", "+", "COUNT", MAX_SETS)]
 
 
 def _kept_of(entry: Any) -> tuple[int, int, Position, Position, bytes]:
-    """Number, count of changes, position before and after, and changes of an entry."""
+    """Return the first number, the count, the positions before and after, and the encoded changes
+    of an entry of the stream.
+    """
     number, fields = entry
     found = dict(zip(fields[::2], fields[1::2], strict=True))
     try:

@@ -176,7 +176,8 @@ class Client:
             return await self._listener.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def read(self, guards: Sequence[str], commands: Sequence[Command]) -> list[Any]:
-        """The values of `guards` and the answers to `commands`, which read, all of one moment.
+        """The values of the keys `guards`, then the answers to `commands`, all from one atomic
+        read.
 
         Raises: ViewsUnavailable.
         """
@@ -199,8 +200,9 @@ class Client:
     async def transaction(
         self, watched: Sequence[str], work: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Run `work` with a pipeline: it reads, calls `multi` and queues writes. Repeat when
-        `watched` changed.
+        """Run `work` with a pipeline: it reads, calls `multi` and queues writes.
+
+        Repeat it if a key in `watched` changed in between.
 
         Raises: ViewsUnavailable.
         """
@@ -232,7 +234,7 @@ class Client:
     def script(
         self, name: str
     ) -> Callable[[Sequence[str], Iterable[str | bytes | int]], Awaitable[Any]]:
-        """A Lua script of this package, which is loaded where the server does not know it.
+        """A function that runs a Lua script of this package, and loads it if Redis has lost it.
 
         Raises (when called): ViewsUnavailable.
         """
@@ -247,7 +249,7 @@ class Client:
 
 
 def arguments_of(commands: Iterable[Command]) -> Iterator[str | bytes | int]:
-    """Commands as the scripts take them: name, count of arguments, arguments."""
+    """The commands as arguments of a script: each as name, number of arguments, arguments."""
     for name, *arguments in commands:
         yield name
         yield len(arguments)

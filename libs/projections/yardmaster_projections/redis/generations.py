@@ -43,7 +43,8 @@ class RedisGenerations:
         return generation_of(await self._client.run("GET", self._pointer))
 
     async def begin(self) -> int:
-        """A new generation, empty; `RedisViewStore(..., generation=)` fills it.
+        """Begin a new, empty generation and return its number; `RedisViewStore(..., generation=)`
+        fills it.
 
         Raises: ViewsUnavailable.
         """
@@ -93,7 +94,7 @@ class RedisGenerations:
         return switched
 
     async def drop(self, generation: int) -> int:
-        """Remove a generation, a bounded number of keys at a time; the number of keys.
+        """Remove a generation, a bounded number of keys at a time; return the number of keys.
 
         Raises:
             ViewsMoved: it is the current one.
@@ -109,7 +110,7 @@ class RedisGenerations:
         return removed
 
     async def drop_older(self) -> int:
-        """Remove every generation before the current one; the number of keys.
+        """Remove every generation before the current one; return the number of keys.
 
         Raises: ViewsUnavailable.
         """

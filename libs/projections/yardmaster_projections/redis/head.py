@@ -15,7 +15,9 @@ LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Changed by every write: between two equal heads, nothing was written."""
+    """Position and counts of a generation. Every write changes it: if two reads return equal heads,
+    nothing was written in between.
+    """
 
     position: Position
     #: The position of the newest change set.
@@ -35,7 +37,7 @@ class Head:
 
     @classmethod
     def load(cls, cell: str, raw: bytes | None) -> "Head":
-        """The head that Redis holds.
+        """Decode the head; None is the head of an empty generation.
 
         Raises: ViewsDamaged.
         """
@@ -52,6 +54,6 @@ class Head:
         return head
 
     def dump(self) -> bytes:
-        """The head as Redis stores it."""
+        """Encode the head for Redis."""
         counts = (self.total, self.writes, self.kept)
         return json.dumps([LAYOUT, str(self.position), str(self.watched), *counts]).encode()

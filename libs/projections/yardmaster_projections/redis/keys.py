@@ -39,7 +39,7 @@ END: Final = b"\xff"
 
 
 class Keys:
-    """The names of the keys of a generation."""
+    """Names of the Redis keys of one generation of a cell's views."""
 
     __slots__ = ("changes", "generation", "head", "notes", "prefix")
 
@@ -51,32 +51,35 @@ class Keys:
         self.changes = f"{self.prefix}changes"
 
     def rows(self, kind: type[Row]) -> str:
-        """Rows by key."""
+        """The name of the hash of all rows: key of the row -> the encoded row."""
         return f"{self.prefix}row:{kind.KIND}"
 
     def shared(self, name: str) -> str:
-        """What the rows of a job share, by job."""
+        """The name of the hash of the values that rows of a job share: job id -> encoded values."""
         return f"{self.prefix}shared:{name}"
 
     def index(self, kind: type[Row]) -> str:
-        """Facets and member of each row."""
+        """The name of the hash of index entries: key of the row -> its facets and its member."""
         return f"{self.prefix}idx:{kind.KIND}"
 
     def all(self, kind: type[Row]) -> str:
-        """All rows, in order."""
+        """The name of the sorted set of all rows, sorted by the order of their kind."""
         return f"{self.prefix}all:{kind.KIND}"
 
     def by_key(self, kind: type[Row]) -> str:
-        """All rows, by key."""
+        """The name of the sorted set of all rows, sorted by row key."""
         return f"{self.prefix}key:{kind.KIND}"
 
     def having(self, kind: type[Row], facet: str) -> str:
-        """The rows that have a facet, in order; `facet` as `facet_name` writes it."""
+        """The name of the sorted set of the rows that have a facet, sorted like `all`.
+
+        `facet` is a result of `facet_name`.
+        """
         return f"{self.prefix}by:{kind.KIND}:{facet}"
 
 
 def namespace(cell: str, space: str) -> str:
-    """The namespace of a space of a cell, such as its views."""
+    """The namespace of a cell's keys in one space (`VIEWS`: the cell itself, else `cell/space`)."""
     return cell if space == VIEWS else f"{cell}/{space}"
 
 
@@ -86,23 +89,23 @@ def cell_of(namespace: str) -> str:
 
 
 def root(namespace: str) -> str:
-    """The prefix of all keys of a namespace."""
+    """The prefix of the names of all keys of a namespace."""
     cell, _, space = namespace.partition("/")
     return f"yard:{{{cell}}}:{space}:" if space else f"yard:{{{cell}}}:"
 
 
 def current(cell: str) -> str:
-    """The number of the current generation."""
+    """The name of the key that has the number of the current generation."""
     return f"{root(cell)}current"
 
 
 def last(cell: str) -> str:
-    """The number of the newest generation."""
+    """The name of the key that has the number of the newest generation."""
     return f"{root(cell)}last"
 
 
 def ticks(cell: str) -> str:
-    """The stream that waiters read."""
+    """The name of the stream of positions, which callers that wait for a position read."""
     return f"{root(cell)}ticks"
 
 

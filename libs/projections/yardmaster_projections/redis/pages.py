@@ -1,8 +1,8 @@
-"""Walks lists in Redis: in order, a chunk at a time, along the shortest lists.
+"""Reads of one page from the sorted sets in Redis: in order, a chunk at a time.
 
-A query with several facets walks the lists of the facet with the fewest rows and checks the others
-in the entry of each row (`idx:`), so it reads only rows of the page. A prefix of the key is looked
-up by key if few rows have it. Lists are merged by their members, which sort like the rows.
+A query with several facets reads the sets of the facet with the fewest rows and checks the others
+in the entry of each row (`idx:`), so it decodes only rows of the page. A prefix of the key is
+looked up by key if few rows have it. Sets are merged by their members, which sort like the rows.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.redis import keys as redis_keys
 from yardmaster_projections.redis.client import Command
 from yardmaster_projections.redis.keys import END, Keys
-from yardmaster_projections.redis.view import Moment, RedisView
+from yardmaster_projections.redis.view import CurrentHead, RedisView
 from yardmaster_projections.redis.write import facets_of
 from yardmaster_projections.rows import R, Row
 from yardmaster_projections.store import Count, Page, Query
@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: Members read of one list at once.
 MIN_CHUNK: Final = 8
 MAX_CHUNK: Final = 1_000
-#: With more rows, a prefix of the key is found by walking the list.
+#: With more rows, a prefix of the key is found by reading the whole list.
 MAX_BY_KEY: Final = 1_000
 #: How often a page starts again because the views changed in between; the last try is returned.
 MAX_TRIES: Final = 4
@@ -37,8 +37,8 @@ class _Moved(Exception):
     """The views changed in the middle of a page."""
 
 
-class Walk(Generic[R]):
-    """One page of one kind."""
+class PageReader(Generic[R]):
+    """Reads one page of rows of one kind, or counts its rows."""
 
     def __init__(self, view: RedisView, kind: type[R], query: Query) -> None:
         self._view = view
@@ -49,13 +49,13 @@ class Walk(Generic[R]):
             name: frozenset(redis_keys.facet_name((name, value)) for value in values)
             for name, values in query.facets.items()
         }
-        #: The moment of the first read.
-        self._first: Moment | None = None
+        #: The head of the first read.
+        self._first: CurrentHead | None = None
         #: Whether all reads must see one head.
         self._strict = True
 
     async def page(self) -> Page[R]:
-        """The page.
+        """Read the page.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
@@ -65,7 +65,7 @@ class Walk(Generic[R]):
         return Page(tuple(rows[:limit]), more, self._position)
 
     async def count(self) -> Count:
-        """The number of rows that the page would have; only the lists are read.
+        """Count the rows that the page would have; only the lists are read.
 
         Raises: ViewsUnavailable.
         """
@@ -92,7 +92,7 @@ class Walk(Generic[R]):
         self._same(seen.at)
         return seen.answers
 
-    def _same(self, at: Moment) -> None:
+    def _same(self, at: CurrentHead) -> None:
         if self._first is None:
             self._first = at
         elif at.keys is not self._first.keys or (self._strict and at.head != self._first.head):
@@ -140,7 +140,7 @@ class Walk(Generic[R]):
         return min(number, query.limit)
 
     async def _source(self) -> "tuple[_Source, _Facets]":
-        """The members to walk, and the facets that remain to be checked."""
+        """The members to read, and the facets that remain to be checked."""
         by_key = bool(self._query.prefix) and not redis_keys.ordered_by_key(self._kind)
         if len(self._facets) < 2 and not by_key:
             return self._lists(next(iter(self._facets.values()), None)), {}

@@ -7,7 +7,7 @@ overwrites what another one wrote. A read takes the pointer and the head in the 
 and starts again when the head changed in between, a bounded number of times: then rows may be newer
 than the page's position, never older.
 
-`keys` shows the layout, `write` and `write.lua` make a write, `pages` walks lists, `changes` and
+`keys` shows the layout, `write` and `write.lua` make a write, `pages` reads lists, `changes` and
 `ticks` serve watches and waiters, `generations` rebuilds views while the old ones are read.
 """
 
@@ -21,10 +21,10 @@ from yardmaster_projections.errors import ViewsMoved, ViewsUnavailable
 from yardmaster_projections.redis import keys as redis_keys
 from yardmaster_projections.redis.changes import KeptChanges
 from yardmaster_projections.redis.client import Client, Command, arguments_of
-from yardmaster_projections.redis.pages import Walk
+from yardmaster_projections.redis.pages import PageReader
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.ticks import Clock, Ticks
-from yardmaster_projections.redis.view import Moment, RedisView
+from yardmaster_projections.redis.view import CurrentHead, RedisView
 from yardmaster_projections.redis.write import (
     Shared,
     Write,
@@ -72,9 +72,9 @@ class RedisViewStore:
         #: The current generation when its writer began; None: there is no writer.
         self._begun: int | None = None
         self._writing = asyncio.Lock()
-        #: The moment after the last write of this store; None: look first.
-        self._last: Moment | None = None
-        #: What rows share as it was stored when `_last` is the moment, so as not to write it again.
+        #: The head after the last write of this store; None: it must be read first.
+        self._last: CurrentHead | None = None
+        #: Values that rows share, as they were stored at `_last`, so as not to write them again.
         self._stored: Shared = {}
 
     async def close(self) -> None:
@@ -98,21 +98,21 @@ class RedisViewStore:
         *,
         before: Position | None = None,
     ) -> None:
-        """Make all changes at once, with their position.
+        """Make all changes in one write, and set the position of the rows to `position`.
 
         Raises:
             ViewsMoved: the store is not at `before`, or another generation is current than when
                 its writer began; nothing was changed.
-            ViewsUnavailable: it may have been made, or not; `position` tells.
+            ViewsUnavailable: the changes may have been made, or not; read `position`.
         """
         await self._write(changes, notes, position, before, {})
 
     async def begin(self) -> Position:
-        """Become the writer of the current generation; the position of its rows.
+        """Become the writer of the current generation; return the position of its rows.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
-        at = await self._view.moment()
+        at = await self._view.current()
         self._begun = at.keys.generation
         self._last = None
         return at.head.position
@@ -122,7 +122,7 @@ class RedisViewStore:
 
         Raises: ViewsMoved, ViewsUnavailable.
         """
-        self._compare(await self._view.moment(), before)
+        self._compare(await self._view.current(), before)
 
     async def note(
         self,
@@ -132,10 +132,10 @@ class RedisViewStore:
         before: Position | None = None,
         noted: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make changes that no position counts.
+        """Make changes that leave the position as it is.
 
         Raises:
-            ViewsMoved: see `apply`; or a note differs from `noted`.
+            ViewsMoved: see `apply`; or a stored note differs from `noted`.
             ViewsUnavailable.
         """
         await self._write(changes, notes, None, before, noted or {})
@@ -164,14 +164,14 @@ class RedisViewStore:
             last, self._last = self._last, None
             if last is None:
                 self._stored.clear()
-            at = last or await self._view.moment()
+            at = last or await self._view.current()
             try:
                 self._compare(at, before)
                 await self._compare_notes(at, noted)
             except ViewsMoved:
                 if last is None:
                     raise
-                continue  # another process wrote: look where the store is now
+                continue  # another process wrote: read the head first
             if before is None and position is not None and at.head.position.covers(position):
                 if last is None:
                     return
@@ -181,9 +181,9 @@ class RedisViewStore:
         raise ViewsUnavailable(found=f"other processes wrote first {MAX_WRITE_TRIES} times")
 
     async def _attempt(
-        self, at: Moment, write: Write, notes: Mapping[str, Any], position: Position | None
+        self, at: CurrentHead, write: Write, notes: Mapping[str, Any], position: Position | None
     ) -> bool:
-        """Write if nothing was written since `at`; False when something was."""
+        """Write, and return True, if nothing was written since `at` was read."""
         keys = at.keys
         operations = [*write.operations(keys, self._stored), *note_operations(keys, notes)]
         after = replace(at.head, writes=at.head.writes + 1)
@@ -200,10 +200,10 @@ class RedisViewStore:
         if len(self._stored) > MAX_STORED:
             self._stored.clear()
         self._stored |= write.shared
-        self._last = Moment(keys, after, at.pointer_raw, raw)
+        self._last = CurrentHead(keys, after, at.pointer_raw, raw)
         return True
 
-    def _compare(self, at: Moment, before: Position | None) -> None:
+    def _compare(self, at: CurrentHead, before: Position | None) -> None:
         """Compare the store with where its writer left it.
 
         Raises: ViewsMoved.
@@ -216,7 +216,7 @@ class RedisViewStore:
         if at.head.position != before:
             raise ViewsMoved(found=at.head.position, expected=before)
 
-    async def _compare_notes(self, at: Moment, noted: Mapping[str, Any]) -> None:
+    async def _compare_notes(self, at: CurrentHead, noted: Mapping[str, Any]) -> None:
         """Compare notes with what their writer left; a write in between changes the head.
 
         Raises: ViewsMoved.
@@ -279,19 +279,19 @@ class RedisViewStore:
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
-        return await Walk(self._view, kind, query).page()
+        return await PageReader(self._view, kind, query).page()
 
     async def count(self, kind: type[Row], query: Query) -> Count:
-        """How many rows a page would have.
+        """The number of rows that a page would have.
 
         Raises: ViewsUnavailable.
         """
-        return await Walk(self._view, kind, query).count()
+        return await PageReader(self._view, kind, query).count()
 
     # --- waiting and watching -------------------------------------------------------------------
 
     async def reach(self, position: Position, timeout_s: float) -> bool:
-        """Wait until the rows cover a position.
+        """Wait until the rows cover a position; False after `timeout_s`.
 
         Raises: ViewsUnavailable.
         """
@@ -305,7 +305,7 @@ class RedisViewStore:
         return await self._kept.after(after)
 
     async def changed(self, after: Position, timeout_s: float) -> bool:
-        """Wait until something after a position was applied.
+        """Wait until something after a position was applied; False after `timeout_s`.
 
         Raises: ViewsUnavailable.
         """

@@ -1,4 +1,4 @@
-"""One generation as readers see it: every answer comes with the head that it was read with."""
+"""Reads of one generation: every answer comes with the head that was read together with it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,8 +20,11 @@ FIRST: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A generation and its head, and both as Redis holds them."""
+class CurrentHead:
+    """The current generation (`keys`) and its head, from one read.
+
+    `pointer_raw` and `head_raw` are the bytes that were read; a conditional write compares them.
+    """
 
     keys: Keys
     head: Head
@@ -31,22 +34,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to commands, all of one moment."""
+    """The answers to some commands, in their order, and the head from the same read."""
 
-    at: Moment
+    at: CurrentHead
     answers: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows by kind and key, all of one moment."""
+    """Rows by kind and key, and the head from the same read."""
 
-    at: Moment
+    at: CurrentHead
     rows: Mapping[tuple[type[Row], str], Row]
 
 
 class _SharedLook:
-    """One look at the head for all callers that wait while the look before is in progress."""
+    """Reads the head once for all callers that arrive while an earlier read is in progress."""
 
     def __init__(self, look: Callable[[], Awaitable[Head]]) -> None:
         self._look = look
@@ -57,7 +60,7 @@ class _SharedLook:
         self._error: ViewsUnavailable | None = None
 
     async def result(self) -> Head:
-        """The result of a look that begins now or later."""
+        """The head as a read returns it that begins after this call."""
         wanted = self._begun + 1
         async with self._lock:
             if self._done < wanted:
@@ -88,16 +91,16 @@ class RedisView:
         self._heads = _SharedLook(self._read_head)
 
     async def head(self) -> Head:
-        """The head now; callers that ask at the same time share one look.
+        """The head now; concurrent callers share one read.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
         return await self._heads.result()
 
     async def _read_head(self) -> Head:
-        return (await self.moment()).head
+        return (await self.current()).head
 
-    async def moment(self) -> Moment:
+    async def current(self) -> CurrentHead:
         """The current generation and its head.
 
         Raises: ViewsUnavailable, ViewsDamaged.
@@ -110,7 +113,7 @@ class RedisView:
         raise _switching()
 
     async def look(self, commands: Callable[[Keys], Sequence[Command]]) -> Answers:
-        """Answers to commands, all of one moment and of the current generation.
+        """The answers to commands on the current generation, with its head, from one read.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
@@ -122,8 +125,10 @@ class RedisView:
                 return Answers(found, answers)
         raise _switching()
 
-    def follow(self, keys: Keys, guards: Sequence[bytes | None]) -> Moment | None:
-        """The moment, given pointer and head as read by `keys`; None: `keys` are not current.
+    def follow(self, keys: Keys, guards: Sequence[bytes | None]) -> CurrentHead | None:
+        """Return the head, given the values of pointer and head that were read with `keys`.
+
+        None: another generation than that of `keys` is current; `keys` of this view follow it.
 
         Raises: ViewsDamaged.
         """
@@ -132,15 +137,17 @@ class RedisView:
         if generation != keys.generation:
             self.keys = Keys(self.cell, generation)
             return None
-        return Moment(keys, Head.load(self.cell, head), pointer or b"", head or b"")
+        return CurrentHead(keys, Head.load(self.cell, head), pointer or b"", head or b"")
 
     async def rows(self, wanted: Mapping[type[Row], Sequence[str]]) -> Rows:
-        """Rows by kind and key, joined with what they share; missing rows are left out.
+        """Rows by kind and key, joined with the values that rows of a job share.
+
+        Rows that do not exist are left out.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
         wanted = {kind: keys for kind, keys in wanted.items() if keys}
-        # Keys name the jobs, so one look reads rows and what they share.
+        # Keys name the jobs, so one read returns the rows and the values that they share.
         shared: dict[str, dict[str, None]] = {}
         for kind, row_keys in wanted.items():
             for name in SHARED_BY.get(kind, ()):

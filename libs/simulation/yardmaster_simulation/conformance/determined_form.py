@@ -17,7 +17,12 @@ WORST_PRIORITY: Final = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A node; fillers hold the used slots that no task of the scenario explains."""
+    """A Determined agent, which becomes a node.
+
+    If its tasks hold fewer slots than `slots_used`, a synthetic non-preemptible task (a filler)
+    holds the rest. In the same way, `zero_slot_used` counts its tasks without slots, of which it
+    may run `max_zero_slot`.
+    """
 
     id: str
     slots: Slots
@@ -40,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Slots that a task holds on one agent."""
+    """The slots that a task holds on one agent; without slots, one place of `max_zero_slot`."""
 
     agent: str
     slots_held: Count

@@ -16,10 +16,10 @@ MAX_NOTE_BYTES: Final = 4096
 
 
 class ReplicaDirectory:
-    """Files of one replica under the executor's root.
+    """The directory of one replica, under the executor's root.
 
-    The runner uses `start`, `process`, `exit` and `bell` (see `runner`). The command's working
-    directory is `work`.
+    The runner uses the files `start`, `process`, `exit` and `bell` (see `runner`). The command's
+    working directory is `work`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,13 +110,14 @@ class ReplicaDirectory:
             return os.read(descriptor, MAX_NOTE_BYTES)
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """Bytes of an output file."""
+        """Return at most `size` bytes of an output file from byte `start` on; none at its end."""
         return self._read(stream, start, size)
 
     def bound_output(self, limit: int) -> None:
-        """Truncate the output files to `limit` bytes; writers append at the new end.
+        """Truncate each output file to at most `limit` bytes.
 
-        Therefore later output may follow directly after the bytes below the limit.
+        Tasks write with O_APPEND, so later output follows the first `limit` bytes directly; the
+        output in between is lost.
         """
         for stream in ("stdout", "stderr"):
             with self._opened(stream, os.O_WRONLY) as descriptor:

@@ -87,10 +87,10 @@ class Process(Protocol):
         """Return at most `size` bytes of a stream from byte `start` on; none at its end."""
 
     def bound_output(self, limit: int) -> None:
-        """Truncate each stream to `limit` bytes; later output is appended there."""
+        """Truncate each stream to at most `limit` bytes; later output follows these bytes."""
 
     def drop_output(self) -> None:
-        """Truncate the streams to 0 bytes; call it if their rest will not be read."""
+        """Truncate both streams to 0 bytes; call it if no more of them will be read."""
 
 
 class Executor(Protocol):

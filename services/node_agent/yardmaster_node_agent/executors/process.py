@@ -171,7 +171,7 @@ class RealProcess:
         return self._directory.read_output(stream, start, size)
 
     def bound_output(self, limit: int) -> None:
-        """Truncate the output files to the limit."""
+        """Truncate each output file to at most `limit` bytes; see `ReplicaDirectory`."""
         self._directory.bound_output(limit)
 
     def drop_output(self) -> None:

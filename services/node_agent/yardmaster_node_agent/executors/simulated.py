@@ -9,7 +9,7 @@ Variables in the job's environment set what a replica does:
 - `SIM_CHECKPOINT`: the URI that it reports as its checkpoint after the stop signal, at the step
   `YARD_CHECKPOINT_STEP` + 1.
 
-The executor represents the machine: several agents, one after another, may use the same executor.
+The executor represents the host: several agents, one after another, may use the same executor.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
 from yardmaster_schemas.events.node_events import ExecutorKind
 
-#: The one boot of a simulated machine.
+#: The boot id of every simulated host; it never reboots.
 BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 class SimulatedProcess:
-    """One replica: when and how it will end."""
+    """The simulated process of one replica: it ends at a known time, with a known exit."""
 
     def __init__(self, pid: int, env: Mapping[str, str], clock: Clock) -> None:
         self.identity = ProcessIdentity(boot_id=BOOT_ID, pid=pid, started=clock.now_ms())
@@ -43,7 +43,7 @@ class SimulatedProcess:
         self._changed = asyncio.Event()
 
     async def exited(self) -> Exit:
-        """Wait until its time is over."""
+        """Wait until the process has ended, and return its exit."""
         while not self._over():
             self._changed.clear()
             left_s = max(self._ends_s - self._clock.monotonic_s(), 0.001)
@@ -51,7 +51,7 @@ class SimulatedProcess:
         return self._exit
 
     async def gone(self) -> None:
-        """Wait until its time is over; it has no other processes."""
+        """Wait until the process has ended; the replica has no other processes."""
         await self.exited()
 
     def vanished(self) -> bool:
@@ -59,11 +59,11 @@ class SimulatedProcess:
         return False
 
     def is_alive(self) -> bool:
-        """Whether its time is not over."""
+        """Whether the process has not ended."""
         return not self._over()
 
     def signal(self, number: int) -> None:
-        """Save and end after `SIM_STOP_SECONDS`, or ignore the signal."""
+        """End after `SIM_STOP_SECONDS` with a checkpoint, or ignore the signal; see the module."""
         takes_s = float(self._env.get("SIM_STOP_SECONDS", "0"))
         if self._over() or takes_s < 0:
             return
@@ -76,13 +76,13 @@ class SimulatedProcess:
         self._changed.set()
 
     def kill(self) -> None:
-        """End now."""
+        """End the process now, as by SIGKILL."""
         if not self._over():
             self._ended, self._exit = True, Exit(signal=9)
             self._changed.set()
 
     def announce_stop(self, notice: str) -> bool:
-        """Store the notice."""
+        """Store the notice in `stop_notice`, where tests read it."""
         self.stop_notice = notice
         return True
 
@@ -107,7 +107,7 @@ class SimulatedProcess:
 
 
 class SimulatedExecutor:
-    """A machine whose processes only take time."""
+    """The executor of a simulated host, whose processes only take time."""
 
     kinds = (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
 
@@ -131,7 +131,11 @@ class SimulatedExecutor:
         return self._renewal
 
     async def start(self, launch: Launch) -> SimulatedProcess:
-        """Start the replica's time."""
+        """Start a simulated process for the replica; it ends after `SIM_SECONDS` of its
+        environment.
+
+        Raises: ExecutorFailed: the key was used before, or a variable is not a number.
+        """
         if launch.key in self._processes:
             raise ExecutorFailed(
                 replica=launch.key, found="it was started before, or its start was prevented"
@@ -151,7 +155,7 @@ class SimulatedExecutor:
         return self._processes.setdefault(key, None)
 
     async def sweep(self) -> int:
-        """End and remove all replicas."""
+        """Kill and remove all replicas; return the number of killed processes."""
         alive = [p for p in self._processes.values() if p is not None and p.is_alive()]
         for process in alive:
             process.kill()

@@ -60,7 +60,7 @@ from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShareOptions:
-    """`variant`: how the pool is divided. `among`: whether jobs or projects are the claimants."""
+    """`variant`: the rule that divides the pool. `among`: what the claimants are."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -205,7 +205,7 @@ class AboveShare:
         return self._listed
 
     def in_order(self, first: Collection[Task]) -> Iterator[Task]:
-        """The same, with the tasks in `first` before the others."""
+        """The preemptible tasks: first those in `first`, then the others, each in reclaim order."""
         if not first:
             yield from self._reclaim_order()
             return
@@ -370,9 +370,9 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
 
 
 def _any_pending_below(view: PoolView) -> bool:
-    """Whether a pending task fits into its claimant's share.
+    """Whether a pending task fits into the free part of its claimant's share.
 
-    Computed again after each placement or reservation.
+    Recomputed after each placement or reservation.
     """
     changes = (view.pool.free.changes, view.pool.future.changes)
     known: tuple[tuple[int, int], bool] | None = view.memo.get("any_pending_below")
@@ -389,7 +389,12 @@ def _any_pending_below(view: PoolView) -> bool:
 
 
 def groups_within_share(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that wait for their share and fit into it now."""
+    """Yield the groups with the wait reason `over_fair_share` whose next task would now stay within
+    its claimant's share.
+
+    Groups whose last starts failed are yielded only while no other pending task has a share in the
+    free capacity.
+    """
     over = view.pool.over_share
     if over:
         failed = (group for group in over if group.shape.start_failed)

@@ -20,7 +20,7 @@ from yardmaster_schemas.api import Attempt, Phase, Task
 _RESUMED: Final = re.compile(r"^resumed from step (\d+)", re.MULTILINE)
 
 
-class Walk:
+class DemoRun:
     """One run of the demo on a cluster, with its observations."""
 
     def __init__(self, cluster: DemoCluster) -> None:
