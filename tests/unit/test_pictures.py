@@ -13,7 +13,7 @@ from docs.pictures.timeline import timeline_of
 from docs.pictures.timeline_svg import Picture
 from tests.support.kept_logs import kept_log
 from yardmaster_cli.demo.cluster import NODES, SLOTS, DemoCluster, Programs
-from yardmaster_cli.demo.walk import Walk
+from yardmaster_cli.demo.run import DemoRun
 from yardmaster_eventlog.order import LogOrder
 from yardmaster_eventlog.port import EventLog
 from yardmaster_schemas.api import Task
@@ -177,7 +177,7 @@ class Rehearsal(DemoCluster):
 
 def test_the_committed_picture_shows_the_jobs_and_gpus_of_the_demo(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path)
-    Walk(rehearsal).run()
+    DemoRun(rehearsal).run()
     svg = ET.parse(COMMITTED).getroot()
     shown = [
         {key.removeprefix("data-"): value for key, value in element.attrib.items()}
