@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -274,3 +275,34 @@ def test_the_marked_tables_can_be_generated() -> None:
     for page in PAGES:
         if module.MARKER.search(page.read_text()):
             assert "<!-- generated" not in module.on_page_markdown(page.read_text())
+
+
+def rows_of(text: str) -> Iterator[list[str]]:
+    """The rows of all tables of a page, without titles and rules."""
+    lines = text.splitlines()
+    for above, line in pairwise(["", *lines]):
+        if above.startswith("|") and line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+
+
+def test_every_fact_about_another_system_has_a_source() -> None:
+    text = (DOCS / "explanation/comparison.md").read_text()
+    sources = dict(re.findall(r"^\[\^([\w-]+)\]: (.*)$", text, re.MULTILINE))
+    assert all("(https://" in source for source in sources.values())
+    facts = 0
+    for row in rows_of(text):
+        # The first table has a row for each system, the others a column.
+        if row[0] == "Yardmaster":
+            continue
+        for cell in row[1:] if len(row) == 4 else row[2:]:
+            facts += 1
+            cited = re.findall(r"\[\^([\w-]+)\]", cell)
+            assert set(cited) <= set(sources), cell
+            assert cited or cell == "not found", (row[0], cell)
+    assert facts > 90
+
+
+def test_the_comparison_says_whether_a_policy_reclaims_quotas() -> None:
+    text = (DOCS / "explanation/comparison.md").read_text()
+    lacks = "| Guaranteed quota that others borrow until it is reclaimed | **no**" in text
+    assert lacks == ("quota" not in {policy.name for policy in POLICIES.values()})
