@@ -11,9 +11,11 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
+import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_settings import BaseSettings
 
@@ -26,6 +28,7 @@ SERVICES: Final = {
     "views": "yardmaster_views.settings",
     "node agent": "yardmaster_node_agent.settings",
 }
+ALARMS: Final = Path(__file__).parents[1] / "deploy/prometheus/alarms.yaml"
 Json = dict[str, Any]
 
 
@@ -250,12 +253,44 @@ def settings() -> str:
     return "\n".join(lines)
 
 
+# --- alarms -------------------------------------------------------------------------------------
+
+
+def alarms() -> str:
+    """A table of the alarms of `ALARMS`, a row each; rules of one name are one alarm."""
+    rows: dict[str, list[Json]] = {}
+    for group in yaml.safe_load(ALARMS.read_text())["groups"]:
+        for rule in group["rules"]:
+            rows.setdefault(rule["alert"], []).append(rule)
+    lines = ["| alarm | severity | condition | meaning | what to do |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for name, rules in rows.items():
+        conditions = [
+            f"`{' '.join(rule['expr'].split())}`" + (f" for {rule['for']}" if "for" in rule else "")
+            for rule in rules
+        ]
+        first = rules[0]
+        texts = (first["annotations"][key] for key in ("description", "remedy"))
+        meaning, remedy = (_cell(_linked(text)) for text in texts)
+        condition = _cell("; or ".join(conditions))
+        lines.append(
+            f"| `{name}` | {first['labels']['severity']} | {condition} | {meaning} | {remedy} |"
+        )
+    return "\n".join(lines)
+
+
+def _linked(text: str) -> str:
+    """Text with links instead of the paths of pages, as a page of `docs/reference` writes them."""
+    return re.sub(r"\bdocs/([\w/-]+\.md(?:#[\w-]+)?)", r"[\1](../\1)", text)
+
+
 def _cell(text: str) -> str:
     """Text as a cell of a table: one line, no bar that ends the cell."""
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "alarms": alarms,
     "cli": cli,
     "problems": problems,
     "rest": rest,

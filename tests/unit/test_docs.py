@@ -40,7 +40,10 @@ PAGES: Final = sorted(
     ]
 )
 #: A decision describes the tree of its day, so its paths and names may be gone.
-PRESENT: Final = [page for page in PAGES if page.parent.name != "decisions"]
+PRESENT: Final = [
+    *(page for page in PAGES if page.parent.name != "decisions"),
+    ROOT / "deploy/prometheus/alarms.yaml",  # the page of metrics shows its texts
+]
 FOLDERS: Final = r"(?:libs|services|cli|tests|bench|deploy|docs|examples|changes|\.ci)"
 PATH: Final = re.compile(rf"(?<![\w./~-])({FOLDERS}/[\w./*<>-]*[\w*>])")
 CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)

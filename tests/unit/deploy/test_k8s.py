@@ -1,7 +1,6 @@
 """deploy/k8s: rendered objects are valid, hardened and probed, and open only needed connections."""
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+
+from tests.support.go_tools import go_tool
 
 ROOT = Path(__file__).parents[3]
 K8S = ROOT / "deploy" / "k8s"
@@ -44,17 +45,8 @@ pytestmark = pytest.mark.parametrize("folder", FOLDERS)
 
 @cache
 def rendered(folder: str) -> tuple[Resource, ...]:
-    done = subprocess.run(
-        [ROOT / "deploy" / "ci" / "kustomize.sh", K8S / folder],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    if done.returncode == 3:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
+    objects = go_tool("kustomize", "build", K8S / folder)
+    return tuple(yaml.safe_load_all(objects))
 
 
 def of_kind(folder: str, *kinds: str) -> Iterator[Resource]:
