@@ -71,7 +71,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "erase": _plain("erase 4kq7w2mz9c1f --yes"),
     "usage": _list("usage --from 7d --by user", "usage --from 2026-01-01 --bucket month -o csv"),
     "nodes": _plain("nodes", "nodes drain node-1 --wait"),
-    "nodes ls": _list("nodes", "nodes ls --state draining"),
+    "nodes ls": _list("nodes", "nodes ls --state drained"),
     "nodes show": _one("nodes show node-1"),
     "nodes slots": _list("nodes slots node-1", "nodes slots node-1 --disable 3 --reason ecc"),
     "nodes enrol": _plain("nodes enrol node-1 --pool default --gpus 8"),

@@ -242,7 +242,8 @@ def test_a_node_is_cordoned_and_uncordoned(dev: Dev) -> None:
 
 def test_a_drain_accepts_only_a_future_deadline(dev: Dev) -> None:
     dev.yard("nodes", "drain", "node-2", "--deadline", "2999-01-01")
-    until(lambda: "until" in dev.yard("nodes").out, "the node is drained")
+    until(lambda: "drained" in dev.yard("nodes").out, "the node is drained")
+    assert "until" not in dev.yard("nodes").out
     said = dev.yard("nodes", "drain", "node-2", "--deadline", "-2h", code=2)
     assert "is in the past" in said.err
     dev.yard("nodes", "uncordon", "node-2")
@@ -251,11 +252,16 @@ def test_a_drain_accepts_only_a_future_deadline(dev: Dev) -> None:
 def test_a_drain_moves_tasks_off_a_node(dev: Dev) -> None:
     job = dev.submit("--gpus", "2", "--grace", "5s", "--", "sleep", "600")
     node = dev.reach(f"{job}.0", "running")["nodes"][0]
-    dev.yard("nodes", "drain", node, "--deadline", "30s", "--wait")
+    said = dev.yard("nodes", "drain", node, "--deadline", "30s", "--wait")
+    assert f"{node}: drained" in said.err
+    assert dev.yard("nodes", "ls", "--state", "drained", "-o", "name").lines == [node]
+    replayed = dev.yard("replay", "at", "--nodes", "-o", "json").json
+    assert {one["name"]: one["state"] for one in replayed["nodes"]}[node] == "drained"
     moved = dev.reach(f"{job}.0", "running")
     assert moved["nodes"] != [node]
     assert "node_drained" in dev.yard("show", job).out
     dev.yard("nodes", "uncordon", node)
+    assert dev.yard("nodes", "show", node, "-o", "json").json["state"] == "ready"
     dev.yard("cancel", job, "--now")
     dev.yard("wait", job, code=107)
 

@@ -42,7 +42,7 @@ def nodes() -> None:
 @click.option(
     "--state",
     metavar="STATE",
-    help="List nodes in this state: enrolled, ready, cordoned, draining, ...",
+    help="List nodes in this state: enrolled, ready, cordoned, draining, drained, ...",
 )
 def ls(session: Session, pool: str | None, state: str | None) -> None:
     """List nodes with their resources, usage and last heartbeat."""
@@ -290,7 +290,7 @@ def uncordon(session: Session, name: str) -> None:
     help="Stop the remaining tasks then: in 2h, or at a time.",
 )
 @click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
-@click.option("--wait", is_flag=True, help="Wait until no task runs on it.")
+@click.option("--wait", is_flag=True, help="Wait until it is drained: no task is left on it.")
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
     """Cordon a node; stop preemptible tasks with grace now, the others at the deadline."""
     until_ms = future_ms(deadline, now_ms(), "--deadline")
@@ -302,13 +302,14 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
     if not wait:
         return
     with detaching(f"yard nodes show {name}"):
-        while held := session.remote.client.node(name).tasks:
+        while (node := session.remote.client.node(name)).tasks or node.state is NodeState.DRAINING:
             # Grace periods follow the deadline; after one more hour the drain hangs.
             if now_ms() > until_ms + 3_600_000:
+                held = node.tasks
                 raise CliError(
                     f"{name}: {len(held)} tasks still run: {', '.join(held)}",
                     exit_code=Exit.TIMEOUT,
                     hint="end them with: yard cancel --now ID",
                 )
             time.sleep(LOOK_S)
-    session.out.note(f"{name}: no task runs on it")
+    session.out.note(f"{name}: {node.state}, no task is left on it")

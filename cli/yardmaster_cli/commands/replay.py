@@ -23,8 +23,8 @@ from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.node_status import status_of
 from yardmaster_core.scheduling.state.nodes import Node
-from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_eventlog.order import PAGE
 from yardmaster_eventlog.port import EventLog
@@ -121,7 +121,7 @@ def _show_state(
     nodes_only: bool,
 ) -> None:
     state = found.state
-    nodes = [_node_row(node) for node in state.nodes.values()]
+    nodes = [_node_row(node, status_of(node, state.enrolled)) for node in state.nodes.values()]
     tasks = [
         _task_row(task)
         for _, task in sorted(state.tasks.items(), key=lambda item: item[1].key)
@@ -183,15 +183,11 @@ _TASKS = (
 )
 
 
-def _node_row(node: Node) -> dict[str, Any]:
-    state = node.state.name.lower()
-    if node.state is NodeState.UP:
-        state = "draining" if node.drain_ms else "cordoned" if node.cordoned else "ready"
-        state = "revoked" if node.revoked_ms else "barred" if node.barred else state
+def _node_row(node: Node, status: str) -> dict[str, Any]:
     return {
         "name": node.name,
         "pool": node.pool_name,
-        "state": state,
+        "state": status,
         "gpus": node.gpus,
         "gpu_milli_free": sum(node.free.slots),
         "tasks": sorted({task.id for task in node.open.values()}),

@@ -163,7 +163,7 @@ JOBS: Final = (
 
 def _node_reason(row: Row) -> Cell:
     parts = [row["reason"]] if row.get("reason") else []
-    if row.get("deadline_at"):
+    if row.get("deadline_at") and row["state"] != "drained":
         parts.append(f"until {row['deadline_at'][11:16]}")
     if row.get("disabled_slots"):
         why = f": {row['disabled_reason']}" if row.get("disabled_reason") else ""

@@ -31,6 +31,7 @@ _COLORS: Final[Mapping[str, str]] = {
     "pending": "yellow",
     "submitted": "yellow",
     "draining": "yellow",
+    "drained": "yellow",
     "cordoned": "yellow",
     "failed": "red",
     "rejected": "red",

@@ -117,6 +117,8 @@ class NodeState(StrEnum):
     READY = "ready"
     CORDONED = "cordoned"
     DRAINING = "draining"
+    #: It was drained: no task holds its slots, and none starts until it is uncordoned.
+    DRAINED = "drained"
     #: It offers more than it is enrolled for, or is not enrolled while others are: no new tasks.
     BARRED = "barred"
     #: Its enrollment was revoked; its tasks are killed.

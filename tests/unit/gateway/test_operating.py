@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import logs
 from tests.support.gateway import TestCell
 from yardmaster_gateway.app import document
+from yardmaster_scheduler.work_metrics import statuses
+from yardmaster_schemas.api import NodeState
+from yardmaster_schemas.events.node_events import NodeDrainedV1
 from yardmaster_schemas.events.requests import NodeSlotsChangeRequestedV1
 
 POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
@@ -218,10 +222,76 @@ async def test_a_node_is_cordoned_with_a_reason_drained_and_uncordoned(cell: Tes
     drain = {"state": "draining", "deadline_at": "2100-01-01T00:00:00Z"}
     await cell.call("PATCH", path, status=202, json=drain, headers={"If-Match": after})
     answer = await cell.call("GET", path)
-    assert (answer["state"], answer["deadline_at"]) == ("draining", "2100-01-01T00:00:00.000Z")
+    assert (answer["state"], answer["deadline_at"]) == ("drained", "2100-01-01T00:00:00.000Z")
     await cell.call("PATCH", path, status=202, json={"state": "ready"}, headers={"If-Match": "*"})
     answer = await cell.call("GET", path)
     assert (answer["state"], answer["reason"], answer["deadline_at"]) == ("ready", None, None)
+
+
+async def test_a_node_drains_until_its_last_task_is_gone_and_is_drained_until_it_is_uncordoned(
+    cell: TestCell,
+) -> None:
+    async def listed(state: str) -> list[str]:
+        return [
+            one["name"] for one in (await cell.call("GET", f"/v1/nodes?state={state}"))["items"]
+        ]
+
+    async def change(**body: str) -> None:
+        match = {"If-Match": "*"}
+        await cell.call("PATCH", "/v1/nodes/n1", status=202, json=body, headers=match)
+
+    task = f"{await cell.submit(preemptible=False)}.0"
+    await cell.starts(task)
+    await change(state="draining", deadline_at="2100-01-01T00:00:00Z")
+    assert (await listed("draining"), await listed("drained")) == (["n1"], [])
+    await cell.finishes(task)
+    assert (await listed("draining"), await listed("drained")) == ([], ["n1"])
+    await change(state="ready")
+    assert (await listed("drained"), await listed("ready")) == ([], ["n1"])
+
+
+async def test_the_scheduler_counts_nodes_under_the_states_that_the_api_shows(
+    cell: TestCell,
+) -> None:
+    seen: set[str] = set()
+
+    async def compare() -> None:
+        shown = [
+            (node["pool"], node["state"]) for node in (await cell.call("GET", "/v1/nodes"))["items"]
+        ]
+        assert sorted(statuses(cell.leaders[1].fold.state)) == sorted(shown)
+        seen.update(state for _, state in shown)
+
+    async def change(name: str, **body: str) -> None:
+        match = {"If-Match": "*"}
+        await cell.call("PATCH", f"/v1/nodes/{name}", status=202, json=body, headers=match)
+        await compare()
+
+    for number in range(2, 8):
+        await cell.joins(f"n{number}")
+    await cell.run_until_idle()
+    await compare()
+    task = f"{await cell.submit(preemptible=False)}.0"
+    [host] = (await cell.call("GET", f"/v1/tasks/{task}"))["nodes"]
+    await cell.starts(task, host)
+    await change(host, state="draining", deadline_at="2100-01-01T00:00:00Z")
+    await cell.finishes(task, host)
+    await compare()
+    await change(host, state="ready")
+    await change("n2", state="cordoned")
+    await change("n3", state="draining", deadline_at="2100-01-01T00:00:00Z")
+    for name in ("n1", "n2", "n3", "n4", "later"):
+        body = {"pool": "default", "gpus": 4}
+        path, new = f"/v1/nodes/{name}/enrolment", {"If-None-Match": "*"}
+        await cell.call("PUT", path, status=202, json=body, headers=new)
+        await compare()
+    match = {"If-Match": "*"}
+    await cell.call("DELETE", "/v1/nodes/n4/enrolment", status=202, headers=match)
+    await compare()
+    await cell.claim(NodeDrainedV1(node="n5", incarnation=logs.incarnation()))
+    await cell.run_until_idle()
+    await compare()
+    assert seen == {str(state) for state in NodeState} - {"lost"}
 
 
 @pytest.mark.parametrize(

@@ -431,7 +431,7 @@ async def test_a_node_is_cordoned_drained_and_taken_back() -> None:
         a.NodeDrainingV1(node="n1", deadline_at_ms=5),
     )
     await followed.catch_up()
-    assert (await node(store)).state is NodeState.DRAINING
+    assert (await node(store)).state is NodeState.DRAINED
     assert (await node(store)).deadline_at_ms == 5
     log.judged(r.NodeUncordonRequestedV1(node="n1"), a.NodeUncordonedV1(node="n1"))
     await followed.catch_up()

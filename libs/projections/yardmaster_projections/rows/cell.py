@@ -72,7 +72,7 @@ class NodeRow(Row):
         if self.barred:
             return NodeState.BARRED
         if self.deadline_at_ms is not None:
-            return NodeState.DRAINING
+            return NodeState.DRAINING if self.held else NodeState.DRAINED
         return NodeState.CORDONED if self.cordoned else NodeState.READY
 
     @property

@@ -7,18 +7,19 @@ from yardmaster_core.scheduling.state.enrollment import Enrolled
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
 
-_NOT_UP: Final = {
-    NodeState.ABSENT: "enrolled",
-    NodeState.LOST: "lost",
-    NodeState.LEFT: "gone",
-}
+_NOT_UP: Final = {NodeState.LOST: "lost", NodeState.LEFT: "gone"}
 
 
 def status_of(node: Node, enrolled: Mapping[str, Enrolled]) -> str:
-    """The name of the state of `node`, which joined or is enrolled; `enrolled` is the cell's."""
+    """The name of the state of `node`; `enrolled` is the cell's.
+
+    A node that was only named, which users do not see, is "absent".
+    """
     row = enrolled.get(node.name)
     if row is not None and row.config is None:
         return "revoked"
+    if node.state is NodeState.ABSENT:
+        return "absent" if row is None else "enrolled"
     if node.state is not NodeState.UP:
         return _NOT_UP[node.state]
     if node.barred:
