@@ -27,8 +27,11 @@ from schemathesis.specs.openapi.checks import (
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.support.gateway import TestCell
+from tests.support.views import telemetry
 from yardmaster_eventlog.port import Partition
+from yardmaster_gateway.connections import ConnectionLimits
 from yardmaster_gateway.server import Server
+from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_runtime.http import listen
 from yardmaster_schemas.topics import REQUESTS
 
@@ -101,7 +104,8 @@ def served(app: ASGIApp) -> Iterator[str]:
     loop = asyncio.new_event_loop()
     with listen("127.0.0.1", 0) as bound:
         host, port = bound.getsockname()[:2]
-        serving = loop.create_task(Server(app).serve(sockets=[bound]))
+        server = Server(app, ConnectionLimits(GatewaySettings(), telemetry("gateway")))
+        serving = loop.create_task(server.serve(sockets=[bound]))
 
         def run() -> None:
             with suppress(asyncio.CancelledError):

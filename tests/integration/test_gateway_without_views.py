@@ -384,6 +384,7 @@ class GatewayProcess:
                     "YARD_REDIS__URL": redis,
                     "YARD_REDIS__TIMEOUT_S": "1",
                     "YARD_GATEWAY_PORT": "0",
+                    "YARD_GATEWAY_READY_AGE_S": "0",
                     "YARD_GATEWAY_TOKEN_FILE": str(self.tokens),
                 }
                 | env,

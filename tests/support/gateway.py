@@ -86,7 +86,12 @@ class TestCell:
         self.store = MemoryViewStore(CELL, self.clock)
         self.usage = MemoryViewStore(CELL, self.clock)
         self.chance = SeededChance(3)
-        defaults: dict[str, Any] = {"view_wait_s": 0.05, "max_wait_s": 0.05, "stream_s": 0.2}
+        defaults: dict[str, Any] = {
+            "view_wait_s": 0.05,
+            "max_wait_s": 0.05,
+            "stream_s": 0.2,
+            "ready_age_s": 0,
+        }
         self.settings = GatewaySettings(**(defaults | settings))
         self.ports = GatewayPorts(
             log=self.log,

@@ -158,6 +158,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.health = health.HealthCheck(gateway)
     app.include_router(_api())
     app.include_router(health.router)
     problems.install(app)

@@ -1,5 +1,6 @@
 """`/livez`, `/readyz`, `/metrics`: public, without user data."""
 
+import asyncio
 from typing import Final, Literal, NoReturn
 
 from fastapi import APIRouter, Response
@@ -50,6 +51,24 @@ async def health_of(gateway: Gateway) -> Health:
     return Health(status="ready")
 
 
+class HealthCheck:
+    """The health of a gateway, checked once in `ready_age_s`, however many ask for it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._lock = asyncio.Lock()
+        self._checked: tuple[float, Health] | None = None
+
+    async def result(self) -> Health:
+        """The health, at most `ready_age_s` old."""
+        async with self._lock:
+            now_s = self._gateway.ports.clock.monotonic_s()
+            max_age_s = self._gateway.settings.ready_age_s
+            if self._checked is None or now_s - self._checked[0] >= max_age_s:
+                self._checked = now_s, await health_of(self._gateway)
+            return self._checked[1]
+
+
 async def report_health(gateway: Gateway, process: ProcessHealth) -> NoReturn:
     """Report the health to the health port of the process too, until cancelled."""
     while True:
@@ -71,14 +90,14 @@ async def live() -> Health:
     response_model_exclude_none=True,
     responses=problem_responses("not_ready", anywhere=False),
 )
-async def ready(request: Request, gateway: CurrentGateway) -> Health | Response:
+async def ready(request: Request) -> Health | Response:
     """Check that the gateway can read the log, and that the views follow it.
 
     If the store of the views is unavailable, the gateway is ready but `degraded`: it accepts jobs,
     and reads return 503. Otherwise an outage of Redis would take every gateway out of service at
     once. The same applies while lost views are being rebuilt.
     """
-    health = await health_of(gateway)
+    health: Health = await request.app.state.health.result()
     if health.status == "not_ready":
         return answer("not_ready", health.found or "", request.state.trace_id)
     return health

@@ -8,6 +8,7 @@ from typing import Final
 
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.authentication import Identity, StaticTokens, TokenFile
+from yardmaster_gateway.connections import ConnectionLimits
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.details_ticker import DetailsTicker
 from yardmaster_gateway.health import report_health
@@ -47,7 +48,7 @@ async def run(
     with listener if listener is not None else listen(settings.host, settings.port) as bound:
         host, port = bound.getsockname()[:2]
         app = create_app(ports, settings)
-        server = Server(app)
+        server = Server(app, ConnectionLimits(settings, ports.telemetry))
         ports.telemetry.info("listening", host=host, port=port)
         work: list[Work] = [server.serve(sockets=[bound]), watch_own_records(app.state.gateway)]
         if health is not None:

@@ -6,14 +6,17 @@ from typing import Any
 
 import uvicorn
 
+from yardmaster_gateway.connections import ConnectionLimits, limited
+
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: the caller cancels it."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, limits: ConnectionLimits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=limited(limits),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

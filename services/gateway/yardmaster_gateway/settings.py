@@ -35,6 +35,16 @@ class GatewaySettings(LogSettings):
     rate_per_s: Positive = 500.0
     #: Callers whose rates are kept; the least recently active one is dropped.
     rate_callers: Annotated[int, Field(ge=1)] = 10_000
+    #: Connections that are open at once. More are answered with 503 and closed. The process's limit
+    #: of open files reduces it.
+    max_connections: Annotated[int, Field(ge=1)] = 2_000
+    #: Connections that one address may have open. Raise it behind a proxy, which has one address
+    #: for all clients. None: half of all connections.
+    max_connections_per_address: Annotated[int, Field(ge=1)] | None = None
+    #: Seconds in which the head of a request must arrive.
+    head_s: Positive = 10.0
+    #: Seconds for which `/readyz`, which needs no token, repeats the last check of log and views.
+    ready_age_s: Annotated[float, Field(ge=0)] = 1.0
     #: The largest request body, in bytes.
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     #: The longest time that a read waits for its min_position.

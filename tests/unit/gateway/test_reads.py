@@ -9,7 +9,7 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import TokenFileRefused
-from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.clock import ManualClock, SystemClock
 
 
 async def test_every_read_has_its_position(cell: TestCell) -> None:
@@ -231,6 +231,24 @@ async def test_a_gateway_is_ready_when_the_log_and_the_views_are() -> None:
     await fresh.start()
     assert (await fresh.call("GET", "/readyz", token=None))["status"] == "ready"
     assert (await fresh.call("GET", "/livez", token=None))["status"] == "ok"
+
+
+async def test_requests_for_readiness_share_one_check() -> None:
+    clock = ManualClock()
+    cell = TestCell(clock=clock, ready_age_s=1)
+    assert {await _readiness(cell) for _ in range(20)} == {"not_ready"}
+    await cell.start()
+    assert await _readiness(cell) == "not_ready", "the last check is repeated for a second"
+    clock.advance(1.0)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(_readiness(cell)) for _ in range(20)]
+    assert {one.result() for one in asked} == {"ready"}
+
+
+async def _readiness(cell: TestCell) -> str:
+    async with cell.client(None) as client:
+        answer = (await client.get("/readyz")).json()
+    return str(answer.get("status") if answer.get("status") == "ready" else answer["code"])
 
 
 async def test_metrics_count_answers(cell: TestCell) -> None:

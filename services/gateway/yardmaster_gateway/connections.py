@@ -1,0 +1,144 @@
+"""The limits of a gateway's connections: in all, per address, and the time for a request's head.
+
+They apply before authentication, so a client without a token cannot take all file descriptors.
+"""
+
+import asyncio
+import resource
+from collections import Counter
+from functools import partial
+from typing import Any, Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_runtime.telemetry.port import Telemetry
+
+#: File descriptors that remain for the log, the views' store, files and the listener.
+RESERVED_FILES: Final = 128
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def open_files_limit(wanted: int) -> int:
+    """Raise this process's limit of open files to `wanted`, or as far as permitted; return that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
+    return reached
+
+
+class ConnectionLimits:
+    """Counts the open connections by address, and tells whether another one may be opened."""
+
+    def __init__(self, settings: GatewaySettings, telemetry: Telemetry) -> None:
+        files = open_files_limit(settings.max_connections + RESERVED_FILES)
+        #: Open connections at most.
+        self.most = min(settings.max_connections, max(1, files - RESERVED_FILES))
+        #: Open connections of one address at most.
+        self.most_per_address = settings.max_connections_per_address or max(1, self.most // 2)
+        #: Seconds in which the head of a request must arrive.
+        self.head_s = settings.head_s
+        self._open = 0
+        self._open_by_address: Counter[str] = Counter()
+        self._gauge = telemetry.gauge("connections_open", "Open connections of clients")
+        self._refused = telemetry.counter(
+            "connections_refused",
+            "Connections closed at once (full, address_full) or without a request in time (late)",
+            "reason",
+        )
+        if self.most < settings.max_connections:
+            telemetry.warn(
+                "few_file_descriptors", limit=files, max_connections=settings.max_connections
+            )
+
+    def open(self, address: str) -> bool:
+        """Count a connection; False: it exceeds a limit and must be closed."""
+        full = self._open >= self.most
+        if full or self._open_by_address[address] >= self.most_per_address:
+            self._refused.labels("full" if full else "address_full").inc()
+            return False
+        self._open += 1
+        self._open_by_address[address] += 1
+        self._gauge.set(self._open)
+        return True
+
+    def close(self, address: str) -> None:
+        """Count the end of a connection that `open` admitted."""
+        self._open -= 1
+        self._open_by_address[address] -= 1
+        if not self._open_by_address[address]:
+            del self._open_by_address[address]
+        self._gauge.set(self._open)
+
+    def count_late(self) -> None:
+        """Count a connection that sent no whole head in time."""
+        self._refused.labels("late").inc()
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with the limits of connections.
+
+    uvicorn itself waits for ever for the first head of a connection, and for the rest of a later
+    one. The deadline counts from the opening, then from the first byte after a response.
+    """
+
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._address: str | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit the connection, or answer 503 and close it."""
+        super().connection_made(transport)
+        address = self.client[0] if self.client is not None else ""
+        if not self._limits.open(address):
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._address = address
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        if self._address is not None:
+            super().data_received(data)
+            self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release the connection's place."""
+        if self._address is not None:
+            self._limits.close(self._address)
+            self._address = None
+        self._end_deadline()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        # uvicorn sets the cycle at the first request, and its type leaves that out.
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._end_deadline()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self._limits.head_s, self._late)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        self._limits.count_late()
+        self.transport.write(_LATE)
+        self.transport.close()
+
+
+def limited(limits: ConnectionLimits) -> Any:
+    """The protocol class for `uvicorn.Config(http=...)`."""
+    return partial(LimitedProtocol, limits)
