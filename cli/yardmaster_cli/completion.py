@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from yardmaster_cli import config as configuration
+from yardmaster import configuration
 from yardmaster_schemas.phases import Phase
 
 if TYPE_CHECKING:

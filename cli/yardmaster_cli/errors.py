@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from yardmaster.errors import InputError, NoServer, TokenCommandFailed
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
@@ -60,6 +62,16 @@ class BadUsage(CliError):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, exit_code=Exit.USAGE, hint=hint)
+
+
+def input_error(error: InputError) -> CliError:
+    """The error to show for wrong settings or a wrong file; several problems are one per line."""
+    code = Exit.USAGE
+    if isinstance(error, NoServer):
+        code = Exit.UNREACHABLE
+    elif isinstance(error, TokenCommandFailed):
+        code = Exit.NOT_ALLOWED
+    return CliError(error.problem.replace("\n", "\nerror: "), exit_code=code, hint=error.hint)
 
 
 def first_error(error: "ValidationError") -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from yardmaster_cli.config import default_data_dir, default_up_dir, read_dev
+from yardmaster.local_cluster import default_data_dir, default_up_dir, read_dev
 
 
 def yard(env: Mapping[str, str]) -> str:

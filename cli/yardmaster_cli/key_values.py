@@ -6,8 +6,8 @@ Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs, ti
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from yardmaster.yaml_tree import nearest, scalar
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.yaml_tree import nearest, scalar
 from yardmaster_schemas.quantities import duration_s, milli
 
 Body = dict[str, Any]

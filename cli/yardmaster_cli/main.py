@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster.errors import InputError
+from yardmaster_cli.errors import BadUsage, CliError, Exit, input_error
 from yardmaster_cli.session import YardGroup, global_options
 
 if TYPE_CHECKING:
@@ -176,6 +177,10 @@ def run(args: Sequence[str]) -> int:
     except CliError as error:
         _say(error.lines())
         return error.exit_code
+    except InputError as error:
+        shown = input_error(error)
+        _say(shown.lines())
+        return shown.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         _say([error.format_message()])
         return int(Exit.USAGE)

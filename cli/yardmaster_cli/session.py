@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from yardmaster_cli import config as configuration
+from yardmaster import configuration
 from yardmaster_cli.catalog import CATALOG, FORMATS, Entry, path_of
 from yardmaster_cli.completion import Completed, sort_of
 from yardmaster_cli.errors import BadUsage, CliError, Exit
@@ -287,7 +287,7 @@ def _nearest_command(name: str, known: Sequence[str]) -> str | None:
     for synonym in _SYNONYMS.get(name, ()):
         if synonym in known:
             return synonym
-    from yardmaster_cli.yaml_tree import nearest
+    from yardmaster.yaml_tree import nearest
 
     return nearest(name, known)
 

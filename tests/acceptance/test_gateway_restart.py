@@ -1,15 +1,17 @@
-"""Waiting commands while only the gateway is stopped or killed and restarted."""
+"""Waiting commands and clients while only the gateway is stopped or killed and restarted."""
 
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.yard_cli import STEP_S, YARD, next_line
+from yardmaster.client import Change, Client
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("takeover")]
 
@@ -70,3 +72,45 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
     _, err = waiting.communicate(timeout=STEP_S)
     assert waiting.returncode == 7, err
     assert f"{task} failed: exit 7" in err
+
+
+def test_a_wait_and_a_watch_of_the_client_continue_after_the_gateway_was_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    begun: list[Change] = []
+
+    def watch(task_id: str) -> list[str]:
+        """The phases of a task as a watch shows them, until its end."""
+        phases: list[str] = []
+        with Client(cluster.server, cluster.token()) as watcher:
+            for change in watcher.watch(["task"], timeout_s=STEP_S):
+                begun.append(change)
+                if change.event == "upsert" and change.data["item"]["task_id"] == task_id:
+                    phases.append(change.data["item"]["phase"])
+                    if phases[-1] == "failed":
+                        break
+        return phases
+
+    with Client(cluster.server, cluster.token()) as user, ThreadPoolExecutor(2) as threads:
+        submitted = user.submit(
+            {
+                "project": "default",
+                "resources": {"gpus": 1},
+                "run": {"script": f"until [ -e {go} ]; do sleep 0.1; done; exit 7"},
+            }
+        )
+        (task,) = user.wait(submitted, for_="running", timeout_s=STEP_S)
+        watching = threads.submit(watch, task.task_id)
+        waiting = threads.submit(user.wait, submitted, timeout_s=STEP_S)
+        cluster.until(lambda: bool(begun), "the watch has begun")
+        cluster.kill9("gateway-1")
+        go.touch()  # the task ends during the outage
+        cluster.until_ended([task.task_id])
+        cluster.start("gateway-1")
+        (ended,) = waiting.result()
+        assert (ended.phase, ended.end and ended.end.exit_code) == ("failed", 7)
+        phases = watching.result()
+    assert phases.count("failed") == 1, phases
+    assert set(phases) <= {"running", "stopping", "failed"}, phases
+    assert all(change.event != "snapshot" for change in begun[1:]), "no change was lost"

@@ -5,8 +5,8 @@ import dataclasses
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,21 +16,23 @@ import pytest
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
-from tests.support.gateway import CALLERS, CELL, TestCell
+from tests.support.gateway import CALLERS, CELL, TestCell, gateway_of
 from tests.support.views import telemetry
-from yardmaster.client import ApiError, Client
+from yardmaster.client import ApiError, Change, Client
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
 from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import TaskRow
 from yardmaster_quota import main as quota
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.service import Ports
 from yardmaster_scheduler import main as scheduler
-from yardmaster_schemas.api import NodePatch, NodeWish, parse_job
+from yardmaster_schemas.api import NodePatch, NodeWish, Task, parse_job
+from yardmaster_schemas.position import Position
 from yardmaster_views import main as views
 from yardmaster_views.follower import Views
 
@@ -159,38 +161,91 @@ async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
             assert seen[-1] == "upsert"
 
 
-async def until_begun(seen: list[str]) -> None:
+async def until_begun(seen: Sequence[object]) -> None:
     """Wait until a watch in another thread has received a change."""
+    await until(lambda: bool(seen))
+
+
+async def until(there: Callable[[], bool]) -> None:
+    """Wait until another thread has made `there` true."""
     async with asyncio.timeout(20):
-        while not seen:  # noqa: ASYNC110 a thread sets no event here
+        while not there():  # noqa: ASYNC110 a thread sets no event here
             await asyncio.sleep(0.01)
 
 
 async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() -> None:
     cell = await TestCell(stream_s=600.0, bookmark_s=600.0).start()
-    listener = gateway.listen("127.0.0.1", 0)
-    port = int(listener.getsockname()[1])
 
-    def watch(seen: list[str]) -> list[str]:
-        with client(port, "operator") as watcher:
-            try:
-                for change in watcher.watch(["task"]):
-                    seen.append(change.event)  # noqa: PERF401 another thread reads the list
-            except ApiError as error:
-                return [error.problem.code]
-            return seen
+    def read(url: str, begun: list[str]) -> None:
+        headers = {"Authorization": "Bearer operator"}
+        with (
+            suppress(httpx.RemoteProtocolError),
+            httpx.stream("GET", url, headers=headers, timeout=60) as answer,
+        ):
+            begun.extend(answer.iter_lines())
 
+    port = 0
     for _ in range(2):
-        seen: list[str] = []
-        ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
-            watching = group.create_task(inside(partial(watch, seen)))
-            await until_begun(seen)
+        begun: list[str] = []
+        async with asyncio.TaskGroup() as group, gateway_of(cell, port) as (port, running):
+            group.create_task(inside(partial(read, f"http://127.0.0.1:{port}/v1/watch", begun)))
+            await until_begun(begun)
             running.cancel()
-        assert watching.result() in (["snapshot"], ["unreachable"])
-        listener = gateway.listen("127.0.0.1", port)
-    listener.close()
+
+
+async def test_a_wait_and_a_watch_continue_on_a_gateway_that_restarts() -> None:
+    cell = await TestCell(stream_s=600.0, bookmark_s=0.1, max_wait_s=600.0, stop_s=0.0).start()
+    job = await cell.submit(tasks={"count": 2})
+    seen: list[Change] = []
+    noted: list[str] = []
+
+    def phases(task_id: str) -> list[str]:
+        upserts = [change.data["item"] for change in seen if change.event == "upsert"]
+        return [item["phase"] for item in upserts if item["task_id"] == task_id]
+
+    def watch(port: int) -> None:
+        with client(port) as watcher:
+            for change in watcher.watch(["task"]):
+                seen.append(change)
+                if change.event == "upsert" and "succeeded" in phases(f"{job}.1"):
+                    return
+
+    def wait(port: int) -> list[Task]:
+        with client(port) as waiter:
+            return waiter.wait(job, timeout_s=60, on_end=lambda task: noted.append(task.task_id))
+
+    async with asyncio.TaskGroup() as group:
+        async with gateway_of(cell) as (port, _):
+            await cell.starts(f"{job}.0")
+            group.create_task(inside(partial(watch, port)))
+            waiting = group.create_task(inside(partial(wait, port)))
+            await until_begun(seen)
+            await until(lambda: len(cell.store._waiters) >= 2)
+        await cell.starts(f"{job}.1")
+        await cell.finishes(f"{job}.0")
+        async with gateway_of(cell, port):
+            await until(lambda: bool(noted))
+            await cell.finishes(f"{job}.1")
+            tasks = await waiting
+    assert [(task.task_id, task.phase) for task in tasks] == [
+        (f"{job}.0", "succeeded"),
+        (f"{job}.1", "succeeded"),
+    ]
+    assert noted == [f"{job}.0", f"{job}.1"]
+    first, *later = seen
+    assert first.event == "snapshot"
+    assert first.id is not None
+    kept = await cell.store.changes(Position.parse(first.id))
+    assert kept is not None
+    expected = [
+        (one.row.task_id, one.row.phase)
+        for step in kept
+        for one in step.changes
+        if isinstance(one.row, TaskRow)
+    ]
+    upserts = [change.data["item"] for change in later if change.event == "upsert"]
+    assert [(item["task_id"], item["phase"]) for item in upserts] == expected
+    assert {change.event for change in later} <= {"upsert", "bookmark"}
 
 
 async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> None:

@@ -1,5 +1,7 @@
 """A whole cell in one process without threads: the test steps every service."""
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_gateway import main as gateway
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.authentication import Identity, StaticTokens
 from yardmaster_gateway.authorization import Binding, Caller
@@ -269,6 +272,19 @@ class TestCell:
         await self.claim(logs.exited(task_id, node, attempt=attempt))
         await self.claim(logs.released(task_id, node, attempt=attempt))
         await self.run_until_idle()
+
+
+@asynccontextmanager
+async def gateway_of(
+    cell: TestCell, port: int = 0
+) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+    """Run the gateway of a cell on a port; yield its port, and its asyncio task to cancel."""
+    ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
+    listener = gateway.listen("127.0.0.1", port)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
+        yield int(listener.getsockname()[1]), running
+        running.cancel()
 
 
 @asynccontextmanager

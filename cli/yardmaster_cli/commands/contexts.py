@@ -11,8 +11,7 @@ import click
 import yaml
 from click.shell_completion import get_completion_class
 
-from yardmaster.errors import ApiError
-from yardmaster_cli.config import (
+from yardmaster.configuration import (
     command_words,
     load_file,
     save_current,
@@ -20,6 +19,7 @@ from yardmaster_cli.config import (
     server_url,
     token_of,
 )
+from yardmaster.errors import ApiError
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.reader import Reader

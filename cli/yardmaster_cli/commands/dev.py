@@ -8,6 +8,7 @@ from typing import Final
 import click
 from pydantic import ValidationError
 
+from yardmaster.yaml_tree import scalar
 from yardmaster_cli.dev.data_folder import (
     DEFAULT_SLOTS,
     Cluster,
@@ -19,7 +20,6 @@ from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.hints import yard_for
 from yardmaster_cli.policy_spec import DEFAULT_POLICY, PolicySpec
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.yaml_tree import scalar
 from yardmaster_localcluster.process import path_with_python
 
 #: The policies for the help text; `checked_policy` reads the registry.

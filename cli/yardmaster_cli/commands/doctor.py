@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from yardmaster_cli.config import DevServer, default_data_dir, default_up_dir, read_dev
+from yardmaster.local_cluster import DevServer, default_data_dir, default_up_dir, read_dev
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from yardmaster.yaml_tree import nearest
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
 from yardmaster_cli.log.options import log_options
@@ -17,7 +18,6 @@ from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.server.remote import REF, REF_HINT
 from yardmaster_cli.session import Session, YardGroup, detaching
 from yardmaster_cli.times import now_ms
-from yardmaster_cli.yaml_tree import nearest
 from yardmaster_eventlog.order import PAGE, Entry, LogOrder
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import decoded

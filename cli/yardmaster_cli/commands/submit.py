@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import click
 
+from yardmaster.configuration import DEV
+from yardmaster.errors import InputError
+from yardmaster.yaml_tree import NotAMapping
 from yardmaster_cli.commands.logs import follow_all
 from yardmaster_cli.commands.wait import wait_for_end
-from yardmaster_cli.config import DEV
 from yardmaster_cli.errors import BadUsage, Exit
-from yardmaster_cli.job_file.read import build, flag_options
+from yardmaster_cli.job_file.flags import build, flag_options
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
-from yardmaster_cli.server.remote import VERDICT_S, Ref, Remote, refusal_error, rows
+from yardmaster_cli.server.remote import VERDICT_S, Remote, refusal_error, rows
 from yardmaster_cli.session import Session, YardCommand
 from yardmaster_cli.waiting import interruptible, timeout_s
-from yardmaster_cli.yaml_tree import NotAMapping
 from yardmaster_schemas.api import Phase, Submitted, Task
 
 #: The longest working directory of a job file; for a longer one the agent chooses.
@@ -102,12 +103,12 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             flags=given,
             sets=given["sets"],
             command=command,
-            project=session.config.project.value or ("default" if here else None),
+            project=session.config.default_project,
             # On this machine a task sees the files of its user; in a container it does not.
             folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
             file_folder=file_folder if here and not contained else None,
         )
-    except BadUsage as error:
+    except (BadUsage, InputError) as error:
         raise _not_a_job_file(file, error) or error from None
     limit_s = timeout_s(given["timeout"])
     if limit_s is not None and not (given["wait"] or given["follow"]):
@@ -147,7 +148,7 @@ def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool)
     """
 
     def ended(out: Output) -> int:
-        return wait_for_end(remote, [Ref(answer.job_id)], out, position=answer.position)
+        return wait_for_end(remote, [answer], out)
 
     if follow:
         tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)
@@ -157,7 +158,7 @@ def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool)
     return ended(out)
 
 
-def _not_a_job_file(file: str | None, error: BadUsage) -> BadUsage | None:
+def _not_a_job_file(file: str | None, error: Exception) -> BadUsage | None:
     """The error for a program that was given instead of a job file; None: it may be a job file."""
     if file is None or file == "-":
         return None

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from yardmaster.control_characters import plain
 from yardmaster.errors import ApiError
 from yardmaster_cli.confirm import confirm
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.job_file.write import job_file
 from yardmaster_cli.listing.filters import filter_options, filters, narrowed
 from yardmaster_cli.listing.rows import GroupedTasks
-from yardmaster_cli.output.cells import plain
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended
 from yardmaster_cli.output.describe import job_lines, task_lines
 from yardmaster_cli.output.formats import Column, Output, Row

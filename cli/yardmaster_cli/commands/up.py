@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import click
 
-from yardmaster_cli.config import default_up_dir
+from yardmaster.local_cluster import default_up_dir
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.hints import down_for, up_with, yard_for
 from yardmaster_cli.session import Session, command

@@ -18,7 +18,7 @@ from typing import Final
 import click
 
 from yardmaster.client import Client
-from yardmaster_cli.config import read_dev
+from yardmaster.local_cluster import read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session

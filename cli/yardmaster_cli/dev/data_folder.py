@@ -15,9 +15,9 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from yardmaster.yaml_tree import read, unknown_key
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.policy_spec import PolicySpec
-from yardmaster_cli.yaml_tree import read, unknown_key
 from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
 from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name, Port
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from yardmaster.control_characters import CONTROL, plain
 from yardmaster_cli.times import parse_time
 
-#: Control characters except tab: text of users must not move the cursor of a terminal.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 #: ANSI colors, the only escape sequences of task output that reach a terminal.
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
 
@@ -54,11 +53,6 @@ class Gpus:
 Cell = str | int | bool | When | Age | Percent | Span | Gpus | None
 
 
-def plain(text: str) -> str:
-    """`text` without control characters, safe to print."""
-    return _CONTROL.sub("", text).replace("\t", " ")
-
-
 def colored(text: str) -> str:
     """Task output for a terminal: line ends, tabs and colors stay, other controls are removed."""
     parts: list[str] = []
@@ -71,7 +65,7 @@ def colored(text: str) -> str:
 
 
 def _lines(text: str) -> str:
-    return "\n".join(_CONTROL.sub("", line) for line in text.replace("\r\n", "\n").split("\n"))
+    return "\n".join(CONTROL.sub("", line) for line in text.replace("\r\n", "\n").split("\n"))
 
 
 def clock_time(at: str | None) -> str:

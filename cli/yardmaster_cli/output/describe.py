@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from yardmaster.control_characters import plain
 from yardmaster_cli.output.cells import (
     NOTHING,
     clock_time,
     gpus,
     mebibytes,
-    plain,
     span,
 )
 from yardmaster_cli.output.columns import ended

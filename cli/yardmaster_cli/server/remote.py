@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from yardmaster.configuration import Config
 from yardmaster.errors import ApiError
 from yardmaster.retry import OutageListener
-from yardmaster_cli.config import DEV, Config, server_url
 from yardmaster_cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.describe import refusal_words
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from yardmaster.client import Client
-    from yardmaster_schemas.api import Accepted, Refusal, Task
+    from yardmaster_schemas.api import Accepted, Refusal
 
 _JOB: Final = re.compile(r"^[0-9a-z]{12}$")
 #: The id of a job or task, or a prefix of one.
@@ -59,14 +59,9 @@ def connect(config: Config) -> "Remote":
     """Connect to the server that the settings name.
 
     Raises:
-        CliError: no server is named or runs here, or its URL or the token is not valid.
+        InputError: no server is named or runs here, or its URL or the token is not valid.
     """
-    if config.server.value is None:
-        hint = "name a server with --server or YARD_SERVER"
-        if config.context.value == DEV:
-            hint = f"start one with yard dev (data folder {config.data_dir}), or give --server URL"
-        raise CliError("no server is running here", exit_code=Exit.UNREACHABLE, hint=hint)
-    return Remote(server_url(config.server.value), config.bearer(), config.ca.value)
+    return Remote(config.address(), config.bearer(), config.ca.value)
 
 
 def api_error(error: ApiError) -> CliError:
@@ -192,16 +187,6 @@ class Remote:
                 f"{ref.id} has {count} tasks", hint=f"name one of them, such as {ref.id}.0"
             )
         return f"{ref.job_id}.0"
-
-    def tasks_of(self, ref: Ref, min_position: str | None = None) -> "list[Task]":
-        """The tasks of a reference, in the order of their index."""
-        if ref.index is not None:
-            return [self.client.task(ref.id, min_position=min_position)]
-        found = self.client.all_tasks(job_id=ref.job_id, min_position=min_position)
-        tasks = sorted(found, key=lambda task: task.index)
-        if not tasks:
-            raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
-        return tasks
 
     def rows_of(self, ref: Ref) -> list[Json]:
         """The tasks of a reference as plain JSON, in the order of their index."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster.yaml_tree import nearest, scalar
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.yaml_tree import nearest, scalar
 from yardmaster_core.scheduling.planner.placement import PLACEMENTS
 from yardmaster_core.scheduling.policies import POLICIES, check
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig

@@ -13,12 +13,10 @@ if yardmaster.should_stop():
 From anywhere:
 
 ```python
-with yardmaster.Client("http://127.0.0.1:7450", token) as client:
-    spec = yardmaster.parse_job('{"project": "default", "run": {"command": ["true"]}}')
-    try:
-        submitted = client.submit(spec)
-    except yardmaster.ApiError as error:
-        print(error.status, error)
+with yardmaster.Client.from_env() as client:
+    submitted = client.submit(Path("job.yaml"))
+    for task in client.wait(submitted):
+        print(task.task_id, task.phase)
 ```
 
 The task SDK uses only the standard library. The client, its models and their dependencies are
@@ -40,7 +38,14 @@ from yardmaster.task import (
 
 if TYPE_CHECKING:
     from yardmaster.client import Client
-    from yardmaster.errors import ApiError
+    from yardmaster.errors import (
+        ApiError,
+        InputError,
+        NeverFits,
+        NoServer,
+        TokenCommandFailed,
+        WaitTimeout,
+    )
     from yardmaster.job_calls import Piece
     from yardmaster.transport import Change
     from yardmaster_schemas.job_file import JobSpec, parse_job
@@ -51,8 +56,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointRefused",
     "Client",
+    "InputError",
     "JobSpec",
+    "NeverFits",
+    "NoServer",
     "Piece",
+    "TokenCommandFailed",
+    "WaitTimeout",
     "done",
     "last_checkpoint",
     "parse_job",
@@ -66,8 +76,13 @@ _CLIENT: Final = {
     "ApiError": "yardmaster.errors",
     "Change": "yardmaster.transport",
     "Client": "yardmaster.client",
+    "InputError": "yardmaster.errors",
     "JobSpec": "yardmaster_schemas.job_file",
+    "NeverFits": "yardmaster.errors",
+    "NoServer": "yardmaster.errors",
     "Piece": "yardmaster.job_calls",
+    "TokenCommandFailed": "yardmaster.errors",
+    "WaitTimeout": "yardmaster.errors",
     "parse_job": "yardmaster_schemas.job_file",
 }
 

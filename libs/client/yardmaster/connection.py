@@ -9,8 +9,9 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from yardmaster import defaults
+from yardmaster.configuration import resolve, sendable, server_url
 from yardmaster.errors import ApiError, no_answer
-from yardmaster.retry import MAX_TRIES, OutageListener, Params
+from yardmaster.retry import LONGEST_OUTAGE_S, MAX_TRIES, Deadline, OutageListener, Params
 from yardmaster.transport import Transport
 from yardmaster_schemas.api import Accepted, List
 
@@ -27,16 +28,49 @@ class Connection:
         server: str,
         token: str | None = None,
         *,
+        project: str | None = None,
         sleep: Callable[[float], None] = defaults.sleep,
+        monotonic_s: Callable[[], float] = defaults.monotonic_s,
         new_key: Callable[[], str] = defaults.new_key,
         ca: str | None = None,
         transport: httpx.BaseTransport | None = None,
         max_tries: int = MAX_TRIES,
+        longest_outage_s: float = LONGEST_OUTAGE_S,
     ) -> None:
         self._transport = Transport(
-            server, token, sleep=sleep, ca=ca, transport=transport, max_tries=max_tries
+            server_url(server),
+            None if token is None else sendable(token, "token"),
+            sleep=sleep,
+            monotonic_s=monotonic_s,
+            ca=ca,
+            transport=transport,
+            max_tries=max_tries,
+            longest_outage_s=longest_outage_s,
         )
+        self._project = project
         self._new_key = new_key
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+        """A client of the server that `yard` would use, with its token, certificates and project.
+
+        The server is that of YARD_SERVER, else of the context (YARD_CONTEXT, or the current one of
+        the configuration file), else the cluster on this machine. The token is YARD_TOKEN, else
+        what the `token_command` of the context prints, else that of the cluster on this machine.
+        `env` replaces the environment of this process.
+
+        Raises:
+            NoServer: no server is named, and no cluster runs on this machine.
+            TokenCommandFailed: the `token_command` of the context failed.
+            InputError: a setting is wrong; the message names it.
+        """
+        config = resolve(env=env)
+        return cls(
+            config.address(),
+            config.bearer(),
+            ca=config.ca.value,
+            project=config.default_project,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +88,7 @@ class Connection:
         self._transport.close()
 
     def wait_out_outages(self, listener: OutageListener | None) -> None:
-        """Make reads and followed output wait for the end of an outage, however long it takes.
+        """Make reads, waits and streams wait for the end of an outage, however long it takes.
 
         After the outage, reads cover at least what earlier reads covered. This applies after the
         first answer: a gateway that has never answered raises an error as usual. None turns it off.
@@ -69,8 +103,16 @@ class Connection:
         """The current ETag of the object at a path (`/v1/pools/default`)."""
         return str(self._transport.send("GET", path, {}, None, {}, 0.0).headers.get("ETag", "*"))
 
-    def _get(self, path: str, model: type[M], params: Params, wait_s: float = 0.0) -> M:
-        return self._parse(model, self._transport.send("GET", path, params, None, {}, wait_s))
+    def _get(
+        self,
+        path: str,
+        model: type[M],
+        params: Params,
+        wait_s: float = 0.0,
+        deadline: Deadline | None = None,
+    ) -> M:
+        answer = self._transport.send("GET", path, params, None, {}, wait_s, deadline)
+        return self._parse(model, answer)
 
     def _patch(self, path: str, content: bytes, if_match: str | None) -> Accepted:
         headers = {"If-Match": if_match or self.etag(path)}

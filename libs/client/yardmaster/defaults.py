@@ -3,9 +3,10 @@
 import secrets
 import time
 
-__all__ = ["new_key", "sleep"]
+__all__ = ["monotonic_s", "new_key", "sleep"]
 
 sleep = time.sleep
+monotonic_s = time.monotonic
 
 
 def new_key() -> str:

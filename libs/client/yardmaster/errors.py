@@ -1,16 +1,22 @@
-"""The error that a call of the client raises.
+"""The errors that the client raises.
 
-Imports no models, so that commands which only read start fast.
+```
+YardmasterError
+  InputError    NoServer  TokenCommandFailed
+  ApiError      WaitTimeout  NeverFits
+```
+
+This module imports no models, so that commands which only read start fast.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster_schemas.errors import YardmasterError
 
 if TYPE_CHECKING:
-    from yardmaster_schemas.api import Problem
+    from yardmaster_schemas.api import Problem, Task
 
 #: Statuses after which the same call may succeed; 0 means that there was no answer.
 _TRANSIENT: Final = (
@@ -64,6 +70,62 @@ class ApiError(YardmasterError):
         from yardmaster_schemas.api import Problem
 
         return Problem.model_validate(self.document)
+
+
+class InputError(YardmasterError):
+    """{shown}"""
+
+    # What a user wrote cannot be used; no request was sent. Several problems are one per line.
+
+    code = "input"
+
+    def __init__(self, problem: str, *, hint: str | None = None) -> None:
+        #: What is wrong, and where: a line of a file, a key or a variable.
+        self.problem = problem
+        #: What to do; None if `problem` says it.
+        self.hint = hint
+        super().__init__(shown=f"{problem} ({hint})" if hint else problem)
+
+
+class NoServer(InputError):
+    """{shown}"""
+
+    # The settings name no server, and no cluster runs on this machine.
+
+    code = "no_server"
+
+
+class TokenCommandFailed(InputError):
+    """{shown}"""
+
+    # The command of a context that prints the token.
+
+    code = "token_command"
+
+
+class WaitTimeout(YardmasterError, TimeoutError):
+    """Not {wanted} after {timeout_s:g} s: {tasks}. No task was changed."""
+
+    code = "wait_timeout"
+
+    def __init__(self, open_: "Sequence[Task]", wanted: str, timeout_s: float) -> None:
+        #: The tasks that are not there yet; of a large job the first ones.
+        self.tasks = open_
+        names = ", ".join(f"{task.task_id} ({task.phase.value})" for task in open_)
+        super().__init__(tasks=names or "the tasks", wanted=wanted, timeout_s=timeout_s)
+
+
+class NeverFits(YardmasterError):
+    """{task} can never fit: {reason}. It stays queued; cancel it, or see `explain`."""
+
+    code = "never_fits"
+
+    def __init__(self, task: "Task") -> None:
+        #: One of the tasks; `task.wait` has the reason with its numbers.
+        self.task = task
+        #: The code of the wait reason.
+        self.reason = task.wait.code if task.wait else "unschedulable"
+        super().__init__(task=task.task_id, reason=self.reason)
 
 
 def no_answer(code: str, detail: str, *, status: int = 0) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from yardmaster.connection import Connection, Filter, all_items, quoted
 from yardmaster.errors import ApiError
-from yardmaster.retry import Params, backoff
+from yardmaster.job_file.read import JobSource, read_job
+from yardmaster.retry import Params
 from yardmaster.transport import parse_events
 from yardmaster_schemas.api import (
     Accepted,
@@ -17,7 +18,6 @@ from yardmaster_schemas.api import (
     HoldBody,
     Job,
     JobPatch,
-    JobSpec,
     List,
     Phase,
     Request,
@@ -42,11 +42,18 @@ class JobCalls(Connection):
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, *, idempotency_key: str | None = None) -> Submitted:
-        """Submit a job. The same key and spec return the same answer, however often they are sent.
+    def submit(self, job: JobSource, *, idempotency_key: str | None = None) -> Submitted:
+        """Submit a job: its keys as a dict, a YAML or JSON text, the path of a job file, a JobSpec.
 
-        Raises: ApiError. After the code `outcome_unknown`, submit again with the same key.
+        The same key and job return the same answer, however often they are sent. Without a key, the
+        client creates one, which all retries of this call use. A job that names no project gets the
+        `project` of the client.
+
+        Raises:
+            InputError: the job is wrong; all problems at once, each with its line and key.
+            ApiError: after the code `outcome_unknown`, submit again with the same key.
         """
+        spec = read_job(job, project=self._project)
         content = spec.model_dump_json(exclude_unset=True).encode()
         key = idempotency_key or self._new_key()
         return self._write("POST", "/v1/jobs", Submitted, content, {"Idempotency-Key": key})
@@ -183,7 +190,8 @@ class JobCalls(Connection):
     ) -> Iterator[Piece]:
         """The pieces of a task's output, each once; with `follow`, until the task has ended.
 
-        If the gateway closes a followed stream before the end, the client resumes it.
+        A followed stream is resumed if the gateway closes it, and after an outage of at most
+        `longest_outage_s`.
         """
         params: Params = {
             "follow" if follow else "pieces": True,
@@ -193,7 +201,7 @@ class JobCalls(Connection):
         }
         newest: dict[tuple[int, int], int] = {}
         after: str | None = None
-        pauses = backoff()
+        reconnection = self._transport.reconnection(self._transport.deadline(None))
         while True:
             headers = {} if after is None else {"Last-Event-ID": after}
             try:
@@ -209,14 +217,16 @@ class JobCalls(Connection):
                         if piece.seq <= newest.get(replica_of_attempt, -1):
                             continue  # the agent wrote this piece more than once
                         newest[replica_of_attempt] = piece.seq
-                        pauses.reset()
+                        reconnection.record_answer()
                         yield piece
                 if not follow:
                     return
             except ApiError as error:
-                if not follow or not self._transport.tolerance.should_retry(error):
+                if not follow:
                     raise
-            self._transport.pause(pauses.next_s())
+                reconnection.pause(error)
+            else:
+                reconnection.pause()
 
 
 def _logs(task_id: str) -> str:

@@ -4,6 +4,7 @@ Imports neither models nor httpx, so that commands which only read start fast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final, Protocol, TypeVar
 
 from yardmaster.errors import ApiError
@@ -14,6 +15,8 @@ MAX_TRIES: Final = 5
 #: The pause before the second attempt, and the longest pause, in seconds; it doubles in between.
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
+#: The longest outage that a wait or a stream survives, in seconds.
+LONGEST_OUTAGE_S: Final = 300.0
 #: The longest wait for an answer, in seconds, in addition to the wait that the request asks for.
 ANSWER_S: Final = 15.0
 
@@ -40,24 +43,24 @@ class OutageTolerance:
 
     def __init__(self) -> None:
         self.listener: OutageListener | None = None
-        #: The position of the newest answer.
-        self._position: str | None = None
+        #: The position of the newest answer; None: the gateway has not answered yet.
+        self.position: str | None = None
 
     def record_answer(self, position: str | None) -> None:
         """Remember the position of an answer, and notify the listener."""
-        self._position = position or self._position
+        self.position = position or self.position
         if self.listener is not None:
             self.listener.back()
 
     def headers(self, params: Params) -> dict[str, str]:
         """The header that makes a gateway answer with views that cover earlier answers."""
-        if self.listener is None or self._position is None or params.get("min_position"):
+        if self.listener is None or self.position is None or params.get("min_position"):
             return {}
-        return {"Yard-Min-Position": self._position}
+        return {"Yard-Min-Position": self.position}
 
     def should_retry(self, error: ApiError) -> bool:
         """Whether to retry although all attempts failed; notifies the listener if so."""
-        if self.listener is None or self._position is None or not error.transient:
+        if self.listener is None or self.position is None or not error.transient:
             return False
         self.listener.lost(error)
         return True
@@ -66,6 +69,65 @@ class OutageTolerance:
 def backoff() -> Backoff:
     """Return the pauses between the attempts of one call."""
     return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+
+class Deadline:
+    """The end of a wait: `timeout_s` seconds from now; None: no end."""
+
+    def __init__(self, timeout_s: float | None, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._at_s = None if timeout_s is None else monotonic_s() + timeout_s
+
+    def left_s(self) -> float:
+        """The seconds until the end, infinite without one; 0 after it."""
+        return inf if self._at_s is None else max(0.0, self._at_s - self._monotonic_s())
+
+
+class Reconnection:
+    """Pauses between the attempts of one wait or stream, and decides when to give up.
+
+    It gives up after a permanent error, after an outage of `longest_outage_s`, and if the gateway
+    has never answered this client. With a listener, an outage has no limit.
+    """
+
+    def __init__(
+        self,
+        tolerance: OutageTolerance,
+        deadline: Deadline,
+        *,
+        sleep: Callable[[float], None],
+        monotonic_s: Callable[[], float],
+        longest_outage_s: float,
+    ) -> None:
+        self._tolerance = tolerance
+        self._deadline = deadline
+        self._sleep = sleep
+        self._monotonic_s = monotonic_s
+        self._longest_outage_s = longest_outage_s
+        self._pauses = backoff()
+        self._lost_at_s: float | None = None
+
+    def record_answer(self) -> None:
+        """Record that the gateway answers: the next pause is short again."""
+        self._pauses.reset()
+        self._lost_at_s = None
+
+    def pause(self, error: ApiError | None = None) -> None:
+        """Pause before the next attempt, at most until the deadline.
+
+        `error` ended the last attempt; None: the gateway closed the stream.
+
+        Raises: `error`, when giving up.
+        """
+        if error is not None and not self._tolerance.should_retry(error):
+            now_s = self._monotonic_s()
+            self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
+            lost_s = now_s - self._lost_at_s
+            answered = self._tolerance.position is not None
+            if not (error.transient and answered and lost_s < self._longest_outage_s):
+                raise error
+        pause_s = self._pauses.next_s(0.0 if error is None else error.retry_after_s)
+        self._sleep(min(pause_s, self._deadline.left_s()))
 
 
 def retry(

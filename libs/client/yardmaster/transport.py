@@ -2,7 +2,7 @@
 
 A request is retried if the gateway cannot be reached, is not ready, or does not know the outcome.
 It is attempted `MAX_TRIES` times; reads that wait out an outage are retried until the gateway
-answers.
+answers. A request with a deadline is attempted once: its caller reconnects (`Reconnection`).
 """
 
 import ssl
@@ -14,13 +14,28 @@ from typing import Any, Final
 import httpx
 from pydantic import TypeAdapter
 
-from yardmaster.errors import ApiError, refused, unreachable
-from yardmaster.retry import ANSWER_S, MAX_TRIES, OutageTolerance, Params, encode_query, retry
+from yardmaster.errors import ApiError, no_answer, refused, unreachable
+from yardmaster.retry import (
+    ANSWER_S,
+    MAX_TRIES,
+    Deadline,
+    OutageTolerance,
+    Params,
+    Reconnection,
+    encode_query,
+    retry,
+)
 
 __all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "parse_events"]
 
 #: The longest time without data on a stream, in seconds; bookmarks arrive more often.
 SILENCE_S: Final = 60.0
+#: The shortest timeout of a request, in seconds.
+LEAST_S: Final = 0.001
+#: The longest time to open a connection, in seconds.
+CONNECT_S: Final = 5.0
+#: The most changes of one step of a watch; a snapshot is one step of up to 200 rows a change.
+MOST_CHANGES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +59,11 @@ class Transport:
         token: str | None,
         *,
         sleep: Callable[[float], None],
+        monotonic_s: Callable[[], float],
         ca: str | None,
         transport: httpx.BaseTransport | None,
         max_tries: int,
+        longest_outage_s: float,
     ) -> None:
         headers = {"User-Agent": "yardmaster-client"}
         if token is not None:
@@ -54,13 +71,15 @@ class Transport:
         self._http = httpx.Client(
             base_url=server.rstrip("/"),
             headers=headers,
-            timeout=httpx.Timeout(ANSWER_S, connect=5.0),
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             transport=transport,
             verify=_trust(server, ca),
         )
         self._server = server
         self._sleep = sleep
+        self._monotonic_s = monotonic_s
         self._max_tries = max_tries
+        self._longest_outage_s = longest_outage_s
         self.tolerance = OutageTolerance()
 
     def close(self) -> None:
@@ -82,9 +101,13 @@ class Transport:
         body: bytes | None,
         headers: Mapping[str, str],
         wait_s: float,
+        deadline: Deadline | None = None,
     ) -> httpx.Response:
         reads = method == "GET"
         min_position = self.tolerance.headers(params) if reads else {}
+        answer_s = ANSWER_S + wait_s
+        if deadline is not None:
+            answer_s = min(answer_s, max(LEAST_S, deadline.left_s()))
 
         def once() -> httpx.Response:
             try:
@@ -94,7 +117,7 @@ class Transport:
                     params=encode_query(params),
                     content=body,
                     headers={**min_position, **headers},
-                    timeout=httpx.Timeout(ANSWER_S + wait_s, connect=5.0),
+                    timeout=httpx.Timeout(answer_s, connect=min(answer_s, CONNECT_S)),
                 )
             except httpx.TransportError as error:
                 raise unreachable(self._server, error) from error
@@ -103,6 +126,8 @@ class Transport:
             self.tolerance.record_answer(response.headers.get("Yard-Position"))
             return response
 
+        if deadline is not None:
+            return once()
         return retry(
             once,
             sleep=self._sleep,
@@ -110,19 +135,36 @@ class Transport:
             tolerance=self.tolerance if reads else None,
         )
 
-    def pause(self, seconds: float) -> None:
-        """Wait before the next attempt."""
-        self._sleep(seconds)
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """The end of a wait that begins now."""
+        return Deadline(timeout_s, self._monotonic_s)
+
+    def reconnection(self, deadline: Deadline) -> Reconnection:
+        """The pauses between the attempts of a wait or stream that begins now."""
+        return Reconnection(
+            self.tolerance,
+            deadline,
+            sleep=self._sleep,
+            monotonic_s=self._monotonic_s,
+            longest_outage_s=self._longest_outage_s,
+        )
 
     @contextmanager
     def stream(
-        self, path: str, params: Params, headers: Mapping[str, str]
+        self,
+        path: str,
+        params: Params,
+        headers: Mapping[str, str],
+        deadline: Deadline | None = None,
     ) -> Iterator[httpx.Response]:
         """Open an answer that is read while it arrives; it is not retried.
 
         Raises: ApiError, also if the connection breaks during the stream.
         """
-        timeout = httpx.Timeout(SILENCE_S, connect=5.0)
+        silence_s = SILENCE_S
+        if deadline is not None:
+            silence_s = min(silence_s, max(LEAST_S, deadline.left_s()))
+        timeout = httpx.Timeout(silence_s, connect=min(silence_s, CONNECT_S))
         sent = {**self.tolerance.headers(params), **headers}
         try:
             with self._http.stream(
@@ -153,13 +195,38 @@ def _refused(response: httpx.Response) -> ApiError:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Change]:
-    """Parse the server-sent events of a response."""
-    event, id_, data = "message", None, list[str]()
+    """Parse the server-sent events of a response; the id of an event is the last one sent."""
+    return (change for change, _ in _events(lines, None))
+
+
+def parse_steps(lines: Iterator[str], after: str | None) -> Iterator[list[Change]]:
+    """Parse the server-sent events of a watch into steps: the last change of a step has its id.
+
+    The other changes have the id of the step before; of the first step, `after`.
+    A step whose id has not arrived is dropped: the gateway sends it again to a client that resumes.
+
+    Raises: ApiError when a step has more than `MOST_CHANGES` changes.
+    """
+    step: list[Change] = []
+    for change, ends_step in _events(lines, after):
+        step.append(change)
+        if ends_step:
+            yield step
+            step = []
+        elif len(step) > MOST_CHANGES:
+            detail = f"more than {MOST_CHANGES} changes arrived without an id"
+            raise ApiError(no_answer("bad_answer", detail, status=httpx.codes.OK))
+
+
+def _events(lines: Iterator[str], id_: str | None) -> Iterator[tuple[Change, bool]]:
+    """The events of a response after `id_`, and whether each carries an id itself."""
+    event, own_id, data = "message", False, list[str]()
     for line in lines:
         if not line:
             if data:
-                yield Change(event, id_, TypeAdapter(Any).validate_json("\n".join(data)))
-            event, data = "message", []
+                found = TypeAdapter(Any).validate_json("\n".join(data))
+                yield Change(event, id_, found), own_id
+            event, own_id, data = "message", False, []
             continue
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -167,7 +234,7 @@ def parse_events(lines: Iterator[str]) -> Iterator[Change]:
             case "event":
                 event = value
             case "id":
-                id_ = value
+                id_, own_id = value, True
             case "data":
                 data.append(value)
             case _:

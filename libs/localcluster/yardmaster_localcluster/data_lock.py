@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster.local_cluster import alive
 from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 
 #: The longest time that a killed process may still hold its lock, in seconds.
@@ -81,17 +82,6 @@ def lock_owner(path: Path) -> int | None:
     finally:
         os.close(lock)
     return None
-
-
-def alive(pid: int) -> bool:
-    """Whether a process with this id exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _lock(lock: int) -> str | None:

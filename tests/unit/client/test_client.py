@@ -42,6 +42,7 @@ class Server:
             "http://gateway:1/",
             "token-1",
             sleep=self.slept.append,
+            monotonic_s=lambda: sum(self.slept),
             new_key=lambda: next(self.keys),
             transport=httpx.MockTransport(self),
             **more,
@@ -233,18 +234,94 @@ STREAM = (
 )
 
 
+#: Ends a watch or a wait, which otherwise reconnects.
+OVER = problem(401, "unauthenticated")
+
+
+def watched(server: Server, **more: Any) -> list[tuple[str, str | None]]:
+    """The changes of a watch until the server refuses it: event and id."""
+    found: list[tuple[str, str | None]] = []
+    with pytest.raises(ApiError, match="unauthenticated"):
+        found.extend((change.event, change.id) for change in server.client().watch(**more))
+    return found
+
+
 def test_a_watch_yields_complete_events_with_the_id_to_resume_after() -> None:
-    server = Server(httpx.Response(200, text=STREAM))
-    found = list(server.client().watch(["task", "node"], after="main@r0"))
-    assert [(one.event, one.id) for one in found] == [
-        ("snapshot", "main@r1"),
+    server = Server(httpx.Response(200, text=STREAM), OVER)
+    changes = server.client().watch(["task", "node"], after="main@r0")
+    assert next(changes).data == {"kind": "task", "items": []}
+    assert [(one.event, one.id) for one in (next(changes), next(changes))] == [
         ("upsert", "main@r1"),
         ("bookmark", "main@r2"),
     ]
-    assert found[0].data == {"kind": "task", "items": []}
     request = server.requests[0]
     assert request.headers["Last-Event-ID"] == "main@r0"
     assert request.url.params["kinds"] == "task,node"
+
+
+def changes(*events: tuple[str, str | None], cut: bool = False) -> httpx.Response:
+    """A stream of events with their ids; it ends, or its connection breaks (`cut`)."""
+
+    def parts() -> Iterator[bytes]:
+        for event, id_ in events:
+            own = "" if id_ is None else f"id: {id_}\n"
+            yield f"event: {event}\n{own}data: {{}}\n\n".encode()
+        if cut:
+            raise httpx.ReadError("cut")
+
+    return httpx.Response(200, content=parts(), headers={"Yard-Position": "main@r1"})
+
+
+def test_a_watch_resumes_after_a_cut_without_loss_and_without_repeats() -> None:
+    server = Server(
+        changes(("snapshot", "main@r1"), ("upsert", "main@r2"), ("upsert", None), cut=True),
+        httpx.ConnectError("refused"),
+        problem(503, "view_behind", **{"Retry-After": "1"}),
+        changes(("upsert", None), ("delete", "main@r4")),
+        OVER,
+    )
+    assert watched(server) == [
+        ("snapshot", "main@r1"),
+        ("upsert", "main@r2"),
+        ("upsert", "main@r2"),  # of the step that was cut: it came once
+        ("delete", "main@r4"),
+    ]
+    resumed = [request.headers.get("Last-Event-ID") for request in server.requests]
+    assert resumed == [None, "main@r2", "main@r2", "main@r2", "main@r4"]
+    # The gateway must not answer with views that are older than what the watch has shown.
+    covered = [request.headers.get("Yard-Min-Position") for request in server.requests]
+    assert covered == resumed
+    assert server.slept == [0.2, 0.4, 1.0, 0.2]
+
+
+def test_a_watch_that_resumes_after_nothing_gets_a_new_snapshot() -> None:
+    server = Server(
+        changes(("snapshot", None), cut=True), changes(("snapshot", "main@r1"), cut=True), OVER
+    )
+    assert watched(server) == [("snapshot", "main@r1")]
+
+
+def test_an_outage_that_is_too_long_ends_a_watch() -> None:
+    server = Server(changes(("snapshot", "main@r1"), cut=True), httpx.ConnectError("refused"))
+    found: list[str] = []
+    with pytest.raises(ApiError, match="cannot be reached: refused"):
+        found.extend(change.event for change in server.client(longest_outage_s=60.0).watch())
+    assert found == ["snapshot"]
+    assert max(server.slept) == LONGEST_PAUSE_S
+    assert 60.0 <= sum(server.slept) <= 60.0 + LONGEST_PAUSE_S
+
+
+def test_a_watch_ends_after_its_timeout() -> None:
+    server = Server(changes(("snapshot", "main@r1")), httpx.ConnectError("refused"))
+    assert [change.event for change in server.client().watch(timeout_s=30)] == ["snapshot"]
+    assert sum(server.slept) == pytest.approx(30)
+
+
+def test_a_step_without_an_id_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("yardmaster.transport.MOST_CHANGES", 2)
+    server = Server(changes(*[("upsert", None)] * 3))
+    with pytest.raises(ApiError, match="more than 2 changes arrived without an id"):
+        next(server.client().watch())
 
 
 def test_a_refused_watch_raises_the_problem() -> None:

@@ -33,7 +33,10 @@ def test_a_list_of_a_pool_says_when_more_tasks_run_than_it_shows(
 
 def stream(*changes: tuple[str, Any]) -> Answer:
     """Server-sent events, as the watch of tasks sends them."""
-    text = "".join(f"event: {event}\ndata: {json.dumps(data)}\n\n" for event, data in changes)
+    text = "".join(
+        f"event: {event}\nid: main@r{number}\ndata: {json.dumps(data)}\n\n"
+        for number, (event, data) in enumerate(changes, 1)
+    )
     return Answer(text, headers={"Yard-Position": "main@r1"})
 
 

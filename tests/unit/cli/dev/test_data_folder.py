@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_cli.config import read_dev
+from yardmaster.errors import InputError
+from yardmaster.local_cluster import read_dev
 from yardmaster_cli.dev.data_folder import DataFolder, plain_cluster, read_cluster
-from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.policy_spec import PolicySpec
 from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 
@@ -121,5 +121,5 @@ def test_a_cluster_file_describes_nodes_and_policy(tmp_path: Path) -> None:
 def test_a_wrong_cluster_file_is_named_by_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    with pytest.raises(BadUsage, match=said):
+    with pytest.raises(InputError, match=said):
         read_cluster(path)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from yardmaster.control_characters import plain
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import Gpus, Span, When, colored, gpus, plain, render, span
+from yardmaster_cli.output.cells import Gpus, Span, When, colored, gpus, render, span
 from yardmaster_cli.output.formats import Column, Output
 
 NOW_MS = 1_700_000_000_000

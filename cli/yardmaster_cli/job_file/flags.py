@@ -1,52 +1,22 @@
-"""Job files and the flags of `submit`: a file and flags become the body of the request.
+"""The flags of `submit`: a job file and flags become the body of the request."""
 
-`schemas.job_file.JobSpec` defines the keys. This module adds the line of the file, or the flag, to
-its errors, and the nearest known key to the error of an unknown key.
-"""
-
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
-from pydantic import BaseModel, ValidationError
 
+from yardmaster.job_file.read import check
+from yardmaster.yaml_tree import Path, Tree, overlay, read, scalar
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.job_file.expected import expected
-from yardmaster_cli.output.cells import plain
-from yardmaster_cli.yaml_tree import Path, Tree, overlay, read, scalar, unknown_key
-from yardmaster_schemas.job_file import (
-    GpuShares,
-    JobCheckpoint,
-    JobResources,
-    JobRun,
-    JobSpec,
-    JobStop,
-    JobTasks,
-    ReplicaRange,
-)
+from yardmaster_schemas.job_file import JobSpec
 
-#: The model of the keys at a path; users choose the keys at other paths (env, labels).
-_MODELS: Final[Mapping[Path, type[BaseModel]]] = {
-    (): JobSpec,
-    ("resources",): JobResources,
-    ("resources", "gpus"): GpuShares,
-    ("replicas",): ReplicaRange,
-    ("tasks",): JobTasks,
-    ("stop",): JobStop,
-    ("checkpoint",): JobCheckpoint,
-    ("run",): JobRun,
+#: What to do about a missing key.
+_HINTS: Final[Mapping[Path, str]] = {
+    ("run",): "give a command after --, or run.command in the file",
+    ("project",): "name one with -p, in the file, or in your context",
 }
-#: The longest part of a wrong value that an error repeats, in characters.
-SHOWN: Final = 64
-#: Keys whose values need a unit.
-_AMOUNTS: Final = frozenset(
-    (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
-)
-#: Names of union branches in the locations of pydantic; they are not keys of the file.
-_BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +181,8 @@ def build(
         file_folder: a relative working directory in the file is relative to it; None: unchanged.
 
     Raises:
-        BadUsage: all errors, each with its line or flag.
+        BadUsage: a flag is not like NAME=VALUE.
+        InputError: all errors, each with its line or flag.
     """
     tree = read(text, source) if text is not None else Tree(source)
     if file_folder is not None:
@@ -228,8 +199,7 @@ def build(
     run = tree.values.get("run")
     if folder is not None and isinstance(run, dict) and not run.keys() & {"working_dir", "image"}:
         tree.put(("run", "working_dir"), folder, "current folder")
-    _words(tree)
-    return check(tree)
+    return check(tree, _HINTS)
 
 
 def _resolve_folder(tree: Tree, file_folder: str) -> None:
@@ -256,94 +226,3 @@ def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
         tree.put(flag.path, [turn(item) for item in given], place)
     else:
         tree.put(flag.path, turn(given), place)
-
-
-def _words(tree: Tree) -> None:
-    """Convert numbers in labels, commands and variables to text."""
-    labels = tree.values.get("labels")
-    if isinstance(labels, dict):
-        tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
-    run = tree.values.get("run")
-    if not isinstance(run, dict):
-        return
-    if isinstance(run.get("command"), list):
-        run["command"] = [_word(item) for item in run["command"]]
-    if isinstance(run.get("env"), dict):
-        run["env"] = {key: _word(item) for key, item in run["env"].items()}
-
-
-def _word(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def check(tree: Tree) -> JobSpec:
-    """Validate a tree.
-
-    Raises:
-        BadUsage: all errors, each with its line or flag.
-    """
-    try:
-        text = json.dumps(tree.values)
-    except (TypeError, ValueError):
-        raise BadUsage(
-            f"{tree.source}: a value is not a number, text, list or mapping",
-            hint="put quotes around dates and times",
-        ) from None
-    try:
-        return JobSpec.model_validate_json(text)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-    # One error for each message: a union reports an error for each of its branches.
-    found = list({one.message: one for one in (_explained(tree, each) for each in errors)}.values())
-    if len(found) == 1:
-        raise found[0]
-    # Several errors: each line ends with its hint.
-    lines = [one.message + (f" ({one.hint})" if one.hint else "") for one in found]
-    raise BadUsage("\nerror: ".join(lines))
-
-
-def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
-    path: Path = tuple(part for part in item["loc"] if not _branch(tree, item["loc"], part))
-    if item["type"] == "extra_forbidden":
-        known = _MODELS.get(path[:-1])
-        return unknown_key(tree, path, known.model_fields if known else ())
-    words = expected(path, item["type"])
-    if words is not None:
-        place = tuple(part for part in path if part != "[key]")
-        return tree.error(place, f"expected {words}{_instead(tree, path)}")
-    what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if item["type"] == "missing":
-        what = "is missing"
-    elif item["msg"].startswith("Input should be "):
-        what = f"should be {what}"
-    hint = None
-    if path == ("run",) and item["type"] == "missing":
-        hint = "give a command after --, or run.command in the file"
-    elif path == ("project",) and item["type"] == "missing":
-        hint = "name one with -p, in the file, or in your context"
-    elif path[-1:] in _AMOUNTS:
-        hint = "write a unit: 512Mi, 256Gi; 90s, 20m, 12h"
-    return tree.error(path, what, hint)
-
-
-def _instead(tree: Tree, path: Path) -> str:
-    """`, not abc`: the wrong value, if it is a scalar."""
-    if path[-1:] == ("[key]",):
-        return f", not {plain(str(path[-2]))[:SHOWN]}"
-    value: Any = tree.values
-    try:
-        for part in path:
-            value = value[part]
-    except (KeyError, IndexError, TypeError):
-        return ""
-    if isinstance(value, bool):
-        return f", not {str(value).lower()}"
-    return f", not {plain(str(value))[:SHOWN]}" if isinstance(value, str | int | float) else ""
-
-
-def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:
-    """Whether `part` of an error's location names a branch of a union, not a key of the file."""
-    if part not in _BRANCHES:
-        return False
-    at = list(loc).index(part)
-    return tuple(loc[: at + 1]) not in tree.places

@@ -4,10 +4,13 @@ import json
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 
-from yardmaster_cli.config import Flags, load_file, read_dev, resolve, save_current
-from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster.client import Client
+from yardmaster.configuration import Flags, load_file, resolve, save_current
+from yardmaster.errors import InputError, NoServer, TokenCommandFailed
+from yardmaster.local_cluster import read_dev
 
 CONTENT = """\
 current: prod
@@ -97,9 +100,8 @@ def test_a_token_comes_from_the_environment_or_a_command(env: dict[str, str]) ->
 
 def test_a_token_command_that_fails_is_not_signed_in(env: dict[str, str]) -> None:
     write(env, "contexts: {dev: {server: 'http://x', token_command: ['false']}}\n")
-    with pytest.raises(CliError) as caught:
+    with pytest.raises(TokenCommandFailed, match="correct token_command in"):
         resolve(Flags(), env).bearer()
-    assert caught.value.exit_code == Exit.NOT_ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_a_token_command_that_fails_is_not_signed_in(env: dict[str, str]) -> Non
 )
 def test_a_wrong_file_is_named(env: dict[str, str], content: str, named: str) -> None:
     write(env, content)
-    with pytest.raises(BadUsage, match=named):
+    with pytest.raises(InputError, match=named):
         resolve(Flags(), env)
 
 
@@ -152,3 +154,68 @@ def test_what_yard_up_runs_is_found_where_no_yard_dev_runs(tmp_path: Path) -> No
     (dev / "dev.json").write_text(json.dumps({"port": 1, "token": "d", "pid": os.getpid()}))
     assert resolve(Flags(), env).server.value == "http://127.0.0.1:1"
     assert resolve(Flags(), env).log is None
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
+    """The requests of clients that a test creates; each is answered with 200."""
+    requests: list[httpx.Request] = []
+
+    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(
+            200, json={"user": "ann", "method": "token", "issuer": "x", "roles": []}
+        )
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    return requests
+
+
+def test_a_client_finds_its_server_and_token_as_the_command_does(
+    env: dict[str, str], connected: list[httpx.Request]
+) -> None:
+    write(env, CONTENT)
+    for more, url, token in (
+        ({}, "https://yard.example.org", "s3cret"),
+        ({"YARD_CONTEXT": "lab"}, "http://lab:7450", None),
+        ({"YARD_SERVER": "http://other:1", "YARD_TOKEN": "t"}, "http://other:1", "t"),
+    ):
+        with Client.from_env({**env, **more}) as client:
+            assert client.ready()
+        assert str(connected[-1].url) == f"{url}/readyz"
+        assert connected[-1].headers.get("Authorization") == (token and f"Bearer {token}")
+
+
+def test_a_client_finds_the_cluster_on_this_machine(
+    env: dict[str, str], connected: list[httpx.Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dev(Path(env["XDG_DATA_HOME"]) / "yardmaster" / "dev", os.getpid())
+    for variable in [name for name in os.environ if name.startswith("YARD_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    with Client.from_env() as client:
+        assert client.ready()
+    assert str(connected[-1].url) == "http://127.0.0.1:7450/readyz"
+    assert connected[-1].headers["Authorization"] == "Bearer t0ken"
+
+
+def test_a_client_without_a_server_says_how_to_name_one(env: dict[str, str]) -> None:
+    with pytest.raises(NoServer, match=r"no server is running here \(start one with yard dev"):
+        Client.from_env(env)
+    write(env, "contexts: {empty: {project: nlp}}\n")
+    with pytest.raises(NoServer, match="in the context empty"):
+        Client.from_env({**env, "YARD_CONTEXT": "empty"})
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "said"),
+    [
+        ("gateway:7450", None, "'gateway:7450': not a valid server URL"),
+        ("ftp://gateway", None, "not a valid server URL"),
+        ("http://gateway", "a\nb", "token: a token may only contain printable ASCII"),
+    ],
+)
+def test_a_client_refuses_a_wrong_url_or_token(server: str, token: str | None, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Client(server, token)

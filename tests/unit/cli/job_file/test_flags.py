@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from yardmaster_cli.errors import BadUsage, Exit
-from yardmaster_cli.job_file.read import FLAGS, build
+from yardmaster.errors import InputError
+from yardmaster_cli.errors import CliError, Exit, input_error
+from yardmaster_cli.job_file.flags import FLAGS, build
 from yardmaster_schemas.job_file import JobSpec
 
 PLAIN = "project: nlp\nrun: {command: [python, t.py]}\n"
@@ -15,11 +16,13 @@ def job(text: str | None = PLAIN, *, sets: tuple[str, ...] = (), **flags: Any) -
     return build(text, "job.yaml", flags=flags, sets=sets)
 
 
-def failure(text: str | None, *, sets: tuple[str, ...] = (), **flags: Any) -> BadUsage:
-    with pytest.raises(BadUsage) as caught:
+def failure(text: str | None, *, sets: tuple[str, ...] = (), **flags: Any) -> CliError:
+    """The error as `yard submit` shows it."""
+    with pytest.raises(InputError) as caught:
         job(text, sets=sets, **flags)
-    assert caught.value.exit_code == Exit.USAGE
-    return caught.value
+    shown = input_error(caught.value)
+    assert shown.exit_code == Exit.USAGE
+    return shown
 
 
 FULL = """\

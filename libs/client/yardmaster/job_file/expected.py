@@ -6,7 +6,7 @@ It replaces the patterns and types in the errors of pydantic; `schemas.job_file`
 from collections.abc import Mapping
 from typing import Any, Final
 
-from yardmaster_cli.yaml_tree import Path
+from yardmaster.yaml_tree import Path
 
 _DURATION: Final = "a duration such as 90s, 2h or 1d"
 _NAME: Final = "a name of lower-case letters, digits, '.', '_' and '-' (at most 63)"

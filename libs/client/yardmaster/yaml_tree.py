@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from yardmaster_cli.errors import BadUsage
+from yardmaster.errors import InputError
 
 Path = tuple[str | int, ...]
 
@@ -26,7 +26,7 @@ MAX_NODES: Final = 100_000
 _FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
-class NotAMapping(BadUsage):
+class NotAMapping(InputError):
     """The document is not a mapping; it may be another kind of file."""
 
 
@@ -63,18 +63,18 @@ class Tree:
             del self.places[known]
         self.places[path] = place
 
-    def error(self, path: Iterable[str | int], what: str, hint: str | None = None) -> BadUsage:
+    def error(self, path: Iterable[str | int], what: str, hint: str | None = None) -> InputError:
         """An error about the value at `path`."""
         parts = tuple(path)
         name = ".".join(str(part) for part in parts)
-        return BadUsage(f"{self.place(parts)}: {name + ': ' if name else ''}{what}", hint=hint)
+        return InputError(f"{self.place(parts)}: {name + ': ' if name else ''}{what}", hint=hint)
 
 
 def read(text: str, source: str) -> Tree:
     """Parse a YAML document; an empty document is an empty tree.
 
     Raises:
-        BadUsage: it is not YAML, not a mapping, repeats a key, or is nested too deep.
+        InputError: it is not YAML, not a mapping, repeats a key, or is nested too deep.
     """
     tree = Tree(source)
     try:
@@ -83,12 +83,30 @@ def read(text: str, source: str) -> Tree:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or "not YAML"
         place = f"{source}:{mark.line + 1}" if mark is not None else source
-        raise BadUsage(f"{place}: {what}") from None
+        raise InputError(f"{place}: {what}") from None
     if root is None:
         return tree
     if not isinstance(root, yaml.MappingNode):
         raise NotAMapping(f"{source}: expected a mapping of keys to values")
     tree.values = _Reader(tree).convert(root, ())
+    return tree
+
+
+def tree_of(values: Mapping[str, Any], source: str) -> Tree:
+    """The tree of plain values; the origin of each is `source`."""
+    tree = Tree(source)
+
+    def convert(value: Any, path: Path) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise InputError(f"{source}: the document is nested too deep or too large")
+        tree.places[path] = source
+        if isinstance(value, Mapping):
+            return {key: convert(inner, (*path, str(key))) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [convert(inner, (*path, i)) for i, inner in enumerate(value)]
+        return value
+
+    tree.values = convert(values, ())
     return tree
 
 
@@ -104,7 +122,7 @@ class _Reader:
         self._nodes += 1
         place = f"{self._tree.source}:{node.start_mark.line + 1}"
         if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
-            raise BadUsage(f"{place}: the document is nested too deep or too large")
+            raise InputError(f"{place}: the document is nested too deep or too large")
         self._tree.places.setdefault(path, place)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
@@ -113,17 +131,17 @@ class _Reader:
         try:
             return number(self._scalars.construct_object(node))
         except yaml.YAMLError:
-            raise BadUsage(f"{place}: the tag {node.tag} is not supported") from None
+            raise InputError(f"{place}: the tag {node.tag} is not supported") from None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             place = f"{self._tree.source}:{key_node.start_mark.line + 1}"
             if not isinstance(key_node, yaml.ScalarNode):
-                raise BadUsage(f"{place}: expected a plain word as a key")
+                raise InputError(f"{place}: expected a plain word as a key")
             key = str(key_node.value)
             if key in values:
-                raise BadUsage(f"{place}: the key {key} occurs twice")
+                raise InputError(f"{place}: the key {key} occurs twice")
             self._tree.places[*path, key] = place
             values[key] = self.convert(value_node, (*path, key))
         return values
@@ -150,13 +168,13 @@ def overlay(tree: Tree, sets: Iterable[str]) -> None:
     """Apply `--set a.b=VALUE` to a tree.
 
     Raises:
-        BadUsage: it has no `=`, or an empty key.
+        InputError: it has no `=`, or an empty key.
     """
     for item in sets:
         key, equals, text = item.partition("=")
         path = tuple(key.split("."))
         if not equals or not all(path):
-            raise BadUsage(
+            raise InputError(
                 f"--set {item}: expected KEY=VALUE", hint="for example: --set resources.gpus=4"
             )
         tree.put(path, scalar(text), f"--set {key}")
@@ -168,7 +186,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def unknown_key(tree: Tree, path: Path, known: Mapping[str, Any] | Iterable[str]) -> BadUsage:
+def unknown_key(tree: Tree, path: Path, known: Mapping[str, Any] | Iterable[str]) -> InputError:
     """The error for an unknown key; its hint is the nearest known key."""
     names = sorted(known)
     like = nearest(str(path[-1]), names)

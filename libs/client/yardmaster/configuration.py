@@ -1,4 +1,4 @@
-"""Settings of the command: from a flag, the environment, the config file, or the default.
+"""The settings of `yard` and of `Client.from_env`: a flag, the environment, the file, the default.
 
 The file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
 
@@ -13,7 +13,7 @@ The context `dev` always exists: it is the cluster on this machine, which its da
 `yard dev` before `yard up`.
 """
 
-import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_localcluster.data_lock import alive
+from yardmaster.errors import InputError, NoServer, TokenCommandFailed
+from yardmaster.local_cluster import DevServer, default_data_dir, default_up_dir, read_dev
 
 if TYPE_CHECKING:
     import yaml
@@ -82,16 +82,36 @@ class Config:
         """The data folder of the cluster on this machine."""
         return Path(self.data.value or "").expanduser()
 
+    @property
+    def default_project(self) -> str | None:
+        """The project of a job that names none; on the cluster of this machine `default`."""
+        return self.project.value or ("default" if self.context.value == DEV else None)
+
     def settings(self) -> list[tuple[str, Setting]]:
         """All settings by name, for `yard config`."""
         names = ("context", "server", "project", "output", "data", "ca", "token")
         return [(name, getattr(self, name)) for name in names]
 
+    def address(self) -> str:
+        """The URL of the server.
+
+        Raises:
+            NoServer: the settings name none, and no cluster runs on this machine.
+            InputError: it is not a valid URL.
+        """
+        if self.server.value is not None:
+            return server_url(self.server.value)
+        hint = f"name a server with YARD_SERVER, or in the context {self.context.value}"
+        if self.context.value == DEV:
+            hint = f"start one with yard dev (data folder {self.data_dir}), or set YARD_SERVER"
+        raise NoServer("no server is running here", hint=hint)
+
     def bearer(self) -> str | None:
         """The token to send; None without one.
 
         Raises:
-            CliError: the token command failed, or the token cannot be sent.
+            TokenCommandFailed: the command of the context fails or takes too long.
+            InputError: an HTTP header cannot contain the token.
         """
         if self.token.value is not None:
             return sendable(self.token.value, self.token.source)
@@ -101,17 +121,17 @@ class Config:
 def sendable(token: str, source: str) -> str:
     """Return `token` if an HTTP header can contain it.
 
-    Raises: BadUsage.
+    Raises: InputError.
     """
     if not (token.isascii() and token.isprintable()):
-        raise BadUsage(f"{source}: a token may only contain printable ASCII characters")
+        raise InputError(f"{source}: a token may only contain printable ASCII characters")
     return token
 
 
 def server_url(url: str) -> str:
     """Return `url` if it can be the URL of a server.
 
-    Raises: BadUsage.
+    Raises: InputError.
     """
     try:
         parts = urlsplit(url)
@@ -119,7 +139,7 @@ def server_url(url: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise BadUsage(
+        raise InputError(
             f"{url!r}: not a valid server URL", hint="write it like https://yard.example.org"
         )
     return url
@@ -128,18 +148,20 @@ def server_url(url: str) -> str:
 def command_words(command: str) -> tuple[str, ...]:
     """Split a token command into words.
 
-    Raises: BadUsage.
+    Raises: InputError.
     """
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
-        raise BadUsage(f"token_command: {command}: {error}") from None
+        raise InputError(f"token_command: {command}: {error}") from None
 
 
 def token_of(command: Sequence[str], path: Path) -> str:
     """Run a token command and return the token that it prints; `path` is the config file.
 
-    Raises: CliError when it fails, or takes longer than `TOKEN_COMMAND_S`.
+    Raises:
+        TokenCommandFailed: it fails, or takes longer than `TOKEN_COMMAND_S`.
+        InputError: an HTTP header cannot contain the token.
     """
     import subprocess
 
@@ -148,31 +170,11 @@ def token_of(command: Sequence[str], path: Path) -> str:
             command, stdout=subprocess.PIPE, timeout=TOKEN_COMMAND_S, check=True, text=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise CliError(
+        raise TokenCommandFailed(
             f"token_command failed: {' '.join(command)}: {type(error).__name__}",
-            exit_code=Exit.NOT_ALLOWED,
             hint=f"correct token_command in {path}",
         ) from None
     return sendable(done.stdout.strip(), f"token_command in {path}")
-
-
-@dataclass(frozen=True, slots=True)
-class DevServer:
-    """The announcement of a running cluster on this machine."""
-
-    server: str
-    token: str
-    pid: int
-    #: The command that started it: `yard dev` or `yard up`.
-    what: str = "yard dev"
-    #: The URL of its log; None: a file in the data folder.
-    log: str | None = None
-    #: The Redis of its views and the file with its password; None: views in memory.
-    redis: str | None = None
-    redis_password_file: str | None = None
-    #: The paths of Python, the examples and a folder for checkpoints in its containers; None:
-    #: its tasks see the files of this machine.
-    programs: Mapping[str, str] | None = None
 
 
 def config_path(env: Mapping[str, str]) -> Path:
@@ -181,67 +183,35 @@ def config_path(env: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "yardmaster" / "config.yaml"
 
 
-def default_data_dir(env: Mapping[str, str]) -> Path:
-    """The default data folder of `yard dev`."""
-    base = env.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "yardmaster" / "dev"
-
-
-def default_up_dir(env: Mapping[str, str]) -> Path:
-    """The default data folder of `yard up`."""
-    return default_data_dir(env).with_name("up")
-
-
-def read_dev(data_dir: Path) -> DevServer | None:
-    """The cluster that runs on a data folder; None: no cluster runs."""
-    try:
-        text = (data_dir / "dev.json").read_text()
-        found = json.loads(text)
-        dev = DevServer(
-            server=f"http://127.0.0.1:{int(found['port'])}",
-            token=str(found["token"]),
-            pid=int(found["pid"]),
-            what=str(found.get("what", "yard dev")),
-            log=found.get("log"),
-            redis=found.get("redis"),
-            redis_password_file=found.get("redis_password_file"),
-            programs=found.get("programs"),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    # A cluster of containers has the pid 0.
-    return dev if dev.pid == 0 or alive(dev.pid) else None
-
-
 def load_file(path: Path) -> dict[str, Any]:
     """The content of the config file; empty without a file.
 
     Raises:
-        BadUsage: it cannot be read, or has an unknown key.
+        InputError: it cannot be read, or has an unknown key.
     """
     try:
         text = path.read_text()
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise BadUsage(f"{path}: {error.strerror}") from None
+        raise InputError(f"{path}: {error.strerror}") from None
     import yaml
 
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadUsage(f"{path}: {_first_line(error)}") from None
+        raise InputError(f"{path}: {_first_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise BadUsage(f"{path}: expected a mapping")
+        raise InputError(f"{path}: expected a mapping")
     _only(path, "", content, _TOP_KEYS)
     contexts = content.get("contexts") or {}
     if not isinstance(contexts, dict):
-        raise BadUsage(f"{path}: contexts: expected a mapping")
+        raise InputError(f"{path}: contexts: expected a mapping")
     for name, context in contexts.items():
         if not isinstance(context, dict):
-            raise BadUsage(f"{path}: contexts.{name}: expected a mapping")
+            raise InputError(f"{path}: contexts.{name}: expected a mapping")
         _only(path, f"contexts.{name}.", context, _CONTEXT_KEYS)
     return content
 
@@ -249,7 +219,7 @@ def load_file(path: Path) -> dict[str, Any]:
 def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[str]) -> None:
     for key in content:
         if key not in known:
-            raise BadUsage(
+            raise InputError(
                 f"{path}: unknown setting {where}{key}",
                 hint=f"known: {', '.join(sorted(known))}",
             )
@@ -273,12 +243,14 @@ def save_current(path: Path, name: str) -> None:
     part.replace(path)
 
 
-def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
-    """The settings of a command.
+def resolve(flags: Flags | None = None, env: Mapping[str, str] | None = None) -> Config:
+    """The settings of a command or client; `env` is the environment, of this process by default.
 
     Raises:
-        BadUsage: the config file is wrong, or names an unknown context.
+        InputError: the config file is wrong, or names an unknown context.
     """
+    flags = Flags() if flags is None else flags
+    env = os.environ if env is None else env
     path = config_path(env)
     file = load_file(path)
     contexts: dict[str, Mapping[str, Any]] = {DEV: {}, **(file.get("contexts") or {})}
@@ -302,7 +274,7 @@ def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
     )
     name = context.value or DEV
     if name not in contexts:
-        raise BadUsage(f"there is no context {name}", hint=f"contexts: {', '.join(contexts)}")
+        raise InputError(f"there is no context {name}", hint=f"contexts: {', '.join(contexts)}")
     chosen = contexts[name]
 
     def of_context(key: str) -> Setting:

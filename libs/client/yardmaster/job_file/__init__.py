@@ -1,0 +1,1 @@
+"""Job files: read and checked for `Client.submit` and `yard submit`."""

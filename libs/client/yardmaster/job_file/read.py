@@ -1,0 +1,182 @@
+"""Job files: a dict, a text or a file becomes a `JobSpec`; errors name the line and the key.
+
+`schemas.job_file.JobSpec` defines the keys. This module adds the origin of each value to its
+errors, and the nearest known key to the error of an unknown key.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from yardmaster.control_characters import plain
+from yardmaster.errors import InputError
+from yardmaster.job_file.expected import expected
+from yardmaster.yaml_tree import NotAMapping, Path, Tree, read, tree_of, unknown_key
+from yardmaster_schemas.job_file import (
+    GpuShares,
+    JobCheckpoint,
+    JobResources,
+    JobRun,
+    JobSpec,
+    JobStop,
+    JobTasks,
+    ReplicaRange,
+)
+
+#: A job as `Client.submit` accepts it: a model, its keys, YAML or JSON text, or the path of a file.
+JobSource = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
+
+#: The model of the keys at a path; users choose the keys at other paths (env, labels).
+_MODELS: Final[Mapping[Path, type[BaseModel]]] = {
+    (): JobSpec,
+    ("resources",): JobResources,
+    ("resources", "gpus"): GpuShares,
+    ("replicas",): ReplicaRange,
+    ("tasks",): JobTasks,
+    ("stop",): JobStop,
+    ("checkpoint",): JobCheckpoint,
+    ("run",): JobRun,
+}
+#: The longest part of a wrong value that an error repeats, in characters.
+SHOWN: Final = 64
+#: Keys whose values need a unit.
+_AMOUNTS: Final = frozenset(
+    (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
+)
+#: Names of union branches in the locations of pydantic; they are not keys of the file.
+_BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
+#: What to do about a missing key.
+_MISSING: Final[Mapping[Path, str]] = {
+    ("run",): "give run.command or run.script",
+    ("project",): "name one in the job, in YARD_PROJECT or in your context",
+}
+
+
+def read_job(job: JobSource, *, project: str | None = None) -> JobSpec:
+    """The model of a job; `project` is the project of a job that names none.
+
+    Raises:
+        InputError: all problems at once, one per line, each with its line of the file and its key.
+    """
+    if isinstance(job, JobSpec):
+        return job
+    tree = _tree(job)
+    if tree.values.get("project") is None and project is not None:
+        tree.put(("project",), project, "settings")
+    return check(tree)
+
+
+def _tree(job: Mapping[str, Any] | str | os.PathLike[str]) -> Tree:
+    if isinstance(job, Mapping):
+        return tree_of(job, "job")
+    if isinstance(job, str):
+        try:
+            return read(job, "job")
+        except NotAMapping as error:
+            hint = "a text is a job file itself; to read a file, pass its pathlib.Path"
+            raise InputError(error.problem, hint=hint) from None
+    return read(read_file(job), os.fspath(job))
+
+
+def read_file(path: str | os.PathLike[str]) -> str:
+    """The text of a job file.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return FilePath(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{os.fspath(path)}: not UTF-8 text") from None
+
+
+def check(tree: Tree, hints: Mapping[Path, str] = _MISSING) -> JobSpec:
+    """Validate a tree; `hints` say what to do about a missing key.
+
+    Raises:
+        InputError: all errors, each with its line or flag.
+    """
+    _words(tree)
+    try:
+        text = json.dumps(tree.values)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{tree.source}: a value is not a number, text, list or mapping",
+            hint="put quotes around dates and times",
+        ) from None
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+    # One error for each message: a union reports an error for each of its branches.
+    found = {one.problem: one for one in (_explained(tree, each, hints) for each in errors)}
+    if len(found) == 1:
+        raise next(iter(found.values()))
+    raise InputError("\n".join(map(str, found.values())))
+
+
+def _explained(tree: Tree, item: Mapping[str, Any], hints: Mapping[Path, str]) -> InputError:
+    path: Path = tuple(part for part in item["loc"] if not _branch(tree, item["loc"], part))
+    if item["type"] == "extra_forbidden":
+        known = _MODELS.get(path[:-1])
+        return unknown_key(tree, path, known.model_fields if known else ())
+    words = expected(path, item["type"])
+    if words is not None:
+        place = tuple(part for part in path if part != "[key]")
+        return tree.error(place, f"expected {words}{_instead(tree, path)}")
+    what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if item["type"] == "missing":
+        what = "is missing"
+    elif item["msg"].startswith("Input should be "):
+        what = f"should be {what}"
+    hint = hints.get(path) if item["type"] == "missing" else None
+    if path[-1:] in _AMOUNTS:
+        hint = "write a unit: 512Mi, 256Gi; 90s, 20m, 12h"
+    return tree.error(path, what, hint)
+
+
+def _instead(tree: Tree, path: Path) -> str:
+    """`, not abc`: the wrong value, if it is a scalar."""
+    if path[-1:] == ("[key]",):
+        return f", not {plain(str(path[-2]))[:SHOWN]}"
+    value: Any = tree.values
+    try:
+        for part in path:
+            value = value[part]
+    except (KeyError, IndexError, TypeError):
+        return ""
+    if isinstance(value, bool):
+        return f", not {str(value).lower()}"
+    return f", not {plain(str(value))[:SHOWN]}" if isinstance(value, str | int | float) else ""
+
+
+def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:
+    """Whether `part` of an error's location names a branch of a union, not a key of the file."""
+    if part not in _BRANCHES:
+        return False
+    at = list(loc).index(part)
+    return tuple(loc[: at + 1]) not in tree.places
+
+
+def _words(tree: Tree) -> None:
+    """Convert numbers in labels, commands and variables to text."""
+    labels = tree.values.get("labels")
+    if isinstance(labels, dict):
+        tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
+    run = tree.values.get("run")
+    if not isinstance(run, dict):
+        return
+    if isinstance(run.get("command"), list):
+        run["command"] = [_word(item) for item in run["command"]]
+    if isinstance(run.get("env"), dict):
+        run["env"] = {key: _word(item) for key, item in run["env"].items()}
+
+
+def _word(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value

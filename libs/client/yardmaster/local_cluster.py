@@ -1,0 +1,69 @@
+"""The cluster that runs on this machine: the address that its data folder publishes."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """The announcement of a running cluster on this machine."""
+
+    server: str
+    token: str
+    pid: int
+    #: The command that started it: `yard dev` or `yard up`.
+    what: str = "yard dev"
+    #: The URL of its log; None: a file in the data folder.
+    log: str | None = None
+    #: The Redis of its views and the file with its password; None: views in memory.
+    redis: str | None = None
+    redis_password_file: str | None = None
+    #: The paths of Python, the examples and a folder for checkpoints in its containers; None:
+    #: its tasks see the files of this machine.
+    programs: Mapping[str, str] | None = None
+
+
+def default_data_dir(env: Mapping[str, str]) -> Path:
+    """The default data folder of `yard dev`."""
+    base = env.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "yardmaster" / "dev"
+
+
+def default_up_dir(env: Mapping[str, str]) -> Path:
+    """The default data folder of `yard up`."""
+    return default_data_dir(env).with_name("up")
+
+
+def read_dev(data_dir: Path) -> DevServer | None:
+    """The cluster that runs on a data folder; None: no cluster runs."""
+    try:
+        text = (data_dir / "dev.json").read_text()
+        found = json.loads(text)
+        dev = DevServer(
+            server=f"http://127.0.0.1:{int(found['port'])}",
+            token=str(found["token"]),
+            pid=int(found["pid"]),
+            what=str(found.get("what", "yard dev")),
+            log=found.get("log"),
+            redis=found.get("redis"),
+            redis_password_file=found.get("redis_password_file"),
+            programs=found.get("programs"),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # A cluster of containers has the pid 0.
+    return dev if dev.pid == 0 or alive(dev.pid) else None
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this id exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
