@@ -19,6 +19,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_settings import BaseSettings
 
+from yardmaster_schemas.words import in_words
+
 MARKER: Final = re.compile(r"<!-- generated: ([a-z-]+) -->")
 #: The module with the settings of each service.
 SERVICES: Final = {
@@ -109,14 +111,14 @@ def _operation(title: str, about: str, operation: Json) -> str:
         for each in parameters:
             needed = " (required)" if each.get("required") else ""
             meaning = _cell(each.get("description", ""))
-            kind = _cell(_type(each["schema"]))
+            kind = _cell(in_words(each["schema"]))
             lines.append(f"| `{each['name']}`{needed} | {each['in']} | {kind} | {meaning} |")
         lines.append("")
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        lines += [f"Body ({kind}): `{_type(content.get('schema', {}))}`.", ""]
+        lines += [f"Body ({kind}): `{in_words(content.get('schema', {}))}`.", ""]
     lines += ["| status | answer |", "| --- | --- |"]
     for status, answer in operation["responses"].items():
-        schemas = {_type(each.get("schema", {})) for each in answer.get("content", {}).values()}
+        schemas = {in_words(each.get("schema", {})) for each in answer.get("content", {}).values()}
         said = ", ".join(f"`{each}`" for each in sorted(schemas - {"any"}))
         text = _cell(answer.get("description", ""))
         lines.append(f"| {status} | {text}{': ' if text and said else ''}{said} |")
@@ -127,28 +129,51 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _type(schema: Json) -> str:
-    """A schema in words: `integer, 1 to 64`, the name of a model, or the values it allows."""
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    if "const" in schema:
-        return json.dumps(schema["const"])
-    if "enum" in schema:
-        return " \\| ".join(str(value) for value in schema["enum"])
-    if "anyOf" in schema or "oneOf" in schema:
-        parts = [_type(each) for each in schema.get("anyOf", schema.get("oneOf", []))]
-        return " or ".join(dict.fromkeys(each for each in parts if each != "null"))
-    kind = str(schema.get("type", "any"))
-    if kind == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
-    high = schema.get("maximum", schema.get("exclusiveMaximum"))
-    above = "above " if "exclusiveMinimum" in schema else ""
-    if low is not None and high is not None:
-        return f"{kind}, {above}{low} to {high}"
-    if low is not None:
-        return f"{kind}, {above or 'at least '}{low}"
-    return kind if high is None else f"{kind}, at most {high}"
+# --- the job file -------------------------------------------------------------------------------
+
+
+def job_file() -> str:
+    """Every key of a job file, those of nested mappings with a dot."""
+    from yardmaster_schemas.job_file import JobSpec
+
+    lines = ["| key | value | default | meaning | example |", "| --- | --- | --- | --- | --- |"]
+    for key, schema, required, definitions in job_keys(JobSpec.model_json_schema()):
+        value = _cell(in_words(schema, definitions)).replace("ReplicaRange", "`{min, max}`")
+        about, _, rule = schema["description"].partition(" Default: ")
+        default = "required" if required else rule.removesuffix(".")
+        if not default:
+            default = _plain(schema.get("default"))
+        examples = ", ".join(f"`{as_yaml(each)}`" for each in schema["examples"])
+        value = value.replace("GpuShares", "`{count, fraction}`")
+        lines.append(f"| `{key}` | {value} | {default} | {_cell(about)} | {examples} |")
+    return "\n".join(lines)
+
+
+def job_keys(
+    model: Json, prefix: str = "", definitions: Json | None = None
+) -> Iterator[tuple[str, Json, bool, Json]]:
+    """The keys of a job file with their schema, whether they are required, and all definitions.
+
+    A mapping with a fixed set of keys is replaced by these; one of several forms is kept, and its
+    keys follow it.
+    """
+    known: Json = model.get("$defs", {}) if definitions is None else definitions
+    for key, schema in model["properties"].items():
+        forms = schema.get("anyOf", schema.get("oneOf", [schema]))
+        named = [str(form.get("$ref", "")).rpartition("/")[2] for form in forms]
+        inner = [known[name] for name in named if "properties" in known.get(name, {})]
+        others = [form for form in forms if form != {"type": "null"}]
+        if not inner or len(others) > 1:
+            required = key in model.get("required", ()) and not prefix
+            yield f"{prefix}{key}", schema, required, known
+        for each in inner:
+            yield from job_keys(each, f"{prefix}{key}.", known)
+
+
+def as_yaml(value: object) -> str:
+    """A value on one line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -191,7 +216,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
             default = _plain(field.get_default(call_default_factory=True))
         yield Setting(
             variable=f"{prefix}{name.upper()}",
-            kind=_type(properties[name]),
+            kind=in_words(properties[name]),
             default=default,
             about=comments.get(name, ""),
         )
@@ -292,6 +317,7 @@ def _cell(text: str) -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "cli": cli,
+    "job-file": job_file,
     "problems": problems,
     "rest": rest,
     "settings": settings,

@@ -1,6 +1,7 @@
 """The documentation names only what exists: paths, commands, options, settings, codes."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -12,10 +13,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from pydantic import BaseModel
 
 from yardmaster_cli.errors import Exit
 from yardmaster_core.scheduling.planner.policy import Policy
@@ -50,6 +50,16 @@ CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 #: `yard` and the words after it, up to the end of the command.
 COMMAND: Final = re.compile(r"(?<![\w./-])yard((?:[ ][^\s`|;)]+(?:\|[\w-]+)*)+)")
 SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
+
+
+#: Keys that must be given together with another one.
+REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
+    "resources.gpus.count": {"fraction": 0.5},
+    "resources.gpus.fraction": {"count": 1},
+    "replicas.min": {"max": 2},
+    "replicas.max": {"min": 2},
+    "tasks.max_concurrent": {"count": 3},
+}
 
 
 def name(page: Path) -> str:
@@ -92,7 +102,7 @@ def test_every_page_that_the_sources_name_exists() -> None:
 def commands_of(text: str) -> Iterator[list[str]]:
     """The `yard` commands in the code of a page, as words."""
     for code in CODE.findall(text):
-        if code.startswith("```") and not re.match(r"```(sh|console)\n", code):
+        if code.startswith("```") and not re.match(r"```(sh|shell|console)\n", code):
             continue
         for line in code.splitlines():
             typed = line.partition(" #")[0]
@@ -243,26 +253,37 @@ def test_every_field_of_a_policy_is_in_the_guide() -> None:
     assert documented == [field.name for field in fields(Policy)]
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The keys of a job file, those of nested mappings with a dot."""
-    for key, field in model.model_fields.items():
-        nested = [
-            part
-            for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
-            if isinstance(part, type) and issubclass(part, BaseModel)
-        ]
-        if nested:
-            yield from keys_of(nested[0], f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+def job_keys() -> dict[str, dict[str, Any]]:
+    """The schema of each key of a job file, those of nested mappings with a dot."""
+    found = generated().job_keys(JobSpec.model_json_schema())
+    return {key: schema for key, schema, _, _ in found}
 
 
 def test_every_key_of_a_job_file_is_in_the_docs() -> None:
-    text = (DOCS / "reference/job-file.md").read_text()
-    rows = re.findall(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \|", text, re.MULTILINE)
-    documented = {key for row in rows for key in re.findall(r"[\w.]+", row)}
-    inner = {key for key in documented if re.match(r"(resources\.gpus|replicas)\.", key)}
-    assert documented - inner == set(keys_of(JobSpec))
+    table = generated().TABLES["job-file"]()
+    documented = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
+    assert documented == list(job_keys())
+    assert set(JobSpec.model_fields) == {key.partition(".")[0] for key in documented}
+
+
+@pytest.mark.parametrize("key", sorted(job_keys()))
+def test_every_example_of_a_key_of_a_job_file_is_a_valid_job(key: str) -> None:
+    schema = job_keys()[key]
+    assert schema["description"].endswith(".")
+    assert schema["examples"]
+    for example in schema["examples"]:
+        job: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
+        *path, last = key.split(".")
+        inner = job
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = example
+        for needed, value in REQUIRED_TOO.get(key, {}).items():
+            inner[needed] = value
+        inner.update({"command": None} if key == "run.script" else {})
+        if key == "role":
+            job["kind"] = "interactive"
+        JobSpec.model_validate_json(json.dumps(job))
 
 
 def test_every_exit_code_is_in_the_docs() -> None:

@@ -153,22 +153,38 @@ class WatchKind(StrEnum):
 class CancelBody(Closed):
     """Cancel a job or task, with an optional reason; `immediate` skips the grace period."""
 
-    reason: Reason | None = None
-    immediate: bool = False
+    reason: Reason | None = Field(
+        default=None, description="Stored with the details of the job.", examples=["wrong data"]
+    )
+    immediate: bool = Field(
+        default=False, description="Kill at once, without a grace period.", examples=[True]
+    )
 
 
 class HoldBody(Closed):
     """Pause or resume a job or task, with an optional reason."""
 
-    reason: Reason | None = None
+    reason: Reason | None = Field(
+        default=None,
+        description="Stored with the details of the job.",
+        examples=["another job has a deadline"],
+    )
 
 
 class JobPatch(Closed):
     """The fields of a job to change; `max_slots: null` removes the limit."""
 
-    priority: Priority | None = None
-    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    max_slots: Annotated[Amount, Field(gt=0)] | None = None
+    priority: Priority | None = Field(
+        default=None, description="A smaller number is a higher priority.", examples=[10]
+    )
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="Weight of the job in a fair share among jobs.", examples=[2]
+    )
+    max_slots: Annotated[Amount, Field(gt=0)] | None = Field(
+        default=None,
+        description="The most GPUs that the tasks of the job hold at once; null removes the limit.",
+        examples=[64],
+    )
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -185,11 +201,22 @@ class JobPatch(Closed):
 class NodePatch(Closed):
     """The requested state of a node; `draining` requires `deadline_at` (RFC 3339)."""
 
-    state: NodeWish
-    reason: Reason | None = None
+    state: NodeWish = Field(
+        description="`cordoned`: nothing new starts on the node. `draining`: its preemptible tasks "
+        "also stop now, and the others at `deadline_at`. `ready`: it is used again.",
+        examples=["draining"],
+    )
+    reason: Reason | None = Field(
+        default=None, description="Shown to all users.", examples=["new driver"]
+    )
     deadline_at: Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})] | (
         None
-    ) = None
+    ) = Field(
+        default=None,
+        description="When the remaining tasks of a draining node are stopped, RFC 3339 in UTC. "
+        "Required for `draining`, and not allowed otherwise.",
+        examples=["2026-11-23T18:00:00Z"],
+    )
 
     @model_validator(mode="after")
     def _deadline(self) -> "NodePatch":
@@ -205,9 +232,17 @@ class NodeSlots(Closed):
     otherwise they continue.
     """
 
-    disabled: Annotated[list[SlotIndex], Field(max_length=MAX_SLOTS)]
-    stop: bool = False
-    reason: Reason | None = None
+    disabled: Annotated[list[SlotIndex], Field(max_length=MAX_SLOTS)] = Field(
+        description="The numbers of all disabled slots, from 0.", examples=[[0, 3]]
+    )
+    stop: bool = Field(
+        default=False,
+        description="Stop the tasks on the disabled slots with their grace period.",
+        examples=[True],
+    )
+    reason: Reason | None = Field(
+        default=None, description="Shown to all users.", examples=["memory errors"]
+    )
 
 
 # --- answers to writes --------------------------------------------------------------------------

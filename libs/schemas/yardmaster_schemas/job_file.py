@@ -3,6 +3,9 @@
 `JobSpec` holds the values as the user wrote them, such as `256Gi`; `submitted_spec`, `run_of` and
 `task_params` convert them for the log. All checks that need no state are made here, so that the
 command line can make them before it sends a request.
+
+Each key has a description and examples. The reference page and the API's document are generated
+from them.
 """
 
 from itertools import product
@@ -119,8 +122,12 @@ Scalar = (
 class GpuShares(Closed):
     """`count` slots, `fraction` of each: two halves are {count: 2, fraction: 0.5}."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_SLOTS)]
-    fraction: Annotated[float, Field(ge=0.001, le=1)]
+    count: Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
+        description="How many shared GPUs.", examples=[2]
+    )
+    fraction: Annotated[float, Field(ge=0.001, le=1)] = Field(
+        description="The share of each of them.", examples=[0.5]
+    )
 
 
 def _gpu_form(value: Any) -> str:
@@ -140,9 +147,20 @@ class JobResources(Closed):
     With `replicas: auto` the GPUs are those of the whole task.
     """
 
-    gpus: Gpus = 0
-    cpus: Amount = DEFAULT_CPUS
-    memory: Memory | None = None
+    gpus: Gpus = Field(
+        default=0,
+        description="GPUs of one replica: a number, or `{count, fraction}` for equal shares of "
+        "several GPUs. With `replicas: auto`, GPUs of the whole task.",
+        examples=[8, 0.5, {"count": 2, "fraction": 0.5}],
+    )
+    cpus: Amount = Field(
+        default=DEFAULT_CPUS, description="CPUs of one replica; 0 for none.", examples=[4, 0.5]
+    )
+    memory: Memory | None = Field(
+        default=None,
+        description="Memory of one replica. Default: no request.",
+        examples=["256Gi", "512Mi"],
+    )
 
     @field_validator("gpus", mode="before")
     @classmethod
@@ -166,8 +184,14 @@ class JobResources(Closed):
 class ReplicaRange(Closed):
     """A gang of `min` to `max` replicas. Both must be equal: elastic gangs are not supported."""
 
-    min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+        description="The fewest replicas.", examples=[2]
+    )
+    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+        description="The most replicas; must equal `min`, because elastic gangs are not supported "
+        "yet.",
+        examples=[2],
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "ReplicaRange":
@@ -196,15 +220,28 @@ Replicas = Annotated[
 class JobTasks(Closed):
     """An array of `count` tasks, or one task for every point of `matrix`."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
+    count: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = Field(
+        default=None,
+        description="Number of tasks of an array; give `count` or `matrix`.",
+        examples=[20],
+    )
     matrix: (
         Annotated[
             dict[Axis, Annotated[list[Scalar], Field(min_length=1, max_length=MAX_TASKS)]],
             Field(min_length=1, max_length=MAX_AXES),
         ]
         | None
-    ) = None
-    max_concurrent: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
+    ) = Field(
+        default=None,
+        description="One task for each point of these axes; the last axis changes fastest. "
+        "A task reads its point from `YARD_PARAMS`.",
+        examples=[{"lr": [0.1, 0.01], "seed": [1, 2, 3]}],
+    )
+    max_concurrent: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = Field(
+        default=None,
+        description="The most tasks of the job that run at once. Default: no limit.",
+        examples=[3],
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> "JobTasks":
@@ -225,28 +262,68 @@ class JobTasks(Closed):
 class JobStop(Closed):
     """How a task is stopped: the signal, the grace period, and the meaning of exit code 0."""
 
-    signal: StopSignal = StopSignal.TERM
-    grace: Duration | None = None
-    exit_zero: ExitZero | None = None
+    signal: StopSignal = Field(
+        default=StopSignal.TERM, description="Signal that asks a task to stop.", examples=["USR1"]
+    )
+    grace: Duration | None = Field(
+        default=None,
+        description="Time between the signal and the kill, up to the `max_grace` of the pool. "
+        "Default: 120s.",
+        examples=["2m"],
+    )
+    exit_zero: ExitZero | None = Field(
+        default=None,
+        description="What exit code 0 means after a request to stop: `stopped`, the task is "
+        "requeued; `finished`, it succeeded. Default: `stopped`.",
+        examples=["finished"],
+    )
 
 
 class JobCheckpoint(Closed):
     """The checkpoint from which the first attempt starts."""
 
-    start_from: CheckpointUri
+    start_from: CheckpointUri = Field(
+        description="Checkpoint from which the first attempt starts; the task finds it in "
+        "`YARD_CHECKPOINT_URI`.",
+        examples=["s3://models/base"],
+    )
 
 
 class JobRun(Closed):
     """The program: a command in exec form or a script for `sh -eu`; secrets by reference only."""
 
-    image: Line | None = None
-    command: Annotated[list[LongText], Field(min_length=1, max_length=1024)] | None = None
-    script: Annotated[LongText, Field(min_length=1)] | None = None
-    env: Annotated[dict[EnvName, LongText], Field(max_length=512)] = Field(default_factory=dict)
-    secrets: Annotated[dict[EnvName, SecretRef], Field(max_length=128)] = Field(
-        default_factory=dict
+    image: Line | None = Field(
+        default=None,
+        description="Container image; needs a node that runs containers.",
+        examples=["registry.example.org/train:1.4"],
     )
-    working_dir: Line | None = None
+    command: Annotated[list[LongText], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None,
+        description="Program and arguments; give `command` or `script`.",
+        examples=[["python3", "train.py"]],
+    )
+    script: Annotated[LongText, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Script for `sh -eu`; give `command` or `script`.",
+        examples=["python3 prepare.py && python3 train.py"],
+    )
+    env: Annotated[dict[EnvName, LongText], Field(max_length=512)] = Field(
+        default_factory=dict,
+        description="Environment variables. The log records them, so they must not be secrets.",
+        examples=[{"NCCL_DEBUG": "WARN"}],
+    )
+    secrets: Annotated[dict[EnvName, SecretRef], Field(max_length=128)] = Field(
+        default_factory=dict,
+        description="Variables whose values the agent reads from files of these names in the "
+        "secrets folder of its node.",
+        examples=[{"HF_TOKEN": "hf/token"}],
+    )
+    working_dir: Line | None = Field(
+        default=None,
+        description="Folder to run in; a relative path is relative to the file. Default: the "
+        "folder of `yard submit`.",
+        examples=["."],
+    )
 
     @model_validator(mode="after")
     def _one_program(self) -> "JobRun":
@@ -264,30 +341,120 @@ class JobRun(Closed):
 class JobSpec(Closed):
     """A job as the user describes it."""
 
-    version: Literal[1] = 1
-    name: Line | None = None
-    project: Name
-    kind: Kind = Kind.TRAINING
-    role: Role | None = None
-    preemptible: bool | None = None
-    priority: Priority | None = None
-    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    max_slots: Annotated[Amount, Field(gt=0)] | None = None
-    pools: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
-    node_types: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
-    avoid_nodes: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
-    resources: JobResources = JobResources()
-    replicas: Replicas = 1
-    tasks: JobTasks | None = None
-    min_runtime: Duration | None = None
-    runtime_estimate: Duration | None = None
-    time_limit: Duration | None = None
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
-    unschedulable: Unschedulable | None = None
-    stop: JobStop = JobStop()
-    checkpoint: JobCheckpoint | None = None
-    run: JobRun
-    labels: Annotated[dict[Name, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
+    version: Literal[1] = Field(default=1, description="Version of this format.", examples=[1])
+    name: Line | None = Field(
+        default=None,
+        description="Name of the job. Default: the name of the program.",
+        examples=["llm-sft"],
+    )
+    project: Name = Field(
+        description="Project that the job belongs to; `yard submit` fills it in.", examples=["nlp"]
+    )
+    kind: Kind = Field(default=Kind.TRAINING, description="Kind of work.", examples=["interactive"])
+    role: Role | None = Field(
+        default=None, description="Only for `kind: interactive`.", examples=["notebook"]
+    )
+    preemptible: bool | None = Field(
+        default=None,
+        description="Whether other tasks may preempt it. Default: true for `kind: training`, else "
+        "false.",
+        examples=[False],
+    )
+    priority: Priority | None = Field(
+        default=None,
+        description="A smaller number is a higher priority. Default: that of the project, else of "
+        "the pool (42).",
+        examples=[10],
+    )
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None,
+        description="Weight of the job in a fair share among jobs. Default: 1.",
+        examples=[2],
+    )
+    max_slots: Annotated[Amount, Field(gt=0)] | None = Field(
+        default=None,
+        description="The most GPUs that the tasks of the job hold at once. Default: no limit.",
+        examples=[64],
+    )
+    pools: Annotated[list[Name], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Pools that it may run in, in order of preference. Default: the pools of the "
+        "project, else all pools.",
+        examples=[["h100", "a100"]],
+    )
+    node_types: Annotated[list[Name], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Types of node that it may run on. Default: any.",
+        examples=[["sxm"]],
+    )
+    avoid_nodes: Annotated[list[Name], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Nodes that it never runs on.",
+        examples=[["gpu-07", "gpu-12"]],
+    )
+    resources: JobResources = Field(
+        default=JobResources(),
+        description="What one replica needs.",
+        examples=[{"gpus": 8, "cpus": 32, "memory": "256Gi"}],
+    )
+    replicas: Replicas = Field(
+        default=1,
+        description="Replicas of the gang, which start together or not at all. `auto`: one on "
+        "each of as many whole nodes as `resources.gpus` needs.",
+        examples=[2, "auto"],
+    )
+    tasks: JobTasks | None = Field(
+        default=None,
+        description="An array or a search. Default: one task.",
+        examples=[{"count": 20, "max_concurrent": 3}],
+    )
+    min_runtime: Duration | None = Field(
+        default=None,
+        description="An attempt is not preempted before it has run this long, up to the limit of "
+        "the project. Default: 0s.",
+        examples=["20m"],
+    )
+    runtime_estimate: Duration | None = Field(
+        default=None,
+        description="How long a task would run undisturbed; only the policies `lrtp` and `sjf` "
+        "read it.",
+        examples=["8h"],
+    )
+    time_limit: Duration | None = Field(
+        default=None,
+        description="A task that has run longer, all attempts together, is stopped and fails. "
+        "Default: no limit.",
+        examples=["12h"],
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        default=None,
+        description="Restarts after a failure. A preemption or a lost node does not count. "
+        "Default: 0.",
+        examples=[3],
+    )
+    unschedulable: Unschedulable | None = Field(
+        default=None,
+        description="What to do while no node can ever hold it. Default: `wait`.",
+        examples=["fail"],
+    )
+    stop: JobStop = Field(
+        default=JobStop(),
+        description="How a task is asked to stop.",
+        examples=[{"signal": "USR1", "grace": "2m"}],
+    )
+    checkpoint: JobCheckpoint | None = Field(
+        default=None,
+        description="Where the first attempt starts from.",
+        examples=[{"start_from": "s3://models/base"}],
+    )
+    run: JobRun = Field(
+        description="The program of every task.", examples=[{"command": ["python3", "train.py"]}]
+    )
+    labels: Annotated[dict[Name, LabelValue], Field(max_length=64)] = Field(
+        default_factory=dict,
+        description="Labels to filter lists by: `yard ls --label team=nlp`.",
+        examples=[{"team": "nlp"}],
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,8 @@
 """The OpenAPI document: that of FastAPI, completed with what FastAPI does not know.
 
 This module adds the schemas of bodies and problems, which the endpoints handle themselves, the
-descriptions and examples of parameters, and the rules that the models of bodies check in code.
+descriptions and examples of parameters and fields (see descriptions.py), and the rules that the
+models of bodies check in code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_gateway import about
 from yardmaster_gateway.bodies import BODY_PREFIX
+from yardmaster_gateway.descriptions import ANSWERS, FIELDS, PARAMETERS
 from yardmaster_schemas.api import (
     CancelBody,
     DepartmentConfig,
@@ -32,7 +34,7 @@ from yardmaster_schemas.api import (
 Json = dict[str, Any]
 _REFS: Final = "#/components/schemas/"
 #: Each body model, with an example.
-_BODIES: Final[Mapping[type, Json]] = {
+BODIES: Final[Mapping[type, Json]] = {
     JobSpec: {
         "project": "default",
         "name": "train",
@@ -51,56 +53,6 @@ _BODIES: Final[Mapping[type, Json]] = {
     Quota: {"limit_milli": 8000},
     Enrolment: {"pool": "default", "gpus": 8},
 }
-_LISTED: Final = "separate several values with commas."
-#: The description of each parameter, and an example where it helps.
-_PARAMETERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "Idempotency-Key": (
-        "A repetition with the same key and body returns the same answer and records nothing.",
-        "0b9a3f5e-train-1",
-    ),
-    "If-Match": ("The ETag of the object to change, or * for any version.", "*"),
-    "If-None-Match": ("Send * to create an object that must not exist yet.", None),
-    "last-event-id": ("The id of the last received event; the stream continues after it.", None),
-    "yard-min-position": ("The same as `min_position`, which takes precedence.", None),
-    "min_position": (
-        "Wait until the views cover at least this position. The answer is 410 if it belongs to "
-        "another log.",
-        None,
-    ),
-    "after": ("Continue after this position.", None),
-    "cell": ("The name of the cell.", "main"),
-    "number": ("The number of a cycle, starting at 1.", "1"),
-    "job_id": ("The id of a job.", "4kq7w2mz9c1f"),
-    "task_id": ("The id of a task: the job's id and the task's index.", "4kq7w2mz9c1f.0"),
-    "request_id": ("The id of a request, from an answer with status 202.", "main.12"),
-    "name": ("The name of the node, pool, project or department.", "default"),
-    "attempt": ("The number of an attempt, starting at 1. Default: the newest.", None),
-    "bucket": ("The length of the buckets into which the period is divided.", None),
-    "by": ("Group the sums by project, user or pool.", None),
-    "cursor": ("The `next_cursor` of the previous page.", None),
-    "department": (f"Only projects of this department; {_LISTED}", None),
-    "follow": ("Stream new output until the task has ended.", None),
-    "from": ("The start of the period, RFC 3339 in UTC. Default: 30 days before its end.", None),
-    "to": ("The end of the period, RFC 3339 in UTC. Default: now.", None),
-    "kind": (f"Only this kind; {_LISTED}", None),
-    "kinds": (f"The kinds of objects to watch; {_LISTED}", None),
-    "limit": ("The largest number of items in the answer.", None),
-    "node": (f"Only tasks on this node; {_LISTED}", None),
-    "phase": (f"Only in this phase; {_LISTED}", None),
-    "pieces": ("Return the output in pieces, as server-sent events.", None),
-    "pool": (f"The name of a pool. As a filter, {_LISTED}", "default"),
-    "project": (f"Only of this project; {_LISTED}", None),
-    "ref": ("Only ids that start with this text.", None),
-    "replica": ("The number of a replica, starting at 0.", None),
-    "since": ("Only jobs submitted at or after this time, RFC 3339.", None),
-    "sort": ("Sort by time of submission; with the prefix -, the newest first.", None),
-    "state": (f"Only in this state; {_LISTED}", None),
-    "tail": ("Return only the last lines of the output, this many.", None),
-    "timeout_s": ("The longest time to wait for `wait_for`, in seconds.", None),
-    "user": (f"Only of this user; {_LISTED}", None),
-    "wait_for": ("Wait until the task has reached this phase, or `timeout_s` is over.", None),
-    "wait_s": ("The longest time to wait for the decision of quota, in seconds.", None),
-}
 
 
 def document_of(app: FastAPI) -> Json:
@@ -118,6 +70,7 @@ def document_of(app: FastAPI) -> Json:
     schemas["Problem"] = problem
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
+    _describe_answers(schemas)
     found["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     for path, operations in found["paths"].items():
         for operation in operations.values():
@@ -133,7 +86,7 @@ def document_of(app: FastAPI) -> Json:
 
 def _add_bodies(schemas: Json) -> None:
     adapters: list[tuple[str, Any, TypeAdapter[Any]]] = [
-        (body.__name__, "validation", TypeAdapter(body)) for body in _BODIES
+        (body.__name__, "validation", TypeAdapter(body)) for body in BODIES
     ]
     _, schemas_of_bodies = TypeAdapter.json_schemas(
         adapters, ref_template=f"{_REFS}{BODY_PREFIX}{{model}}"
@@ -143,9 +96,23 @@ def _add_bodies(schemas: Json) -> None:
             if "patternProperties" in part:
                 part.setdefault("additionalProperties", False)
         schemas[f"{BODY_PREFIX}{name}"] = schema
-    for body, example in _BODIES.items():
+    for model, texts in FIELDS.items():
+        properties = schemas[f"{BODY_PREFIX}{model.__name__}"]["properties"]
+        for field, (description, example) in texts.items():
+            properties[field] |= {"description": description, "examples": [example]}
+    for body, example in BODIES.items():
         schemas[f"{BODY_PREFIX}{body.__name__}"]["example"] = example
     _add_rules({name.removeprefix(BODY_PREFIX): schema for name, schema in schemas.items()})
+
+
+def _describe_answers(schemas: Json) -> None:
+    """Add the texts of the fields of answers, by model and field, else by field."""
+    for model, schema in schemas.items():
+        if model.startswith(BODY_PREFIX):
+            continue
+        for field, form in schema.get("properties", {}).items():
+            texts = ANSWERS.get(f"{model}.{field}") or ANSWERS[field]
+            form["description"], form["examples"] = texts[0], [texts[1]]
 
 
 def _add_rules(bodies: Json) -> None:
@@ -166,9 +133,14 @@ def _add_rules(bodies: Json) -> None:
     ]
     bodies["PolicyRef"]["properties"]["name"]["enum"] = sorted({name for name, _ in POLICIES})
     # Not supported yet (see unsupported.py).
-    bodies["Quota"]["properties"]["deserved_milli"] = {"enum": [None, 0], "default": None}
-    bodies["Quota"]["properties"]["over_quota_weight"] = {"enum": [1], "default": 1}
-    bodies["DepartmentConfig"]["properties"]["weight"] = {"enum": [1], "default": 1}
+    for name, field, values in (
+        ("Quota", "deserved_milli", [None, 0]),
+        ("Quota", "over_quota_weight", [1]),
+        ("DepartmentConfig", "weight", [1]),
+    ):
+        schema = bodies[name]["properties"][field]
+        kept = {key: schema[key] for key in ("description", "examples")}
+        bodies[name]["properties"][field] = {"enum": values, "default": values[0], **kept}
 
 
 def _remove_null(properties: Json, name: str) -> None:
@@ -189,10 +161,11 @@ def _describe(operation: Json) -> None:
             _remove_null(properties, "schema")
         if parameter["name"] == "If-Match" and "If-None-Match" not in names:
             parameter["required"] = True
-        description, example = _PARAMETERS[parameter["name"]]
+        name = parameter["name"]
+        own = PARAMETERS.get(f"{operation['operationId']}.{name}")
+        description, example = own or PARAMETERS[name]
         parameter["description"] = description
-        if example is not None:
-            parameter["example"] = example
+        parameter["example"] = example
 
 
 def _parts(schema: object) -> Iterator[Json]:
