@@ -46,6 +46,7 @@ NO_COMMANDS: Final = ("python", "sql", "text", "yaml")
 #: Blocks of `shell` show commands that cannot run here. How many each page has, and why.
 NOT_HERE: Final = {
     "explanation/fitgpp.md": (1, "hours of simulation"),
+    "how-to/monitor.md": (1, "promtool, a program of Prometheus"),
     "explanation/simulator.md": (1, "traces that are not in the tree, and long simulations"),
 }
 #: How the commands of a page are undone after it, by how they begin.
