@@ -5,6 +5,7 @@ so a table cannot be older than the code.
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import json
@@ -70,6 +71,34 @@ def cli() -> str:
         depth = "##" if words.count(" ") < 2 else "###"
         sections.append(f"{depth} `{words}`\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(sections)
+
+
+def keys() -> str:
+    """A table of the keys of pools, projects and departments for each kind, with defaults."""
+    from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, listed
+    from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig, Quota
+    from yardmaster_schemas.events.requests import PolicyRef
+
+    kinds = (("Pools", POOL, PoolConfig), ("Projects", PROJECT, ProjectConfig))
+    lines = []
+    for title, known, model in (*kinds, ("Departments", DEPARTMENT, DepartmentConfig)):
+        lines += ["", f"### {title}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        for name, key in listed(known).items():
+            # The last part is a field of the configuration, of its policy or of one of its quotas.
+            owner = {"policy": PolicyRef, "quotas": Quota}.get(key.path[0], model)
+            defaults = {field.name: field.default for field in dataclasses.fields(owner)}
+            default = _default(defaults.get(key.path[-1], ()), key.value)
+            lines.append(f"| `{name}={_cell(key.value)}` | {default} | {_cell(key.about)} |")
+    return "\n".join(lines[1:])
+
+
+def _default(value: object, form: str) -> str:
+    """The default of a key, as a user writes it; empty if it is no value."""
+    if value is None:
+        return "`none`" if "none" in form else ""
+    if value == () or value is dataclasses.MISSING:
+        return ""
+    return f"`{value}s`" if form == "TIME" else _plain(value)
 
 
 # --- the REST API -------------------------------------------------------------------------------
@@ -318,6 +347,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "cli": cli,
     "job-file": job_file,
+    "keys": keys,
     "problems": problems,
     "rest": rest,
     "settings": settings,

@@ -95,7 +95,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "departments ls": _list("departments"),
     "departments show": _one("departments show research"),
     "departments create": _plain("departments create research"),
-    "departments set": _plain("departments set research weight=2"),
+    "departments set": _plain("departments set research quota.h100.limit=32"),
     "departments delete": _plain("departments delete research"),
     "log": _plain("log stat", "log dump --from -1h"),
     "log dump": Entry(

@@ -4,6 +4,7 @@ Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs, ti
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster.yaml_tree import nearest, scalar
@@ -48,49 +49,116 @@ def _seconds(text: str) -> Any:
     return int(text) if text.isdecimal() else duration_s(text)
 
 
-KeyReader = tuple[tuple[str, ...], Callable[[str], Any]]
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that commands accept.
+
+    Attributes:
+        path: the field of the configuration that the key sets.
+        read: parses the text of a value.
+        value: the form of a value, for the help.
+        about: the meaning, for the help; empty: not listed, because the server refuses it yet.
+    """
+
+    path: tuple[str, ...]
+    read: Callable[[str], Any]
+    value: str
+    about: str = ""
+
 
 _POLICY: Final = ("policy", "name")
-POOL: Final[Mapping[str, KeyReader]] = {
-    "policy": (_POLICY, _text),
-    "policy-version": (("policy", "version"), _whole),
-    "placement": (("placement",), _text),
-    "default-priority": (("default_priority",), _whole),
-    "node-timeout": (("node_timeout_s",), _seconds),
-    "start-timeout": (("start_timeout_s",), _seconds),
-    "max-grace": (("max_grace_s",), _seconds),
-    "fence": (("fence",), _text),
-    "unequal-gangs": (("unequal_gangs",), scalar),
-    "gpuless-per-node": (("gpuless_per_node",), _limit),
-    "seed": (("seed",), _whole),
+POOL: Final[Mapping[str, Key]] = {
+    "policy": Key(
+        _POLICY, _text, "NAME", "Policy (new pool: priority). A change drops its options."
+    ),
+    "policy-version": Key(("policy", "version"), _whole, "N", "Version of the policy."),
+    "placement": Key(
+        ("placement",), _text, "NAME", "Placement, which selects nodes: best_fit, worst_fit, ..."
+    ),
+    "default-priority": Key(
+        *(("default_priority",), _whole, "N"),
+        "Priority of jobs if neither job nor project has one.",
+    ),
+    "node-timeout": Key(
+        ("node_timeout_s",), _seconds, "TIME", "A node that is silent for this long is lost."
+    ),
+    "start-timeout": Key(
+        *(("start_timeout_s",), _seconds, "TIME"),
+        "A task that has not started after this time is requeued.",
+    ),
+    "max-grace": Key(("max_grace_s",), _seconds, "TIME", "Longest grace period of a task."),
+    "fence": Key(
+        *(("fence",), _text, "none|kill"),
+        "kill: agents kill their tasks before their node counts as lost.",
+    ),
+    "unequal-gangs": Key(
+        *(("unequal_gangs",), scalar, "true|false"),
+        "Whether a gang of replicas: auto may use nodes of unequal size.",
+    ),
+    "gpuless-per-node": Key(
+        *(("gpuless_per_node",), _limit, "N|none"),
+        "Most tasks without GPUs on a node, up to 2048; none: 512.",
+    ),
+    "seed": Key(("seed",), _whole, "N", "Seed of policies and placements that draw at random."),
 }
-PROJECT: Final[Mapping[str, KeyReader]] = {
-    "department": (("department",), _text),
-    "weight": (("weight",), _whole),
-    "pools": (("pools",), _names),
-    "node-types": (("node_types",), _names),
-    "kinds": (("kinds",), _names),
-    "best-priority": (("best_priority",), _whole),
-    "default-priority": (("default_priority",), _whole),
-    "max-slots": (("limit_milli",), _gpus),
-    "max-min-runtime": (("max_min_runtime_s",), _seconds),
-    "max-pending": (("max_pending",), _whole),
+PROJECT: Final[Mapping[str, Key]] = {
+    "department": Key(("department",), _text, "NAME", "Department (new project: default)."),
+    "weight": Key(("weight",), _whole, "N", "Weight in fair sharing among projects."),
+    "pools": Key(("pools",), _names, "NAME,...", "Pools that jobs may use; empty: all."),
+    "node-types": Key(
+        ("node_types",), _names, "NAME,...", "Node types that jobs may request; empty: all."
+    ),
+    "kinds": Key(
+        ("kinds",),
+        _names,
+        "KIND,...",
+        "Kinds of jobs: training, interactive, inference; empty: all.",
+    ),
+    "best-priority": Key(
+        ("best_priority",), _whole, "N", "Highest priority (smallest number) of its jobs."
+    ),
+    "default-priority": Key(
+        ("default_priority",), _whole, "N", "Priority of jobs that have none; default: the pool's."
+    ),
+    "max-slots": Key(
+        ("limit_milli",), _gpus, "N|none", "Most GPUs that its tasks hold, in all pools together."
+    ),
+    "max-min-runtime": Key(
+        ("max_min_runtime_s",), _seconds, "TIME", "Longest min_runtime of a job."
+    ),
+    "max-pending": Key(("max_pending",), _whole, "N", "Most tasks of one job."),
 }
-DEPARTMENT: Final[Mapping[str, KeyReader]] = {"weight": (("weight",), _whole)}
+DEPARTMENT: Final[Mapping[str, Key]] = {"weight": Key(("weight",), _whole, "N")}
 
-_QUOTA: Final[Mapping[str, KeyReader]] = {
-    "deserved": (("deserved_milli",), _gpus),
-    "limit": (("limit_milli",), _gpus),
-    "over-quota-weight": (("over_quota_weight",), _whole),
+_QUOTA: Final[Mapping[str, Key]] = {
+    "deserved": Key(("deserved_milli",), _gpus, "N|none"),
+    "limit": Key(("limit_milli",), _gpus, "N|none", "Most GPUs that its tasks hold in this pool."),
+    "over-quota-weight": Key(("over_quota_weight",), _whole, "N"),
 }
+_OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the policy.")
 
 
-def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, KeyReader]) -> Body:
+def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
+    """The keys that `overlay` accepts with `known` and that the server supports, for the help.
+
+    `option.NAME` and `quota.POOL.limit` stand for all keys of that form.
+    """
+    further = (
+        {"option.NAME": _OPTION}
+        if known is POOL
+        else {
+            f"quota.POOL.{name}": replace(key, path=("quotas", "POOL", *key.path))
+            for name, key in _QUOTA.items()
+        }
+    )
+    return {name: key for name, key in {**known, **further}.items() if key.about}
+
+
+def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, Key]) -> Body:
     """Return a copy of `body` with KEY=VALUE pairs applied.
 
     Further keys are `option.NAME` of a pool's policy, and `quota.POOL.limit` of a project or
-    department (`deserved` and `over-quota-weight` are not supported yet). Another policy drops the
-    options of the previous one.
+    department. Another policy drops the options of the previous one.
 
     Raises:
         BadUsage: an unknown key, or a value that its key does not accept.
@@ -101,9 +169,10 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
         key, equals, text = pair.partition("=")
         if not equals:
             raise BadUsage(f"{pair}: expected KEY=VALUE")
-        path, read = _reader(key.replace("_", "-"), known)
+        found = _key(key.replace("_", "-"), known)
+        path = found.path
         try:
-            value = read(text)
+            value = found.read(text)
         except ValueError as error:
             raise BadUsage(f"{key}: {error}") from None
         inner = changed
@@ -115,23 +184,21 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
     return changed
 
 
-def _reader(key: str, known: Mapping[str, KeyReader]) -> KeyReader:
-    if key in known:
-        return known[key]
-    head, _, rest = key.partition(".")
+def _key(name: str, known: Mapping[str, Key]) -> Key:
+    if name in known:
+        return known[name]
+    head, _, rest = name.partition(".")
     if head == "option" and rest and known is POOL:
-        return ("policy", "options", rest.replace("-", "_")), scalar
+        return replace(_OPTION, path=(*_OPTION.path, rest.replace("-", "_")))
     if head == "quota" and known is not POOL:
         pool, _, what = rest.rpartition(".")
         if pool and what in _QUOTA:
-            path, read = _QUOTA[what]
-            return ("quotas", pool, *path), read
-        raise BadUsage(f"{key}: expected quota.POOL.KEY", hint=f"keys: {', '.join(_QUOTA)}")
-    extra = ("option.NAME",) if known is POOL else ("quota.POOL.limit",)
-    like = nearest(key, known)
+            return replace(_QUOTA[what], path=("quotas", pool, *_QUOTA[what].path))
+        raise BadUsage(f"{name}: expected quota.POOL.limit")
+    like = nearest(name, known)
     raise BadUsage(
-        f"unknown key {key}",
-        hint=f"did you mean {like}?" if like else f"keys: {', '.join((*known, *extra))}",
+        f"unknown key {name}",
+        hint=f"did you mean {like}?" if like else f"keys: {', '.join(listed(known))}",
     )
 
 

@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "erase": (
         "erase",
         "erase",
-        "Permanently delete the names, labels, commands and notes of finished jobs.",
+        "Delete names, labels, commands, environments and notes of jobs.",
     ),
     "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),
     "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
@@ -47,7 +47,7 @@ COMMANDS: Final = {
     "conformance": (
         "conformance",
         "conformance",
-        "Run scenarios of other schedulers.",
+        "Compare with recorded decisions of other schedulers.",
     ),
     "views": ("views", "views", "Rebuild the views that gateways read."),
     "snapshots": ("snapshots", "snapshots", "List and check the stored snapshots."),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -109,7 +109,7 @@ class Session:
         return connect(self.config)
 
     def log_file(self, given: str | None) -> Path:
-        """The log file to read: the given one, else that of the data folder.
+        """The log file to read: the given one, else that of the data directory.
 
         Raises:
             BadUsage: the file does not exist.
@@ -118,7 +118,7 @@ class Session:
         if not path.is_file():
             raise BadUsage(
                 f"there is no log at {path}",
-                hint="name one with --log FILE, or a data folder with --data DIR",
+                hint="name one with --log FILE, or a data directory with --data DIR",
             )
         return path
 
@@ -306,6 +306,21 @@ class NounGroup(YardGroup):
 def command(name: str, **attrs: Any) -> Callable[[Callable[..., Any]], YardCommand]:
     """A top-level command `yard NAME`."""
     return click.command(name, cls=YardCommand, **attrs)
+
+
+#: The end of the help of `show` for nodes, pools, projects and departments.
+FIELDS: Final = (
+    "-o json and yaml print the fields of the REST API, with GPUs in thousandths (..._milli)."
+)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def if_match_option(verb: str, noun: str) -> Callable[[_Command], _Command]:
+    """Add `--if-match ETAG` to a command that changes or deletes a `noun`."""
+    return click.option(
+        "--if-match", metavar="ETAG", help=f"{verb} the {noun} only if its current ETag is ETAG."
+    )
 
 
 class Detached(CliError):

@@ -33,7 +33,7 @@ def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path
     assert re.search(r"^\[1\] rank 1 of 2 on node-", said.out, re.MULTILINE)
     assert "4 points were preempted for the gang, each with a checkpoint" in said.out
     assert "6 of 6 tasks that were not cancelled succeeded" in said.out
-    assert "every decision was derived again" in said.out
+    assert "every decision was recomputed" in said.out
     assert "NOT" not in said.out
     assert "\x1b" not in said.out
 

@@ -12,11 +12,11 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_cli.errors import BadUsage, first_error
-from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, KeyReader, overlay
+from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, Key, listed, overlay
 from yardmaster_cli.output.columns import POOLS, department_columns, project_columns
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.remote import creating, plain, rows
-from yardmaster_cli.session import NounGroup, Session
+from yardmaster_cli.session import FIELDS, NounGroup, Session, YardCommand, if_match_option
 from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig
 
 #: The most objects that one request lists; a cell has fewer.
@@ -31,10 +31,9 @@ class ConfiguredKind:
         noun: one object, as in the client's `put_NOUN`; the group is named NOUNs.
         config: parses a configuration.
         new: the configuration that `create` starts from.
-        keys: how each key is read.
+        keys: the keys that `create` and `set` accept.
         columns: of the list, with the numbers of one pool, or (None) of all pools together.
         lists: the help of `ls`.
-        example: KEY=VALUE pairs for the help of `create`.
         unused: when an object may be deleted, for the help of `delete`.
         by_pool: `ls --pool` shows the numbers of one pool.
         by_department: `ls --department` shows the objects of one department.
@@ -43,10 +42,9 @@ class ConfiguredKind:
     noun: str
     config: TypeAdapter[Any]
     new: Mapping[str, Any]
-    keys: Mapping[str, KeyReader]
+    keys: Mapping[str, Key]
     columns: Callable[[str | None], Sequence[Column]]
     lists: str
-    example: str
     unused: str
     by_pool: bool = False
     by_department: bool = False
@@ -63,13 +61,28 @@ class ConfiguredKind:
             raise BadUsage(first_error(error)) from None
 
 
+class _KeysCommand(YardCommand):
+    """A command with KEY=VALUE arguments; its help lists the keys before the options."""
+
+    keys: Mapping[str, Key]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the keys, then the options."""
+        with formatter.section("Keys"):
+            formatter.write_dl(
+                [(f"{name}={key.value}", key.about) for name, key in listed(self.keys).items()]
+            )
+        super().format_options(ctx, formatter)
+
+
 def group(kind: ConfiguredKind) -> click.Group:
     """Build `yard NOUNs` with its five commands."""
     noun = kind.noun
+    with_keys = type("_KeysCommand", (_KeysCommand,), {"keys": kind.keys})
     nouns = f"{noun}s"
     found = NounGroup(nouns, help=f"List {nouns}; show, create, set, delete.")
     name = click.argument("name")
-    if_match = click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+    if_match = if_match_option("Change", noun)
 
     def ls(session: Session, **filters: str | None) -> None:
         pool = filters.pop("pool", None)
@@ -78,17 +91,19 @@ def group(kind: ConfiguredKind) -> click.Group:
         session.out.items(rows(page.items), columns, name="name", document=plain(page))
 
     if kind.by_department:
-        ls = click.option("--department", metavar="NAME", help="Of this department.")(ls)
+        ls = click.option("--department", metavar="NAME", help=f"List {nouns} of this department.")(
+            ls
+        )
     if kind.by_pool:
         ls = click.option("--pool", metavar="NAME", help="Show the numbers of this pool.")(ls)
     found.command("ls", help=kind.lists)(ls)
 
-    @found.command("show", help=f"Show a {noun}; -o yaml and json print the API's numbers.")
+    @found.command("show", help=f"Show a {noun}.\n\n{FIELDS}")
     @name
     def show(session: Session, name: str) -> None:
         session.out.whole(plain(getattr(session.remote.client, noun)(name)), "name")
 
-    @found.command("create", help=f"Create a {noun}: {kind.example} ...")
+    @found.command("create", cls=with_keys, help=f"Create a {noun}.")
     @name
     @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
     def create(session: Session, name: str, pairs: tuple[str, ...]) -> None:
@@ -99,7 +114,9 @@ def group(kind: ConfiguredKind) -> click.Group:
         remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
-    @found.command("set", help=f"Change keys of a {noun}'s configuration; keep the others.")
+    @found.command(
+        "set", cls=with_keys, help=f"Change keys of a {noun}; the others keep their values."
+    )
     @name
     @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
     @if_match
@@ -115,7 +132,7 @@ def group(kind: ConfiguredKind) -> click.Group:
 
     @found.command("delete", help=f"Delete a {noun} {kind.unused}.")
     @name
-    @if_match
+    @if_match_option("Delete", noun)
     def delete(session: Session, name: str, if_match: str | None) -> None:
         remote = session.remote
         accepted = getattr(remote.client, f"delete_{noun}")(name, if_match=if_match)
@@ -133,7 +150,6 @@ pools = group(
         keys=POOL,
         columns=lambda _: POOLS,
         lists="List pools with their policies.",
-        example="policy=priority option.preemption=true node-timeout=60s",
         unused="that no node, project or job refers to",
     )
 )
@@ -144,8 +160,7 @@ projects = group(
         new={"department": "default"},
         keys=PROJECT,
         columns=project_columns,
-        lists="List projects with their usage, demand and limits.",
-        example="department=research weight=2 max-slots=64 quota.h100.limit=16",
+        lists="List projects with their used and pending GPUs and their limits.",
         unused="whose jobs have all ended",
         by_pool=True,
         by_department=True,
@@ -158,8 +173,7 @@ departments = group(
         new={},
         keys=DEPARTMENT,
         columns=department_columns,
-        lists="List departments with the usage, demand and limits of their projects together.",
-        example="quota.h100.limit=32",
+        lists="List departments with the used and pending GPUs of their projects.",
         unused="without projects",
         by_pool=True,
     )

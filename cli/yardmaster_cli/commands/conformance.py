@@ -1,4 +1,4 @@
-"""`yard conformance`: run scenarios of other schedulers through the core."""
+"""`yard conformance`: compare the core with recorded decisions of other schedulers."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,10 +21,10 @@ from yardmaster_simulation.conformance.scenarios import (
 @command("conformance")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def conformance(session: Session, files: tuple[Path, ...]) -> int:
-    """Run the scenarios in FILEs, one JSON object per line, through the scheduler's core.
+    """Compare this scheduler with recorded decisions of other schedulers.
 
-    Prints each failed or skipped scenario with the reason. Exits with 1 when a scenario failed, and
-    with 2 when a line could not be read.
+    FILES have one scenario per line, as JSON. The command prints each failed or skipped scenario
+    with the reason. The exit code is 2 if a line cannot be read, else 1 if a scenario failed.
     """
     texts = [(path, _text(path)) for path in files]
     counts: Counter[Outcome] = Counter()

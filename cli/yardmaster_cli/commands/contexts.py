@@ -31,16 +31,20 @@ CHECK_TRIES: Final = 2
 
 _COMPLETION = """Print the completion script for a shell.
 
-It completes commands, options and contexts, and with the server's answer (within 1.5 s) ids,
-nodes, pools, projects and departments.
+The script completes commands, options and contexts. It also completes ids, nodes, pools, projects
+and departments if the server answers within 1.5 s.
 
 \b
 bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
 zsh   yard completion zsh > "${fpath[1]}/_yard"
 fish  yard completion fish > ~/.config/fish/completions/yard.fish
 
-For the current shell only: source <(yard completion bash), likewise for zsh; in fish:
-yard completion fish | source.
+For the current shell only:
+
+\b
+bash  source <(yard completion bash)
+zsh   source <(yard completion zsh)
+fish  yard completion fish | source
 """
 
 

@@ -19,7 +19,7 @@ from yardmaster_cli.session import Session, command
 
 
 @command("demo")
-@click.option("--keep", is_flag=True, help="Keep the data folder.")
+@click.option("--keep", is_flag=True, help="Keep the data directory.")
 @click.option("--running", is_flag=True, help="Use a running cluster, such as that of yard up.")
 def demo(session: Session, keep: bool, running: bool) -> int:
     """Watch a small cluster at work: jobs are preempted for gangs, resume and finish."""
@@ -40,5 +40,5 @@ def demo(session: Session, keep: bool, running: bool) -> int:
         if good and not keep:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            click.echo(f"the data is kept in {folder}", err=True)
+            click.echo(f"the data directory is kept: {folder}", err=True)
     return int(Exit.DONE if good else Exit.CHECK_FAILED)

@@ -61,10 +61,11 @@ def dev(
     policy: str | None,
     policy_option: tuple[str, ...],
 ) -> int:
-    """Run gateway, quota, scheduler, views and agents in one process over one SQLite file.
+    """Run gateway, quota, scheduler, views and agents in one process.
 
-    Runs until Ctrl-C; tasks keep running. The next start on the same data folder continues with its
-    log. Slots are declared, so no GPU is needed.
+    The log is one SQLite file in the data directory; the next start with the same directory
+    continues with it. Ctrl-C ends the process, but tasks keep running. A node may declare any
+    number of slots, so no GPU is needed.
     """
     from yardmaster_cli.dev.embedded import Options, serve
 

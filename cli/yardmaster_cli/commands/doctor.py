@@ -83,7 +83,7 @@ def _sqlite(folder: Path) -> Finding:
             mode = str(error)
         finally:
             database.close()
-    get = "put the data folder on a local disk: yard dev --data DIR"
+    get = "put the data directory on a local disk: yard dev --data DIR"
     return Finding(
         "SQLite with WAL", mode == "wal", f"{version}, journal mode {mode} in {folder}", True, get
     )
@@ -205,7 +205,7 @@ def _broken_safe(look: Callable[[], Finding], what: str) -> Finding:
 
 
 def look(folder: Path) -> list[Finding]:
-    """Run all checks; `folder` is the data folder, which need not exist."""
+    """Run all checks; `folder` is the data directory, which need not exist."""
     running = _running(os.environ, folder)
     while not folder.is_dir():
         folder = folder.parent
@@ -237,10 +237,10 @@ def lacks(findings: Iterable[Finding]) -> list[Finding]:
 
 @command("doctor")
 def doctor(session: Session) -> int:
-    """Check this machine and its running clusters; exit 1 when a requirement is missing.
+    """Check this machine and its running clusters; exit 1 if a requirement is missing.
 
-    Prints missing programs and how to get them, default ports that other programs use, and whether
-    each running cluster answers.
+    The command prints missing programs and how to get them, default ports that other programs use,
+    and whether each running cluster answers.
     """
     findings = look(session.config.data_dir)
     columns = (

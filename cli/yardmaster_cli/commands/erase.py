@@ -1,4 +1,4 @@
-"""`yard erase`: permanently delete the names, labels, commands and notes of jobs."""
+"""`yard erase`: delete names, labels, commands, environments and notes of jobs."""
 
 import click
 
@@ -11,11 +11,11 @@ from yardmaster_cli.session import Session, command
 @click.argument("refs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def erase(session: Session, refs: tuple[str, ...], yes: bool) -> None:
-    """Permanently delete names, labels, commands, environments and notes of finished jobs.
+    """Permanently delete names, labels, commands, environments and notes of ended jobs.
 
-    Only operators and admins of the project may do this. Decisions stay, and replay still verifies
-    them. Erased data is hidden at once. It leaves the files of the log at their next compaction,
-    and output at the end of its retention; backups keep it. See docs/how-to/operate.md.
+    Only operators and admins of the project may do this. The data is hidden at once. Log compaction
+    deletes it from disk; task output is deleted when its retention ends. Backups still contain it.
+    Decisions stay, and replay still verifies them. The page docs/how-to/operate.md has more.
     """
     remote, out = session.remote, session.out
     found = [remote.resolve(ref) for ref in refs]

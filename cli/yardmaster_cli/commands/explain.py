@@ -5,6 +5,7 @@ The gateway answers for the present; the log itself answers for any other moment
 
 import click
 
+from yardmaster_cli.log.moments import MOMENT_FORMS
 from yardmaster_cli.log.options import log_options
 from yardmaster_cli.output.describe import explain_lines
 from yardmaster_cli.server.remote import plain
@@ -13,14 +14,15 @@ from yardmaster_cli.session import Session, command
 
 @command("explain")
 @click.argument("ref", metavar="REF")
-@click.option("--at", "moment", metavar="T", help="As of a time, 2h (ago), a position or cycle:N.")
+@click.option("--at", "moment", metavar="T", help=f"Explain the task at {MOMENT_FORMS}.")
 @log_options
 def explain(
     session: Session, ref: str, moment: str | None, file: str | None, cell: str | None
 ) -> None:
     """Show why a task is pending, was stopped or was refused, with the numbers of each pool.
 
-    With --log, or --at for another moment, the answer comes from the log instead of a server.
+    With --log or --at, the command reads the answer from the event log instead of the server; --at
+    selects an earlier time.
     """
     out = session.out
     if moment is None and file is None:

@@ -10,7 +10,7 @@ import click
 
 from yardmaster.yaml_tree import nearest
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.log.moments import Moment, parse_moment
+from yardmaster_cli.log.moments import MOMENT_FORMS, Moment, parse_moment
 from yardmaster_cli.log.options import log_options
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
@@ -35,7 +35,10 @@ FOLLOW_S: Final = 5.0
 
 @click.group("log", cls=YardGroup)
 def log() -> None:
-    """Read the log itself: dump, tail, stat. Without --log that of the embedded mode."""
+    """Read the event log: dump, tail, stat.
+
+    Without --log and YARD_LOG, the commands read the log of the local cluster in --data.
+    """
 
 
 def record_json(entry: Entry) -> dict[str, Any]:
@@ -141,10 +144,8 @@ def _print(out: Output, entry: Entry) -> None:
 
 @log.command("dump")
 @log_options
-@click.option(
-    "--from", "start", metavar="T", help="Start: a time, 2h (ago), a position or cycle:N."
-)
-@click.option("--to", "end", metavar="T", help="End, in the same forms.")
+@click.option(*("--from", "start"), metavar="T", help=f"Start of the records: {MOMENT_FORMS}.")
+@click.option("--to", "end", metavar="T", help="End of the records, in the same forms.")
 @click.option(
     "--type",
     "types",
@@ -155,7 +156,7 @@ def _print(out: Output, entry: Entry) -> None:
 @click.option(
     "--task",
     metavar="ID",
-    help="Print only events of this job or task; an id or a prefix.",
+    help="Print only records about this job or task; an id or a prefix.",
 )
 def dump(
     session: Session,
@@ -207,7 +208,12 @@ async def between(
 @log.command("tail")
 @log_options
 @click.option(
-    "-n", "count", type=click.IntRange(min=0), default=10, help="Number of records of each topic."
+    *("-n", "count"),
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Number of records of each topic.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new records until Ctrl-C.")
 @click.option(
@@ -256,7 +262,11 @@ def tail(
 @log_options
 @click.option("--types", is_flag=True, help="Count the records of each event type.")
 def stat(session: Session, file: str | None, cell: str | None, types: bool) -> None:
-    """Count the records, bytes, terms and cycles of each topic; tombstones are erased records."""
+    """Count the records of each topic.
+
+    Also prints their bytes, the times of the first and the last record, and the last term and
+    cycle. TOMBSTONES are erased records. UNDECODABLE records cannot be read by this version.
+    """
     where = log_source(session, file, cell)
     counted = on_log(where, lambda source: count_topics(source, where.partition))
     if types:

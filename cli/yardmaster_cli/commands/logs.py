@@ -41,7 +41,8 @@ def logs(
 ) -> None:
     """Print the output of a task, or of every task of a job.
 
-    Lines of an array start with the index of the task, [3]; lines of a gang with the replica, [0].
+    If several tasks are printed, lines start with the task index: [3]. Lines of a gang start with
+    the replica: [0], or with both: [3.0].
     """
     if timeout is not None and not follow:
         raise BadUsage("--timeout needs --follow")

@@ -17,7 +17,7 @@ from yardmaster_cli.output.cells import Gpus
 from yardmaster_cli.output.columns import NODES
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.remote import plain, rows
-from yardmaster_cli.session import NounGroup, Session, detaching
+from yardmaster_cli.session import NounGroup, Session, detaching, if_match_option
 from yardmaster_cli.times import future_ms, now_ms
 from yardmaster_core.scheduling.state.enrollment import covers
 from yardmaster_schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeState, NodeWish
@@ -53,7 +53,10 @@ def ls(session: Session, pool: str | None, state: str | None) -> None:
 @nodes.command("show")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """Show a node; -o yaml and json print the API's numbers."""
+    """Show a node.
+
+    -o json and yaml print the fields of the REST API, with GPUs in thousandths (..._milli).
+    """
     session.out.whole(plain(session.remote.client.node(name)), "name")
 
 
@@ -63,7 +66,7 @@ def show(session: Session, name: str) -> None:
 @click.option("--enable", metavar="N,...|all", help="Allow new tasks on these GPUs.")
 @click.option("--stop", is_flag=True, help="Stop tasks on the disabled GPUs, with grace.")
 @click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
-@click.option("--if-match", metavar="ETAG", help="Only if the node was not modified since.")
+@if_match_option("Change", "node")
 def slots(
     session: Session,
     name: str,
@@ -73,7 +76,11 @@ def slots(
     reason: str | None,
     if_match: str | None,
 ) -> None:
-    """List a node's GPUs with their tasks; disable or enable some."""
+    """List, disable or enable the GPUs of a node.
+
+    Without --disable and --enable: list the GPUs with their tasks. A disabled GPU gets no new
+    tasks; its tasks keep running unless --stop is given.
+    """
     client = session.remote.client
     if disable is None and (stop or reason):
         # They would apply to every disabled slot.
@@ -114,33 +121,38 @@ def _list_slots(session: Session, name: str) -> None:
 
 @nodes.command("enrol")
 @click.argument("name")
-@click.option("--pool", required=True, metavar="NAME", help="Pool that it may join.")
+@click.option("--pool", required=True, metavar="NAME", help="Pool that the node may join.")
 @click.option(
     *("--gpus", "gpus"),
     required=True,
     type=click.IntRange(0, MAX_SLOTS),
     metavar="N",
-    help="Most GPUs that it may have.",
+    help="Most GPUs that the node may have.",
 )
-@click.option("--type", "node_type", metavar="TYPE", help="Type that it must have; default: any.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label that it may have."
+    *("--type", "node_type"), metavar="TYPE", help="Type that the node must have; default: any."
 )
-@click.option("--address", metavar="HOST", help="Address that it must have; default: any.")
+@click.option(
+    *("--label", "labels"),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Label that the node may have; repeat for several.",
+)
+@click.option("--address", metavar="HOST", help="Address that the node must have; default: any.")
 @click.option(
     *("--key", "keys"),
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Its Ed25519 public key; give two during a key rotation.",
+    help="Ed25519 public key of the node; give two during a key rotation.",
 )
 @click.option(
     "--all-present",
     is_flag=True,
-    help="Enroll all nodes that have joined, with their resources.",
+    help="Enroll all other nodes that have joined too, with their resources.",
 )
 @click.option("--yes", is_flag=True, help="Bar nodes that are not enrolled, without asking.")
-@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+@if_match_option("Change", "enrollment")
 def enrol(
     session: Session,
     name: str,
@@ -154,10 +166,11 @@ def enrol(
     yes: bool,
     if_match: str | None,
 ) -> None:
-    """Register a node. After the first registration, only registered nodes may join.
+    """Enroll a node, so that it may join.
 
-    The first registration bars every node that has joined and is not registered: it keeps its tasks
-    and gets no new ones. The command names these nodes and asks first.
+    After the first enrollment, only enrolled nodes may join. The first enrollment bars every node
+    that has joined and is not enrolled: it keeps its tasks and gets no new ones. The command names
+    these nodes and asks first.
     """
     body = {
         **{"pool": pool, "gpus": gpus, "node_type": node_type, "address": address},
@@ -248,11 +261,11 @@ def _enrolment_tag(session: Session, name: str) -> str | None:
 
 @nodes.command("revoke")
 @click.argument("name")
-@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+@if_match_option("Revoke", "enrollment")
 def revoke(session: Session, name: str, if_match: str | None) -> None:
-    """Revoke a node: kill its tasks at once and refuse it until it is enrolled again.
+    """Kill a node's tasks at once and refuse the node.
 
-    To let tasks save their work, drain it first.
+    It may join again after it is enrolled again. To let its tasks save their work, drain it first.
     """
     remote = session.remote
     remote.await_verdict(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
@@ -287,12 +300,16 @@ def uncordon(session: Session, name: str) -> None:
     default=DRAIN_DEADLINE,
     metavar="TIME",
     show_default=True,
-    help="Stop the remaining tasks then: in 2h, or at a time.",
+    help="When the remaining tasks stop: 2h (from now), or a time.",
 )
 @click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
-@click.option("--wait", is_flag=True, help="Wait until it is drained: no task is left on it.")
+@click.option("--wait", is_flag=True, help="Wait until the node is drained: no task is left on it.")
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
-    """Cordon a node; stop preemptible tasks with grace now, the others at the deadline."""
+    """Cordon a node and stop its tasks.
+
+    Preemptible tasks stop now, with their grace period; the others at the deadline. All of them are
+    requeued.
+    """
     until_ms = future_ms(deadline, now_ms(), "--deadline")
     _patch(
         session,

@@ -1,4 +1,4 @@
-"""`yard replay at|verify`: the cluster at any moment, and the proof of every decision.
+"""`yard replay at|verify`: the cluster at any time, and the proof of every decision.
 
 Both read the log itself, without a service.
 """
@@ -56,7 +56,7 @@ class _AtCommand(YardCommand):
 
 @click.group("replay", cls=YardGroup)
 def replay() -> None:
-    """Show the cluster at any moment; verify every decision."""
+    """Show the cluster at any time; verify every decision."""
 
 
 @replay.command("at", cls=_AtCommand)
@@ -72,9 +72,10 @@ def at(
     everything: bool,
     nodes_only: bool,
 ) -> None:
-    """Show the cluster as the scheduler saw it at T.
+    """Show the state of the scheduler at T.
 
-    T is a time, 2h or -2h (ago), a position, or cycle:88121. Without T: the end of the log.
+    T is a time, 2h or -2h (ago), a log position (main@d3021) or a cycle (cycle:88121); without T,
+    the end of the log.
     """
     bounds: dict[str, Any] = {}
     if moment is not None:
@@ -222,15 +223,19 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 @replay.command("verify")
 @log_options
-@click.option("--views", is_flag=True, help="Compare the views of gateways with the log instead.")
+@click.option(
+    "--views", is_flag=True, help="Compare the views that gateways read with the log instead."
+)
 @click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
 def verify(
     session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
 ) -> int:
-    """Derive every decision of a log again, check the hash chain, and audit the guarantees.
+    """Recompute every decision and check the log.
 
-    With --views: fold the log into views and compare every row in Redis, at its position. The exit
-    code is 1 when a difference is found and named. Services may run meanwhile.
+    The command recomputes every decision from its recorded input, compares it with the recorded
+    one, checks the hash chain, and audits the guarantees. With --views it instead computes the
+    views from the log and compares them with every row in Redis. The exit code is 1 if it finds a
+    difference. Services may run meanwhile.
     """
     where = log_source(session, file, cell)
     started = time.monotonic()
@@ -324,9 +329,9 @@ def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
 def _range_line(one: RulesRange) -> str:
     rules = f"rules {one.rules}" if one.rules else "rules before 1"
     proof = (
-        "every decision derived again"
+        "every decision recomputed"
         if one.derived
-        else "chain, digests and states proved; decisions not derived again, as their rules are old"
+        else "chain, digests, states and invariants checked; decisions of old rules not recomputed"
     )
     return f"  cycles {one.first_cycle} to {one.last_cycle} ({rules}): {proof}"
 
@@ -342,7 +347,7 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
         ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
         refused = f", {one.refused} claims refused" if one.refused else ""
         dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
-        derived = " derived again" if all(each.derived for each in one.ranges) else ""
+        derived = " recomputed" if all(each.derived for each in one.ranges) else ""
         lines.append(
             f"{one.machine}: {one.cycles} cycles of {one.terms} terms, "
             f"{one.inputs} inputs, {one.decisions} decisions{derived}"

@@ -5,7 +5,7 @@ from math import isfinite
 import click
 
 from yardmaster_cli.errors import BadUsage, first_error
-from yardmaster_cli.session import Session, YardGroup
+from yardmaster_cli.session import Session, YardGroup, if_match_option
 
 
 @click.group("set", cls=YardGroup)
@@ -37,27 +37,34 @@ def _change(
 @set_group.command("priority")
 @click.argument("ref", metavar="REF")
 @click.argument("n", type=click.IntRange(1, 99), metavar="N")
-@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+@if_match_option("Change", "job")
 def priority(session: Session, ref: str, n: int, if_match: str | None) -> None:
-    """Set a job's priority: 1 to 99, a smaller number is a higher priority."""
+    """Set a job's priority, from 1 to 99.
+
+    A smaller number is a higher priority. It applies to pending and running tasks from the next
+    scheduling cycle on.
+    """
     _change(session, ref, if_match, "priority", n)
 
 
 @set_group.command("weight")
 @click.argument("ref", metavar="REF")
 @click.argument("n", type=click.IntRange(1), metavar="N")
-@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+@if_match_option("Change", "job")
 def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
-    """Set a job's weight in fair sharing."""
+    """Set a job's weight in fair sharing.
+
+    The policy fair_share divides a pool among jobs by their weights; other policies ignore them.
+    """
     _change(session, ref, if_match, "weight", n)
 
 
 @set_group.command("max-slots")
 @click.argument("ref", metavar="REF")
 @click.argument("n", metavar="N|none")
-@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+@if_match_option("Change", "job")
 def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
-    """Limit a job's running GPUs; none removes the limit."""
+    """Limit the GPUs that a job's tasks hold; none removes the limit."""
     try:
         value = None if n == "none" else float(n)
         if value is not None and not isfinite(value):

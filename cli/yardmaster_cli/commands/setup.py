@@ -16,13 +16,29 @@ from yardmaster_schemas.quantities import duration_s
 
 
 @command("setup")
-@click.option("--log", "url", metavar="URL", help="kafka://HOST:PORT[,...] (default: YARD_LOG).")
-@click.option("--cells", default="main", metavar="A[,B]", help="Cells of the log, in this order.")
-@click.option("--wait", default="60s", metavar="TIME", help="Retry an unreachable log this long.")
+@click.option(
+    "--log",
+    "url",
+    metavar="URL",
+    help="Log to set up: kafka://HOST:PORT[,...] (default: YARD_LOG).",
+)
+@click.option(
+    "--cells",
+    default="main",
+    metavar="A[,B]",
+    help="Cells of the log, in this order (default: main).",
+)
+@click.option(
+    "--wait",
+    default="60s",
+    metavar="TIME",
+    help="How long to retry an unreachable log (default: 60s).",
+)
 def setup(session: Session, url: str | None, cells: str, wait: str) -> None:
-    """Create the topics and first records of a log; a repeated setup changes nothing.
+    """Create the topics and the first records of a log.
 
-    YARD_KAFKA__... configures the connection to brokers (TLS, users, replication), as for services.
+    A repeated setup changes nothing. YARD_KAFKA__... configures the connection to brokers (TLS,
+    users, replication), as for services.
     """
     names = tuple(name.strip() for name in cells.split(",") if name.strip())
     if not 1 <= len(names) <= MAX_CELLS or len(set(names)) < len(names):

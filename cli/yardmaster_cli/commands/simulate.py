@@ -35,23 +35,39 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
     *("--policy", "policies"),
     multiple=True,
     metavar="NAME[:KEY=V|V,...]",
-    help=f"Repeat to compare. Policies: {', '.join(POLICY_NAMES)}.",
+    help="Policy to simulate; repeat the option to compare policies. KEY=V|V runs once for each "
+    "value. Default: fifo, lrtp, rand, fitgpp (synthetic workloads except waves), own (log:), else "
+    f"fifo. Policies: {', '.join(POLICY_NAMES)}.",
 )
-@click.option("--placement", "placements", multiple=True, metavar="NAME", help="Repeat to compare.")
-@click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write logs and a report to DIR."
+    *("--placement", "placements"),
+    multiple=True,
+    metavar="NAME",
+    help="Placement to simulate; repeat the option to compare placements.",
+)
+@click.option(
+    "--seed",
+    default="0",
+    metavar="SEEDS",
+    help="Seeds of the runs: 7, or 1,2,5, or 100..107 (default: 0).",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the log of each run, tasks.parquet and report.html to DIR.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Use only the first N jobs.")
 @click.option(
     "--nodes",
     metavar="NODESxGPUS",
-    help="Equal nodes with the CPU and memory of the workload's largest node.",
+    help="Replace the nodes by equal ones: 16x8. Their CPU and memory are those of the workload's "
+    "largest node.",
 )
 @click.option(
     "--every", metavar="TIME", help="Time between decisions; 0s: decide after every event."
 )
-@click.option("--checkpoint-every", metavar="TIME", help="Interval of checkpoints.")
+@click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints of a task.")
 @click.option("--checkpoint-cost", metavar="TIME", help="Duration of a checkpoint.")
 @click.option("--restart-cost", metavar="TIME", help="Time lost at each restart of a task.")
 @click.option(
@@ -72,17 +88,26 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
 @click.option(
     "--grace",
     type=click.IntRange(min=0),
-    help="Grace periods relative to the default, in thousandths.",
+    help="Grace periods relative to the workload's own, in thousandths.",
 )
 @click.option(
-    "--preemptible/--not-preemptible", default=None, help="Whether tasks of waves are preemptible."
+    "--preemptible/--not-preemptible",
+    default=None,
+    help="Whether tasks of the workload waves:SCALE are preemptible.",
 )
 @click.option("--columns", metavar="FIELD=COLUMN,...", help="Columns of the CSV file.")
 @click.option(
     "--where", multiple=True, metavar="COLUMN=VALUE", help="Use only these rows of the CSV file."
 )
-@click.option("--from", "since", metavar="TIME", help="Use jobs of a trace submitted from TIME on.")
-@click.option("--to", "until", metavar="TIME", help="Use jobs of a trace submitted up to TIME.")
+@click.option(
+    "--from",
+    "since",
+    metavar="TIME",
+    help="Use only jobs of a trace that were submitted from TIME on.",
+)
+@click.option(
+    "--to", "until", metavar="TIME", help="Use only jobs of a trace that were submitted up to TIME."
+)
 @click.option("--cell", metavar="CELL", help="Cell of a recorded log (default: main).")
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Number of parallel runs (default: all cores)."
@@ -98,11 +123,12 @@ def simulate(
     workers: int | None,
     **options: Any,
 ) -> None:
-    """Run WORKLOAD under policies, placements and seeds, and compare the results.
+    """Compare policies, placements and seeds on a simulated cluster.
 
-    WORKLOAD: calibrated (the default), fit_mean_2, plain, waves:SCALE, philly:FILE[#CLUSTER],
-    openb:PODS,NODES, csv:FILE, log:FILE. With --out: the log of each run, tasks.parquet and
-    report.html. See docs/explanation/simulator.md.
+    WORKLOAD is a synthetic workload (calibrated (default), fit_mean_2, plain, waves:SCALE), a trace
+    (philly:FILE[#CLUSTER], openb:PODS,NODES, csv:FILE) or a recorded log (log:FILE). --out DIR
+    writes the log of each run, tasks.parquet and report.html. The page
+    docs/explanation/simulator.md explains workloads and figures.
     """
     simulated.check_options(workload, options)
     mix = _mix(workload, jobs, options)
@@ -198,14 +224,14 @@ def _behavior(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(out: Path) -> None:
-    """Create the output folder; it must be empty.
+    """Create the output directory; it must be empty.
 
     Raises: BadUsage.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise BadUsage(f"--out {out}: the folder is not empty", hint="name a new folder")
+            raise BadUsage(f"--out {out}: the directory is not empty", hint="name a new directory")
     except OSError as error:
         raise BadUsage(f"--out {out}: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""`yard snapshots`: list the stored states of the machines. They are a cache and can be lost."""
+"""`yard snapshots`: list the stored states of quota and the scheduler, which are only a cache."""
 
 import asyncio
 from typing import Any
@@ -10,17 +10,19 @@ from yardmaster_cli.session import Session, command
 from yardmaster_eventlog.errors import SnapshotCorrupt
 from yardmaster_eventlog.snapshots import SnapshotStore
 
-#: The machines that take snapshots.
+#: The state machines that take snapshots.
 MACHINES = ("quota", "scheduler")
 
 
 @command("snapshots")
-@click.option(
-    "--url", metavar="URL", help="Location of the snapshots (default: in the data folder)."
-)
+@click.option("--url", metavar="URL", help="Location of the snapshots (default: in --data).")
 @click.option("--cell", default="main", metavar="NAME", help="Cell of the snapshots.")
 def snapshots(session: Session, url: str | None, cell: str) -> None:
-    """List the stored snapshots and check each."""
+    """List the stored snapshots and check each.
+
+    A snapshot is the stored state of quota or of the scheduler. Without it, a restart replays the
+    whole log.
+    """
     place = url or str(session.config.data_dir / "snapshots")
     columns = (
         Column("MACHINE", lambda row: row["machine"]),

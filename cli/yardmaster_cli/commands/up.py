@@ -33,6 +33,13 @@ _PORTS: Final = {
     "controller": CONTROLLER_PORT,
     "redis": REDIS_PORT,
 }
+_LISTENERS: Final = {
+    "gateway": "the first gateway",
+    "health": "the first health check",
+    "kafka": "Kafka",
+    "controller": "Kafka's controller",
+    "redis": "Redis",
+}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -47,7 +54,7 @@ def _count(service: str, plural: str) -> _Decorator:
         service,
         type=click.IntRange(1, MOST[service]),
         metavar="N",
-        help=f"How many (default: {default}).",
+        help=f"Number of {service} processes (default: {default}).",
     )
 
 
@@ -58,12 +65,12 @@ def _port(name: str) -> _Decorator:
         f"{name}_port",
         type=click.IntRange(1, 65_000),
         metavar="PORT",
-        help=f"Default: the cluster's port; {default} for a new cluster.",
+        help=f"Port of {_LISTENERS[name]} (default: as before, else {default}).",
     )
 
 
 class _Clusters:
-    """Both forms of the cluster in the data folder of a command."""
+    """Both forms of the cluster in the data directory of a command."""
 
     def __init__(self, session: Session) -> None:
         config = session.config
@@ -76,7 +83,9 @@ class _Clusters:
 
 
 @command("up")
-@click.option("--local", "form", flag_value="local", help="Start processes of this machine.")
+@click.option(
+    "--local", "form", flag_value="local", help="Start background processes on this machine."
+)
 @click.option("--compose", "form", flag_value="compose", help="Start containers with Docker.")
 @_count("gateway", "gateways")
 @_count("quota", "quotas")
@@ -95,8 +104,8 @@ def up(
 ) -> int:
     """Start Kafka, Redis, gateway, quota, scheduler, views and agents as separate processes.
 
-    They run in containers where Docker answers, else as background processes. On a running cluster
-    the command scales it to the new numbers. `yard down` stops it.
+    They run in containers if Docker answers, else as background processes. If the cluster runs, the
+    command scales it to the new numbers. `yard down` stops it.
     """
     began_s = time.monotonic()
     out = session.out
@@ -193,12 +202,12 @@ def _form(given: str | None, clusters: _Clusters) -> str:
 
 
 @command("down")
-@click.option("--purge", is_flag=True, help="Delete the data folder too, with the log.")
+@click.option("--purge", is_flag=True, help="Also delete the data directory with the log.")
 def down(session: Session, purge: bool) -> int:
     """Stop the cluster of `yard up` and its tasks, and leave no process behind.
 
-    Tasks end as in a power failure. Without --purge the log stays, and the next `yard up` continues
-    with it.
+    Tasks are killed at once, without a grace period. Without --purge the log stays, and the next
+    `yard up` continues with it.
     """
     began_s = time.monotonic()
     out = session.out

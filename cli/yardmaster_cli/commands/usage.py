@@ -21,7 +21,7 @@ from yardmaster_schemas.instants import rfc3339
     "--by",
     type=click.Choice([each.value for each in UsageBy]),
     default=UsageBy.PROJECT.value,
-    help="Group by.",
+    help="Group by project, user or pool (default: project).",
 )
 @click.option(
     "--bucket",
@@ -29,7 +29,10 @@ from yardmaster_schemas.instants import rfc3339
     help="Split into hours, days or months (UTC).",
 )
 def usage(session: Session, begin: str, end: str | None, by: str, bucket: str | None) -> None:
-    """Show GPU-hours, including tasks still running."""
+    """Show GPU-hours by project, user or pool.
+
+    They include the tasks that still run, up to now.
+    """
     now = now_ms()
     found = session.remote.client.usage(
         begin=rfc3339(past_ms(begin, now, "--from")),

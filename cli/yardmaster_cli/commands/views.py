@@ -48,7 +48,10 @@ def views() -> None:
 def rebuild(
     session: Session, file: str | None, cell: str | None, redis: str | None, only: str | None
 ) -> None:
-    """Rebuild the views from the log, then switch gateways to them; services keep running."""
+    """Rebuild the views from the log.
+
+    Services keep running. Gateways switch to the new views when these are complete.
+    """
     where = log_source(session, file, cell)
     found = redis_settings(session, where, redis)
     done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))

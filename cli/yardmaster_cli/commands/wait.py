@@ -96,7 +96,7 @@ def _how(task: Task) -> str:
 def wait(session: Session, refs: tuple[str, ...], phase: str | None, timeout: str | None) -> int:
     """Wait for tasks to end, with or without success.
 
-    Being requeued does not count as ending. The exit code is 0 when all tasks succeeded, else their
+    A task that is requeued has not ended. The exit code is 0 if all tasks succeeded, else their
     highest exit code. The wait continues after a restart of the server.
     """
     limit_s = timeout_s(timeout)

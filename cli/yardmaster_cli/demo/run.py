@@ -157,7 +157,7 @@ class DemoRun:
         cluster = self.cluster
         cluster.say(f"{cluster.at_the_end} Does its log prove every decision?")
         proved = cluster.yard("replay", "verify") == Exit.DONE
-        checks = [*self._checks(), (proved, "every decision was derived again from the log")]
+        checks = [*self._checks(), (proved, "every decision was recomputed from the log")]
         cluster.say("Observed:")
         for held, text in checks:
             mark = click.style("ok ", fg="green") if held else click.style("NOT", fg="red")

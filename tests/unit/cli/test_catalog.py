@@ -66,6 +66,17 @@ def test_every_help_ends_with_examples_that_can_be_typed(
         assert context.command_path.startswith(f"yard {path}".rstrip())
 
 
+@pytest.mark.parametrize("path", [path for path in paths() if " " not in path])
+def test_a_list_of_commands_shows_their_first_sentences_whole(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*path.split(), "--help"]) == 0
+    _, _, listed = capsys.readouterr().out.partition("\nCommands:\n")
+    lines = listed.partition("\n\n")[0].splitlines()
+    assert not [line for line in lines if not line.endswith(".") or line.endswith("...")]
+
+
 @pytest.mark.parametrize(
     ("path", "option"),
     [

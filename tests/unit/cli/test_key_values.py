@@ -1,9 +1,13 @@
 """`key=value` arguments of pools, projects and departments."""
 
+from collections.abc import Mapping
+from dataclasses import fields
+
 import pytest
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, overlay
+from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, Key, listed, overlay
+from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig
 
 
 def test_pairs_are_laid_over_what_is_there_and_the_rest_stays() -> None:
@@ -53,7 +57,7 @@ def test_a_pool_says_how_it_places() -> None:
         ("weight", "KEY=VALUE"),
         ("wieght=2", "unknown key"),
         ("weight=two", "weight: a whole number, not two"),
-        ("quota.h100=2", "quota.POOL.KEY"),
+        ("quota.h100=2", "quota.POOL.limit"),
         ("max-slots=lots", "max-slots: a number of GPUs or none, not lots"),
     ],
 )
@@ -66,3 +70,18 @@ def test_an_unknown_key_gets_the_nearest() -> None:
     with pytest.raises(BadUsage) as caught:
         overlay({}, ["wieght=2"], PROJECT)
     assert caught.value.hint == "did you mean weight?"
+
+
+@pytest.mark.parametrize(
+    ("known", "config"),
+    [(POOL, PoolConfig), (PROJECT, ProjectConfig), (DEPARTMENT, DepartmentConfig)],
+)
+def test_every_field_of_a_configuration_has_a_key(known: Mapping[str, Key], config: type) -> None:
+    parts = {key.path[0] for key in (*known.values(), *listed(known).values())}
+    assert parts == {field.name for field in fields(config)}
+
+
+def test_a_hint_lists_the_keys_that_the_server_supports() -> None:
+    with pytest.raises(BadUsage) as caught:
+        overlay({}, ["zzz=1"], DEPARTMENT)
+    assert caught.value.hint == "keys: quota.POOL.limit"
