@@ -14,6 +14,8 @@ from yardmaster_schemas.durations import duration_s
 
 #: The forms, for help and errors.
 FORMS: Final = "2h, -2h, 2026-01-31 or 2026-01-31T12:00:00Z"
+#: The forms of a moment in a log (see `log.moments`), for help that must not import the log.
+MOMENT_FORMS: Final = "a time, 2h (ago), a log position (main@d3021) or a cycle (cycle:88121)"
 
 _CLOCK: Final = re.compile(
     r"\d{4}-\d\d-\d\d([Tt ]\d\d:\d\d(:\d\d([.,]\d+)?)?([Zz]|[+-]\d\d:\d\d)?)?"

@@ -5,11 +5,11 @@ The gateway answers for the present; the log itself answers for any other moment
 
 import click
 
-from yardmaster_cli.log.moments import MOMENT_FORMS
 from yardmaster_cli.log.options import log_options
 from yardmaster_cli.output.describe import explain_lines
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session, command
+from yardmaster_cli.times import MOMENT_FORMS
 
 
 @command("explain")

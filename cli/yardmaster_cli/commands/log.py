@@ -10,14 +10,14 @@ import click
 
 from yardmaster.yaml_tree import nearest
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.log.moments import MOMENT_FORMS, Moment, parse_moment
+from yardmaster_cli.log.moments import Moment, parse_moment
 from yardmaster_cli.log.options import log_options
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
 from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.server.remote import REF, REF_HINT
 from yardmaster_cli.session import Session, YardGroup, detaching
-from yardmaster_cli.times import now_ms
+from yardmaster_cli.times import MOMENT_FORMS, now_ms
 from yardmaster_eventlog.order import PAGE, Entry, LogOrder
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import decoded

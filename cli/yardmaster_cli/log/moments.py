@@ -1,7 +1,6 @@
 """Moments in a log on a command line: a time (see `times`), a position, or `cycle:88121`."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.times import FORMS, clock_ms, is_relative, past_ms
@@ -9,9 +8,6 @@ from yardmaster_eventlog.order import Entry
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import DECISIONS
-
-#: The forms, for help.
-MOMENT_FORMS: Final = "a time, 2h (ago), a log position (main@d3021) or a cycle (cycle:88121)"
 
 
 @dataclass(frozen=True, slots=True)
