@@ -81,6 +81,13 @@ def first_error(error: "ValidationError") -> str:
     return f"{where}: {str(first['msg']).removeprefix('Value error, ')}"
 
 
+def bad_setting(error: "ValidationError") -> BadUsage:
+    """The first error of settings, with the name of its variable."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = "YARD_" + "__".join(str(part) for part in first["loc"]).upper()
+    return BadUsage(f"{name}: {first['msg']}")
+
+
 #: problem+json `code` -> exit code; for other codes the HTTP status decides.
 _BY_CODE: Final[Mapping[str, Exit]] = {
     "malformed": Exit.USAGE,

@@ -97,7 +97,7 @@ class AgentWorld:
 
     def ports(self) -> Ports:
         """The real ports of this machine."""
-        telemetry = Telemetry("node_agent", now_ms=self.clock.now_ms, quiet=True)
+        telemetry = Telemetry("node_agent", now_ms=self.clock.now_ms, level="warning")
         return host_ports(
             self.settings,
             log=self.log,

@@ -15,7 +15,7 @@ from yardmaster_views.follower import Follower, Metrics, Views
 
 def telemetry(service: str = "views") -> Telemetry:
     """Telemetry without output."""
-    return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), quiet=True)
+    return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), level="warning")
 
 
 class Followed:

@@ -16,11 +16,12 @@ from yardmaster_cli.dev.data_folder import (
     plain_cluster,
     read_cluster,
 )
-from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.errors import BadUsage, bad_setting
 from yardmaster_cli.hints import yard_for
 from yardmaster_cli.policy_spec import DEFAULT_POLICY, PolicySpec
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.process import path_with_python
+from yardmaster_runtime.telemetry.level import LogLevel
 
 #: The policies for the help text; `checked_policy` reads the registry.
 POLICY_NAMES: Final = ("priority", "fair_share", "fitgpp", "fifo", "lrtp", "rand")
@@ -74,6 +75,7 @@ def dev(
             "--cluster excludes --nodes and --slots", hint="set nodes and slots in the file"
         )
     # All options are checked before anything is written.
+    log_level = _log_level(verbose=session.out.verbose)
     requested = _policy(policy, policy_option)
     given = None if file is None else read_cluster(Path(file))
     if given is not None and "policy" in given.model_fields_set:
@@ -98,13 +100,29 @@ def dev(
         out.note(f"hint: in another terminal: {yard} submit -- COMMAND")
         out.note("Ctrl-C stops this process; tasks keep running")
 
-    options = Options(cluster=cluster, port=port, policy=requested, quiet=not out.verbose)
+    options = Options(cluster=cluster, port=port, policy=requested, log_level=log_level)
     code = serve(folder, options, ready)
     out.note(
         f"\nyard dev stopped; its tasks keep running. {yard} dev continues with the log in "
         f"{folder.path}"
     )
     return code
+
+
+def _log_level(*, verbose: bool) -> LogLevel:
+    """The level of the services' log lines: info with -v, else YARD_LOG_LEVEL, else warning.
+
+    Raises: BadUsage.
+    """
+    from yardmaster_runtime.settings import LogSettings
+
+    try:
+        settings = LogSettings()
+    except ValidationError as error:
+        raise bad_setting(error) from None
+    if verbose:
+        return "info"
+    return settings.log_level if "log_level" in settings.model_fields_set else "warning"
 
 
 def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:

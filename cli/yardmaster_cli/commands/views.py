@@ -224,4 +224,4 @@ def compared_lines(done: Sequence[Compared]) -> list[str]:
 
 
 def _metrics(clock: SystemClock) -> Metrics:
-    return Metrics(Telemetry("views", now_ms=clock.now_ms, stream=StringIO(), quiet=True))
+    return Metrics(Telemetry("views", now_ms=clock.now_ms, stream=StringIO(), level="warning"))

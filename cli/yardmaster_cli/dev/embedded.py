@@ -41,6 +41,7 @@ from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Ports
 from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler import main as scheduler
 from yardmaster_schemas.errors import YardmasterError
@@ -66,13 +67,13 @@ class Options:
         port: of the gateway; 0: any free port; None: the last port of the folder, or the first free
             port from GATEWAY_PORT on.
         policy: the policy that the log must have; None: any.
-        quiet: services print no log lines.
+        log_level: the lowest level of the log lines of services.
     """
 
     cluster: Cluster
     port: int | None = None
     policy: PolicySpec | None = None
-    quiet: bool = True
+    log_level: LogLevel = "warning"
 
 
 class ServiceEnded(YardmasterError):
@@ -238,7 +239,7 @@ def _services(
     registry = CollectorRegistry()
 
     def telemetry(service: str) -> Telemetry:
-        return Telemetry(service, now_ms=clock.now_ms, registry=registry, quiet=options.quiet)
+        return Telemetry(service, now_ms=clock.now_ms, registry=registry, level=options.log_level)
 
     agents = telemetry("node_agent")
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.errors import BadUsage, bad_setting
 from yardmaster_cli.session import Session
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.clock import SystemClock
@@ -47,9 +47,7 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
     try:
         settings = SharedSettings()
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        name = "YARD_" + "__".join(str(part) for part in found["loc"]).upper()
-        raise BadUsage(f"{name}: {found['msg']}") from None
+        raise bad_setting(error) from None
     url = given if given is not None and _is_url(given) else ""
     if given is None:
         # A running cluster publishes the URL of its log; the log of the embedded mode is a file. A

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
 
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.errors import LogUnavailable, NotOurLog
@@ -259,8 +260,13 @@ def run_process(
         loaded = settings()
     except ValidationError as error:
         prefix = settings.model_config.get("env_prefix", "")
+        variables = EnvSettingsSource(settings).env_vars
         for found in error.errors(include_url=False, include_input=False):
-            name = prefix + "__".join(str(part) for part in found["loc"]).upper()
+            name = "__".join(str(part) for part in found["loc"]).upper()
+            if f"{prefix}{name}".lower() in variables or f"YARD_{name}".lower() not in variables:
+                name = f"{prefix}{name}"
+            else:
+                name = f"YARD_{name}"
             print(f"error: {name}: {found['msg']}", file=sys.stderr)
         return 2
     try:
@@ -292,7 +298,7 @@ async def _serve(
     settings: P, service: str, serve: Callable[[Process, P], Awaitable[object]]
 ) -> None:
     clock = SystemClock()
-    telemetry = Telemetry(service, now_ms=clock.now_ms)
+    telemetry = Telemetry(service, now_ms=clock.now_ms, level=settings.log_level)
     library_logs = LibraryLogs(telemetry, clock.monotonic_s)
     library_logs.install()
     try:

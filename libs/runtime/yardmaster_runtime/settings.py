@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.tracing import TraceSettings
 from yardmaster_schemas.backoff import Backoff
 from yardmaster_schemas.fields import Name
@@ -184,7 +185,7 @@ def _text(path: Path | None) -> str | None:
 
 
 class LogSettings(BaseSettings):
-    """The log, the cell, the health endpoint and the traces of a service.
+    """The log, the cell, the health endpoint, the log lines and the traces of a service.
 
     `log`: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`; by default a file
     in `data`. A subclass sets its `env_prefix`, such as `YARD_SCHEDULER_`; a setting without a
@@ -215,6 +216,8 @@ class LogSettings(BaseSettings):
     health_host: str = "127.0.0.1"
     #: Port at which they are served. 0: the system chooses one. Without it they are not served.
     health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    #: The lowest level of the log lines that are written.
+    log_level: LogLevel = "info"
     traces: TraceSettings = TraceSettings()
 
     @property

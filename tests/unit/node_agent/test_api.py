@@ -107,7 +107,7 @@ async def opened(
 ) -> AsyncIterator[Desk]:
     world = await AgentWorld(path / "n1", clock=clock).open()
     ledger = SpyLedger()
-    telemetry = Telemetry("node_agent", now_ms=world.clock.now_ms, quiet=True)
+    telemetry = Telemetry("node_agent", now_ms=world.clock.now_ms, level="warning")
     ports = simulated_ports(
         world.settings,
         log=world.log,

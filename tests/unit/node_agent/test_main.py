@@ -97,7 +97,7 @@ class NoLog(Away):
 
 def process(cls: type[Process]) -> Process:
     clock = SystemClock()
-    telemetry = Telemetry("node_agent", now_ms=clock.now_ms, quiet=True)
+    telemetry = Telemetry("node_agent", now_ms=clock.now_ms, level="warning")
     return cls(clock, SystemChance(), telemetry, Health())
 
 

@@ -42,7 +42,7 @@ class Machine:
             log=self.world.log,
             clock=self.clock,
             chance=SeededChance(self.seed),
-            telemetry=Telemetry("node_agent", now_ms=self.clock.now_ms, quiet=True),
+            telemetry=Telemetry("node_agent", now_ms=self.clock.now_ms, level="warning"),
             ledger=self.ledger,
             executor=self.executor,
         )

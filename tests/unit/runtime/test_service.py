@@ -140,7 +140,48 @@ def test_the_exit_code_of_a_process_names_the_cause(
     assert run_process(Settings, "toy", stopped) == 0
     monkeypatch.setenv("YARD_CELL", "NOT A CELL")
     assert run_process(Settings, "toy", fine) == 2
-    assert "YARD_TOY_CELL" in capsys.readouterr().err
+    assert "error: YARD_CELL: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "written"),
+    [
+        (None, ["info", "warning", "error"]),
+        ("info", ["info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+def test_lines_below_the_log_level_are_not_written(
+    level: str | None,
+    written: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if level is not None:
+        monkeypatch.setenv("YARD_LOG_LEVEL", level)
+
+    async def serve(process: Process, settings: Any) -> None:
+        for telemetry in (process.telemetry, process.telemetry.for_cell("main")):
+            for write in (telemetry.info, telemetry.warn, telemetry.error):
+                write("said")
+
+    assert run_process(Settings, "toy", serve) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == written * 2
+
+
+@pytest.mark.parametrize("variable", ["YARD_LOG_LEVEL", "YARD_TOY_LOG_LEVEL"])
+def test_a_wrong_log_level_is_refused_with_its_variable_and_the_known_levels(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(process: Process, settings: Any) -> None:
+        raise AssertionError("it must not start")
+
+    monkeypatch.setenv(variable, "verbose")
+    assert run_process(Settings, "toy", serve) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {variable}: Input should be 'info', 'warning' or 'error'\n"
 
 
 def test_a_process_serves_liveness_readiness_and_metrics(

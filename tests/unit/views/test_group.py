@@ -36,7 +36,7 @@ async def test_an_app_that_cannot_be_stopped_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "bind_to_running_loop", lambda app: None)
     clock, out = ManualClock(), StringIO()
-    telemetry = Telemetry("views", now_ms=clock.now_ms, stream=out, quiet=True)
+    telemetry = Telemetry("views", now_ms=clock.now_ms, stream=out, level="warning")
     process: Any = SimpleNamespace(health=Health(), clock=clock, telemetry=telemetry)
     made: list[Any] = []
 

@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
+from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.tracing import OFF, TraceSettings
 
 #: Seconds; from a durable append to a slow takeover.
@@ -48,7 +49,7 @@ class Telemetry:
 
     Metrics are named `yard_<service>_<name>`. A log line is one JSON object on `stream` (standard
     error), without text of users or secrets; `event` is a stable code for alarms. `tracer` is OFF
-    until `trace_to`. With `quiet`, lines of the level info are left out.
+    until `trace_to`. Lines below `level` are not written.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Telemetry:
         now_ms: Callable[[], int],
         stream: TextIO | None = None,
         registry: CollectorRegistry | None = None,
-        quiet: bool = False,
+        level: LogLevel = "info",
     ) -> None:
         self.service = service
         self.now_ms = now_ms
         self.registry = registry or CollectorRegistry()
         self.tracer: Tracer = OFF
         self._stream = stream or sys.stderr
-        self._quiet = quiet
+        self._level: LogLevel = level
         self._cell: str | None = None
         self._close_traces: Callable[[], None] = lambda: None
         self._labeled = _Labeled()
@@ -73,7 +74,7 @@ class Telemetry:
         self._logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(self._stream),
             processors=[self._line, structlog.processors.JSONRenderer(default=str)],
-            wrapper_class=structlog.make_filtering_bound_logger("warning" if quiet else "info"),
+            wrapper_class=structlog.make_filtering_bound_logger(level),
         ).bind()
         self.info = self._logger.info
         self.warn = self._logger.warning
@@ -136,7 +137,7 @@ class Telemetry:
             now_ms=self.now_ms,
             stream=self._stream,
             registry=registry,
-            quiet=self._quiet,
+            level=self._level,
         )
         telemetry.tracer = self.tracer
         return telemetry
