@@ -245,10 +245,25 @@ async def test_a_job_that_sets_a_reserved_name_is_not_started(world: AgentWorld,
 
 async def test_a_secret_that_is_not_there_keeps_the_job_from_starting(world: AgentWorld) -> None:
     async with world.agent():
-        task = await world.allocate(sh("true", secrets={"TOKEN": "../../etc/passwd"}))
+        task = await world.allocate(sh("true", secrets={"TOKEN": "nlp/none"}))
         released = (await world.ended(task))[0]
         assert (released.never_started, released.failure) == (True, "secret_missing")
         assert "no secret" in await world.output(task, stream="agent")
+
+
+@pytest.mark.parametrize("reference", ["vision/hf", "../../etc/passwd", "hf", "nlp"])
+async def test_an_agent_gives_a_job_no_secret_of_another_project(
+    world: AgentWorld, tmp_path: Path, reference: str
+) -> None:
+    (tmp_path / "vision").mkdir()
+    for name in ("vision/hf", "hf", "nlp"):
+        (tmp_path / name).write_text("s3cret")
+    world.configure(secrets_dir=tmp_path)
+    async with world.agent():
+        task = await world.allocate(sh("true", secrets={"TOKEN": reference}))
+        released = (await world.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, "secret_missing")
+        assert "may not read" in await world.output(task, stream="agent")
 
 
 @pytest.mark.parametrize(
@@ -621,10 +636,11 @@ async def test_a_task_that_damages_its_directory_disturbs_no_other_task(world: A
 async def test_the_process_title_and_the_log_never_hold_a_secret(
     world: AgentWorld, tmp_path: Path
 ) -> None:
-    (tmp_path / "key").write_text("s3cret-value")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "key").write_text("s3cret-value")
     world.configure(secrets_dir=tmp_path)
     async with world.agent():
-        task = await world.allocate(sh("echo ready; sleep 60", secrets={"KEY": "key"}))
+        task = await world.allocate(sh("echo ready; sleep 60", secrets={"KEY": "shared/key"}))
         await world.until_output(task, "ready")
         titles = [
             (Path("/proc") / pid / "cmdline").read_bytes()

@@ -44,6 +44,7 @@ from yardmaster_schemas.fields import (
     Name,
     Priority,
 )
+from yardmaster_schemas.job_secrets import SHARED, may_read
 from yardmaster_schemas.program import program_of
 from yardmaster_schemas.quantities import (
     DURATION_PATTERN,
@@ -315,8 +316,8 @@ class JobRun(Closed):
     secrets: Annotated[dict[EnvName, SecretRef], Field(max_length=128)] = Field(
         default_factory=dict,
         description="Variables whose values the agent reads from files of these names in the "
-        "secrets folder of its node.",
-        examples=[{"HF_TOKEN": "hf/token"}],
+        "secrets directory of its node: `PROJECT/NAME` of the job's own project, or `shared/NAME`.",
+        examples=[{"HF_TOKEN": "shared/hf"}],
     )
     working_dir: Line | None = Field(
         default=None,
@@ -464,6 +465,16 @@ class JobSpec(Closed):
         if isinstance(data, dict) and "topology" in data:
             return {key: value for key, value in data.items() if key != "topology"}
         return data
+
+    @model_validator(mode="after")
+    def _own_secrets(self) -> "JobSpec":
+        for variable, reference in self.run.secrets.items():
+            if not may_read(self.project, reference):
+                raise ValueError(
+                    f"run.secrets.{variable} names a secret of another project; a job reads "
+                    f"secrets of its project (PROJECT/NAME) and shared ones ({SHARED}/NAME)"
+                )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobSpec":

@@ -163,6 +163,11 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"run": {"script": ""}}, "at least 1"),
         ({"run": {"command": ["a"], "env": {"YARD_X": "1"}}}, "YARD_X is reserved"),
         ({"run": {"command": ["a"], "secrets": {"CUDA_X": "a/b"}}}, "CUDA_X is reserved"),
+        (
+            {"project": "nlp", "run": {"command": ["a"], "secrets": {"X": "vision/hf"}}},
+            "run.secrets.X names a secret of another project",
+        ),
+        ({"project": "nlp", "run": {"command": ["a"], "secrets": {"X": "hf"}}}, "PROJECT/NAME"),
         ({"run": {"command": ["a\x00b"]}}, "zero byte"),
         ({"run": {"command": ["a"], "env": {"1X": "1"}}}, "pattern"),
         ({"name": "two\nlines"}, "pattern"),
@@ -186,6 +191,12 @@ def test_contradictory_job_files_are_refused(changes: dict[str, Any], word: str)
 
 def test_an_error_quotes_no_input() -> None:
     assert "hush" not in refused(priority="hush")
+
+
+@pytest.mark.parametrize("reference", ["nlp/hf", "nlp/hub/token", "shared/hf"])
+def test_a_job_names_secrets_of_its_project_and_shared_ones(reference: str) -> None:
+    run = run_of(parse(project="nlp", run={"command": ["a"], "secrets": {"X": reference}}))
+    assert run.secrets == {"X": reference}
 
 
 def test_the_program_is_stored_as_written() -> None:
