@@ -375,7 +375,7 @@ ANSWERS: Final[Texts] = {
     "runtime_estimate_s": ("How long a task would run undisturbed, in seconds.", 28_800),
     "scope": ("Where the role applies.", "project"),
     "script": ("The script for `sh -eu`.", "python3 train.py"),
-    "secrets": ("Variables whose values come from the node's secrets.", {"HF_TOKEN": "hf/token"}),
+    "secrets": ("Variables whose values come from the node's secrets.", {"HF_TOKEN": "shared/hf"}),
     "seed": FIELDS[PoolConfig]["seed"],
     "seen_at": ("When its agent was last heard.", _AT),
     "seq": ("The number of the record of its writer.", 55),
