@@ -1,21 +1,29 @@
-"""deploy/k8s: rendered objects are valid, hardened and probed, and open only needed connections."""
+"""Manifests and chart: objects are valid, hardened and probed, and open only what is needed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-from tests.support.go_tools import go_tool
+from tests.support.manifests import (
+    BASE,
+    CHART,
+    CHART_OF_THREE,
+    THREE_BROKERS,
+    containers,
+    named,
+    of_kind,
+    rendered,
+    selects,
+    settings_of,
+    workloads,
+)
 
 ROOT = Path(__file__).parents[3]
-K8S = ROOT / "deploy" / "k8s"
-FOLDERS = ["base", "overlays/three-brokers"]
-WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "Job"}
+FOLDERS = [BASE, THREE_BROKERS, CHART, CHART_OF_THREE]
 SERVICES = {"gateway", "quota", "scheduler", "views", "agent"}
 
 #: Every port: what a rule without one lets through.
@@ -38,59 +46,12 @@ TALKS = {
 #: The oldest Kubernetes that it is made for.
 OLDEST = "1.30"
 
-Resource = Mapping[str, Any]
-
 pytestmark = pytest.mark.parametrize("folder", FOLDERS)
-
-
-@cache
-def rendered(folder: str) -> tuple[Resource, ...]:
-    objects = go_tool("kustomize", "build", K8S / folder)
-    return tuple(yaml.safe_load_all(objects))
-
-
-def of_kind(folder: str, *kinds: str) -> Iterator[Resource]:
-    yield from (one for one in rendered(folder) if one["kind"] in kinds)
-
-
-def named(folder: str, kind: str, name: str) -> Resource:
-    return next(one for one in of_kind(folder, kind) if one["metadata"]["name"] == name)
-
-
-def workloads(folder: str) -> Iterator[tuple[str, Resource, Resource]]:
-    """Every workload: its name, itself, its pods' template."""
-    for one in of_kind(folder, *WORKLOADS):
-        yield one["metadata"]["name"], one, one["spec"]["template"]
-
-
-def containers(folder: str) -> Iterator[tuple[str, Resource]]:
-    for name, _, template in workloads(folder):
-        for one in [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]:
-            yield f"{name}/{one['name']}", one
-
-
-def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """As Kubernetes matches labels; operators other than In are not used here."""
-    wanted = selector.get("matchLabels", {}).items()
-    within = selector.get("matchExpressions", [])
-    assert all(one["operator"] == "In" for one in within)
-    return all(labels.get(key) == value for key, value in wanted) and all(
-        labels.get(one["key"]) in one["values"] for one in within
-    )
 
 
 def gibibytes(amount: str) -> float:
     """As Kubernetes and Redis write it."""
     return int(re.fullmatch(r"([0-9]+)(Gi|gb)", amount)[1])  # type: ignore[index]
-
-
-def settings_of(folder: str, name: str) -> dict[str, str]:
-    """The generated ConfigMap whose name begins so."""
-    return next(
-        one["data"]
-        for one in of_kind(folder, "ConfigMap")
-        if one["metadata"]["name"].rpartition("-")[0] == name
-    )
 
 
 def test_every_resource_is_valid_and_has_no_unknown_field(folder: str) -> None:
@@ -189,8 +150,9 @@ def test_every_pod_is_hardened_and_has_no_account_token(folder: str) -> None:
         assert account["automountServiceAccountToken"] is False, name
         assert not any("hostPath" in volume for volume in pod.get("volumes", [])), name
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
-    levels = named(folder, "Namespace", "yardmaster")["metadata"]["labels"]
-    assert levels["pod-security.kubernetes.io/enforce"] == "restricted"
+    if folder in (BASE, THREE_BROKERS):  # Helm creates the namespace of a chart
+        levels = named(folder, "Namespace", "yardmaster")["metadata"]["labels"]
+        assert levels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_every_deployment_and_set_has_a_disruption_budget(folder: str) -> None:
@@ -302,7 +264,7 @@ def test_images_have_a_version_and_no_registry(folder: str) -> None:
 def test_topics_are_kept_as_often_as_there_are_brokers(folder: str) -> None:
     brokers = named(folder, "StatefulSet", "kafka")["spec"]["replicas"]
     kafka, services = settings_of(folder, "kafka"), settings_of(folder, "yardmaster")
-    expected = (3, 2) if folder.endswith("three-brokers") else (1, 1)
+    expected = (3, 2) if folder in (THREE_BROKERS, CHART_OF_THREE) else (1, 1)
     assert brokers == expected[0]
     assert (int(kafka["KAFKA_REPLICATION"]), int(kafka["KAFKA_MIN_ISR"])) == expected
     assert (
