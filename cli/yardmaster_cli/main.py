@@ -240,7 +240,7 @@ def _known(error: Exception) -> CliError:
     from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
     from yardmaster_localcluster import errors as local
     from yardmaster_projections.errors import ViewsUnavailable
-    from yardmaster_runtime.errors import UnknownTask
+    from yardmaster_runtime.errors import BeforeFirstCycle, UnknownTask
     from yardmaster_schemas.errors import YardmasterError
 
     if isinstance(error, ApiError):
@@ -251,6 +251,7 @@ def _known(error: Exception) -> CliError:
         (LogTruncated, Exit.CHECK_FAILED),
         (LogUnavailable, Exit.UNREACHABLE),
         (ViewsUnavailable, Exit.UNREACHABLE),
+        (BeforeFirstCycle, Exit.NOT_FOUND),
         (UnknownTask, Exit.NOT_FOUND),
         (local.DataDirInUse, Exit.CONFLICT),
         (local.PortsInUse, Exit.CONFLICT),

@@ -72,10 +72,11 @@ def test_every_time_option_accepts_the_same_formats(dev: Dev, time: str) -> None
     assert dev.yard("usage", "--from", "40d", "--to", time, "-o", "name").code == 0
     assert "LogCreated" in dev.yard("log", "dump", "--from", time).out
     assert "TaskSubmitted" not in dev.yard("log", "dump", "--to", time).out
-    early = dev.yard("replay", "at", time, code=101)
-    first = early.err.partition("is before the log's first cycle, at ")[2].split()[0]
-    assert dev.yard("replay", "at", first, "-o", "json").json["now_at"] == first
-    dev.yard("explain", f"{job}.0", "--at", time, code=101)
+    for words in (("replay", "at", time), ("explain", f"{job}.0", "--at", time)):
+        early = dev.yard(*words, code=101)
+        assert "The log starts with cycle 1 at " in early.err
+        first = early.err.partition("The log starts with cycle 1 at ")[2].split(",")[0]
+        assert dev.yard("replay", "at", first, "-o", "json").json["now_at"] == first
 
 
 def _held(dev: Dev) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.errors import Exit
 from yardmaster_cli.log.moments import parse_moment
 from yardmaster_cli.log.options import log_options
 from yardmaster_cli.log.source import LogSource, log_source, on_log
@@ -26,16 +26,12 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.node_status import status_of
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_eventlog.order import PAGE
 from yardmaster_eventlog.port import EventLog
-from yardmaster_eventlog.reader import decoded
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
-from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.plain import dump as plain_json
-from yardmaster_schemas.topics import DECISIONS
 
 _AGO: Final = re.compile(r"^-[0-9]")
 
@@ -85,33 +81,12 @@ def at(
     where = log_source(session, file, cell)
 
     async def work(source: EventLog) -> rebuild.Replayed[ClusterState]:
-        found = await rebuild.state_at(
+        return await rebuild.state_at(
             source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
         )
-        if found.cycle == 0 and bounds.get("time_ms") is not None:
-            first_ms = await _first_cycle_ms(source, where)
-            if first_ms is not None:
-                raise CliError(
-                    f"{moment} is before the log's first cycle, at {rfc3339(first_ms)}",
-                    exit_code=Exit.NOT_FOUND,
-                    hint=f"the earliest state: yard replay at {rfc3339(first_ms)}",
-                )
-        return found
 
     found = on_log(where, work)
     _show_state(session.out, found, everything=everything, nodes_only=nodes_only)
-
-
-async def _first_cycle_ms(log: EventLog, where: LogSource) -> int | None:
-    """The time of the scheduler's first cycle; None without a cycle."""
-    partition, offset = where.at(DECISIONS.name), 0
-    while page := await log.read(partition, offset, max_records=PAGE):
-        for stored in page:
-            envelope = decoded(stored)
-            if envelope is not None and isinstance(envelope.data, CycleCommittedV1):
-                return envelope.data.now_ms
-        offset = page[-1].offset + 1
-    return None
 
 
 def _show_state(

@@ -2,7 +2,7 @@
 
 ```
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
-               DecisionRefused  UnknownTask
+               DecisionRefused  BeforeFirstCycle  UnknownTask
 ```
 """
 
@@ -60,6 +60,14 @@ class DecisionRefused(MachineError):
     """
 
     code = "decision_refused"
+
+
+class BeforeFirstCycle(MachineError):
+    """The log starts with cycle {cycle} at {at}, and that moment is before it. The earliest moment
+    is cycle:{cycle}.
+    """
+
+    code = "before_first_cycle"
 
 
 class UnknownTask(MachineError):

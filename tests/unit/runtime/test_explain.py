@@ -7,7 +7,7 @@ import pytest
 from tests.support.cell_world import World, job, of, submission
 from tests.support.logs import exited, joined, released, started, submitted
 from yardmaster_core.scheduling.machine import SchedulerMachine
-from yardmaster_runtime.errors import UnknownTask
+from yardmaster_runtime.errors import BeforeFirstCycle, UnknownTask
 from yardmaster_runtime.replay.explain import explain, explain_at
 from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.events.decisions import (
@@ -81,7 +81,7 @@ async def test_the_explanation_of_a_preemption_names_the_preemptor_and_the_rule(
     assert then.attempts[0].deadline_ms is not None
     with pytest.raises(UnknownTask, match=task(7)):
         await explain_at(world.log, "main", task(7))
-    with pytest.raises(UnknownTask):
+    with pytest.raises(BeforeFirstCycle):
         await explain_at(world.log, "main", task(0), cycle=0)
 
 

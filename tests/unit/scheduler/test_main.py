@@ -24,11 +24,13 @@ from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.errors import BeforeFirstCycle
 from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_scheduler.main import known_nodes, live_nodes
 from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import TOPICS
 
@@ -146,8 +148,16 @@ async def test_the_rebuilt_state_equals_the_state_of_that_moment(tmp_path: Path)
     assert then.position.covers(Position(cell="main", decisions=end))
     now = await state_at(world.log, machine, "main")
     assert set(now.state.jobs) == {job(0), job(1)}
-    nothing = await state_at(world.log, machine, "main", cycle=0)
-    assert (nothing.cycle, len(nothing.state.jobs)) == (0, 0)
+    first = await state_at(world.log, machine, "main", cycle=1)
+    assert (await state_at(world.log, machine, "main", time_ms=first.now_ms)).cycle >= 1
+    start = f"cycle 1 at {rfc3339(first.now_ms)}"
+    for before in (
+        {"cycle": 0},
+        {"time_ms": first.now_ms - 1},
+        {"position": Position(cell="main", decisions=0)},
+    ):
+        with pytest.raises(BeforeFirstCycle, match=start):
+            await state_at(world.log, machine, "main", **before)
 
 
 async def test_hostile_claims_stop_nothing(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ async def explain_at(
 
     Raises:
         UnknownTask: the task did not exist then.
-        and the errors of `state_at`.
+        BeforeFirstCycle and the errors of `state_at`.
     """
     history = TaskHistory(task_id)
     found = await state_at(

@@ -7,8 +7,10 @@ from typing import Generic, TypeVar
 from yardmaster_core.commit import CountedCycle
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.port import EventLog
+from yardmaster_runtime.errors import BeforeFirstCycle
 from yardmaster_runtime.machine.fold import Fold, Listener
 from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 
 S = TypeVar("S")
@@ -16,7 +18,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Generic[S]):
-    """A machine's state after a cycle (0: before the first one), and its position in the log."""
+    """A machine's state after a cycle (0: the log has none), and its position in the log."""
 
     state: S
     cycle: int
@@ -42,6 +44,7 @@ async def state_at(
     snapshots.
 
     Raises:
+        BeforeFirstCycle: the bounds are before the log's first cycle.
         ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent: the log contradicts itself.
     """
     fold = Fold(log, machine, cell, partition=partition)
@@ -52,8 +55,17 @@ async def state_at(
         reached[:] = counted.commit.cycle, counted.commit.now_ms
         where[0] = fold.position
 
+    beyond = _after(fold.own.topic, position, time_ms, cycle)
+
+    def until(counted: CountedCycle) -> bool:
+        ends = beyond(counted)
+        if ends and not reached[0]:
+            first = counted.commit
+            raise BeforeFirstCycle(cycle=first.cycle, at=rfc3339(first.now_ms))
+        return ends
+
     fold.listeners += [note, *listeners]
-    await fold.catch_up(_after(fold.own.topic, position, time_ms, cycle))
+    await fold.catch_up(until)
     return Replayed(fold.state, reached[0], reached[1], where[0])
 
 
