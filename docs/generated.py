@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_settings import BaseSettings
 
+from yardmaster_gateway.api_page import anchor_of
 from yardmaster_schemas.words import in_words
 
 MARKER: Final = re.compile(r"<!-- generated: ([a-z-]+) -->")
@@ -117,9 +118,34 @@ def rest() -> str:
             # FastAPI derives the summary from the function's name; the docstring says more.
             about = operation.get("description") or operation.get("summary", "")
             first = _cell(about.partition("\n\n")[0])
-            lines.append(f"| [`{title}`](#{_anchor(title)}) | {first} |")
-            sections.append(_operation(title, about, operation))
+            lines.append(f"| [`{title}`](#{anchor_of(title)}) | {first} |")
+            sections.append(_operation(api, title, about, operation))
     return "\n".join([*lines, "", *sections])
+
+
+def bodies() -> str:
+    """Every field of the bodies of requests and answers."""
+    from yardmaster_gateway.app import document
+
+    models = document()["components"]["schemas"]
+    return "\n".join(line for name, model in models.items() for line in _model(name, model))
+
+
+def _model(name: str, model: Json) -> Iterator[str]:
+    yield from (f"### `{name}`", "", model.get("description", "").strip(), "")
+    if "enum" in model:
+        yield from (f"One of: {in_words(model)}", "")
+    if not model.get("properties"):
+        return
+    yield "| field | type | default | meaning | example |"
+    yield "| --- | --- | --- | --- | --- |"
+    for field, schema in model["properties"].items():
+        needed = " (required)" if field in model.get("required", ()) else ""
+        default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+        cells = (in_words(schema), default, schema["description"])
+        example = f"`{json.dumps(schema['examples'][0])}`"
+        yield f"| `{field}`{needed} | {' | '.join(map(_cell, cells))} | {_cell(example)} |"
+    yield ""
 
 
 def problems() -> str:
@@ -132,19 +158,23 @@ def problems() -> str:
     return "\n".join(lines)
 
 
-def _operation(title: str, about: str, operation: Json) -> str:
-    lines = [f"### `{title}` {{ #{_anchor(title)} }}", "", about.strip(), ""]
+def _operation(api: Json, title: str, about: str, operation: Json) -> str:
+    lines = [f"### `{title}` {{ #{anchor_of(title)} }}", "", about.strip(), ""]
     parameters = operation.get("parameters", [])
     if parameters:
-        lines += ["| parameter | in | type | meaning |", "| --- | --- | --- | --- |"]
+        lines += ["| parameter | in | type | meaning | example |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
         for each in parameters:
             needed = " (required)" if each.get("required") else ""
             meaning = _cell(each.get("description", ""))
             kind = _cell(in_words(each["schema"]))
-            lines.append(f"| `{each['name']}`{needed} | {each['in']} | {kind} | {meaning} |")
+            cells = (each["in"], kind, meaning, f"`{each['example']}`")
+            lines.append(f"| `{each['name']}`{needed} | {' | '.join(cells)} |")
         lines.append("")
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        lines += [f"Body ({kind}): `{in_words(content.get('schema', {}))}`.", ""]
+        body = in_words(content.get("schema", {}))
+        example = json.dumps(api["components"]["schemas"][body]["example"], indent=2)
+        lines += [f"Body ({kind}): `{body}`, for example:", "", "```json", example, "```", ""]
     lines += ["| status | answer |", "| --- | --- |"]
     for status, answer in operation["responses"].items():
         schemas = {in_words(each.get("schema", {})) for each in answer.get("content", {}).values()}
@@ -152,10 +182,6 @@ def _operation(title: str, about: str, operation: Json) -> str:
         text = _cell(answer.get("description", ""))
         lines.append(f"| {status} | {text}{': ' if text and said else ''}{said} |")
     return "\n".join([*lines, ""])
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 # --- the job file -------------------------------------------------------------------------------
@@ -203,6 +229,135 @@ def as_yaml(value: object) -> str:
     """A value on one line of YAML."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+# --- inside a task ------------------------------------------------------------------------------
+
+#: What the variables of a task mean. A missing or unknown name fails the build.
+MEANINGS: Final = {
+    "YARD_JOB_ID": "the job",
+    "YARD_JOB_NAME": "the name of the job",
+    "YARD_USER": "the user who submitted the job",
+    "YARD_PROJECT": "the project of the job",
+    "YARD_POOL": "the pool in which the task runs",
+    "YARD_NODE": "the node on which this replica runs",
+    "YARD_TASK_ID": "the task",
+    "YARD_TASK_INDEX": "the number of the task in its job, from 0",
+    "YARD_TASK_COUNT": "how many tasks the job has",
+    "YARD_ATTEMPT": "the number of this attempt, from 1",
+    "YARD_REPLICA": "the number of this replica, from 0",
+    "YARD_REPLICAS": "how many replicas the task has",
+    "YARD_PARAMS": "the point of the search, as JSON; `{}` without a search",
+    "YARD_CHECKPOINT_URI": "the last checkpoint of any attempt; empty without one",
+    "YARD_CHECKPOINT_STEP": "its step; empty without one",
+    "YARD_CHECKPOINT_FILE": "file that the task writes to report a checkpoint",
+    "YARD_STOP_FILE": "file that exists as soon as the task is asked to stop",
+    "YARD_GRACE_S": "seconds between the stop signal and the kill",
+    "YARD_AGENT_URL": "address of the agent's API for this replica",
+    "YARD_AGENT_TOKEN": "token for that API, of this attempt and replica only",
+    "YARD_GPU_MILLI": "thousandths that it has of each of its GPUs",
+    "YARD_GPU_MEMORY_MIB": "memory that it may use of each of its GPUs; 0 if unknown",
+    "CUDA_VISIBLE_DEVICES": "its GPUs; empty without one",
+    "CUDA_DEVICE_ORDER": "GPUs are numbered by their place on the bus",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "only for shares of a GPU under MPS: the percentage",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for shares of a GPU under MPS: the memory",
+    "RANK": "the same as `YARD_REPLICA`",
+    "WORLD_SIZE": "the same as `YARD_REPLICAS`",
+    "LOCAL_RANK": "0; only where a replica has at most one GPU",
+    "MASTER_ADDR": "address of the node of replica 0; 127.0.0.1 with one replica",
+    "MASTER_PORT": "port of replica 0, reserved for this attempt; a free one with one replica",
+    "PET_NNODES": "for `torchrun`: how many replicas",
+    "PET_NODE_RANK": "for `torchrun`: the number of this replica",
+    "PET_NPROC_PER_NODE": "for `torchrun`: processes of this replica, one for each GPU",
+    "PET_MASTER_ADDR": "for `torchrun`: the same as `MASTER_ADDR`",
+    "PET_MASTER_PORT": "for `torchrun`: the same as `MASTER_PORT`",
+}
+
+
+def task_environment() -> str:
+    """Every variable of a task, with its value in an example."""
+    values = environment_of_a_task()
+    if values.keys() != MEANINGS.keys():
+        raise ValueError(f"describe these variables: {sorted(values.keys() ^ MEANINGS.keys())}")
+    lines = ["| variable | example | meaning |", "| --- | --- | --- |"]
+    for name, meaning in MEANINGS.items():
+        lines.append(f"| `{name}` | {_plain(values[name])} | {meaning} |")
+    return "\n".join(lines)
+
+
+def environment_of_a_task() -> dict[str, str]:
+    """The variables that the agent sets for replica 1 of a gang of two, and those under MPS."""
+    from yardmaster_node_agent.agent_state import Assignment, ReplicaKey
+    from yardmaster_node_agent.environment import NodeFacts
+    from yardmaster_node_agent.environment import task_environment as environment
+    from yardmaster_node_agent.executors.port import Paths
+    from yardmaster_schemas.events.details import JobDetailedV1, Run
+    from yardmaster_schemas.events.decisions import Checkpoint
+    from yardmaster_schemas.events.requests import DetailsRef
+
+    task = "4kq7w2mz9c1f.2"
+    folder = f"/var/lib/yardmaster/tasks/{task}-2-1"
+    gang = Assignment(
+        key=ReplicaKey(task_id=task, attempt=2, replica=1),
+        cause="scheduler/main.d3b7877bd11b/1/55",
+        decision=55,
+        project="nlp",
+        pool="h100",
+        tasks=6,
+        replicas=2,
+        slots=(3,),
+        gpu_milli=1000,
+        cpu_milli=4000,
+        memory_mib=65_536,
+        master_addr="10.0.0.7",
+        master_port=29_601,
+        details=DetailsRef(offset=3, digest="0" * 64),
+        checkpoint=Checkpoint(uri="s3://runs/4kq7/step-12000", step=12_000),
+        grace_s=120,
+    )
+    params = tuple({"lr": rate, "seed": seed} for rate in (0.1, 0.01) for seed in (1, 2, 3))
+    details = JobDetailedV1(
+        job_id="4kq7w2mz9c1f",
+        salt="0" * 32,
+        name="llm-sft",
+        user="ana",
+        run=Run(command=("python3", "train.py")),
+        params=params,
+    )
+    facts = NodeFacts(
+        node="gpu-09",
+        agent_url="http://127.0.0.1:40123",
+        devices=("0", "1", "2", "3"),
+        gpu_memory_mib=81_920,
+        mps=True,
+        passed={},
+    )
+    found: dict[str, str] = {}
+    for assignment in (dataclasses.replace(gang, gpu_milli=500), gang):
+        found |= environment(
+            assignment,
+            details,
+            {},
+            token="k3J0...",
+            paths=Paths(f"{folder}/stop", f"{folder}/checkpoint"),
+            facts=facts,
+            free_port=40_124,
+        )
+    return found
+
+
+def task_sdk() -> str:
+    """Every call of the SDK inside a task, as its docstring describes it."""
+    from yardmaster import task
+
+    lines = ["| call | what it does |", "| --- | --- |"]
+    for name in task.__all__:
+        call = getattr(task, name)
+        if inspect.isfunction(call):
+            signature = re.sub(r"yardmaster\.task\.", "", str(inspect.signature(call)))
+            text = re.sub(r"```.*?```", "", inspect.getdoc(call) or "", flags=re.DOTALL)
+            lines.append(f"| `{name}{_cell(signature)}` | {_cell(text)} |")
+    return "\n".join(lines)
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -345,10 +500,13 @@ def _cell(text: str) -> str:
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
+    "bodies": bodies,
     "cli": cli,
     "job-file": job_file,
     "keys": keys,
     "problems": problems,
     "rest": rest,
     "settings": settings,
+    "task-environment": task_environment,
+    "task-sdk": task_sdk,
 }

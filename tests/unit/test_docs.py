@@ -286,6 +286,18 @@ def test_every_example_of_a_key_of_a_job_file_is_a_valid_job(key: str) -> None:
         JobSpec.model_validate_json(json.dumps(job))
 
 
+def test_every_request_of_the_agents_api_is_in_the_docs() -> None:
+    source = (ROOT / "services/node_agent/yardmaster_node_agent/api.py").read_text()
+    served = re.findall(r'case \("(\w+)", "(/v1/\w+)"\)', source)
+    text = (DOCS / "reference/task-environment.md").read_text()
+    assert served == re.findall(r"^\| `(\w+) (/v1/\w+)` \|", text, re.MULTILINE)
+
+
+def test_a_task_has_the_documented_variables_and_no_other() -> None:
+    module = generated()
+    assert module.environment_of_a_task().keys() == module.MEANINGS.keys()
+
+
 def test_every_exit_code_is_in_the_docs() -> None:
     text = (DOCS / "reference/cli.md").read_text()
     codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]

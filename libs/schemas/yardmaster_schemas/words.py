@@ -75,13 +75,20 @@ def _range(schema: Json) -> str:
     high, below = _first(schema, "maximum", "le"), _first(schema, "exclusiveMaximum", "lt")
     # The largest integers that every reader of JSON knows exactly are not worth a word.
     low, high = (None if n in (-MAX_INT, MAX_INT) else n for n in (low, high))
-    start = None if low is above is None else f"{low:,}" if above is None else f"above {above:,}"
-    end = None if high is below is None else f"{high:,}" if below is None else f"below {below:,}"
+    start = _number(low) if above is None else f"above {_number(above)}"
+    end = _number(high) if below is None else f"below {_number(below)}"
     if start is not None and end is not None:
         return f", {start} to {end}"
     if start is not None:
         return f", {start}" if above is not None else f", at least {start}"
     return "" if end is None else f", at most {end}"
+
+
+def _number(value: float | None) -> str | None:
+    """A limit in digits; FastAPI writes those of integers as 64.0."""
+    if value is None:
+        return None
+    return f"{int(value) if value == int(value) else value:,}"
 
 
 def _first(schema: Json, *keys: str) -> Any:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from yardmaster_gateway import (
     about,
+    api_page,
     departments,
     enrollment,
     erasure,
@@ -161,6 +162,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
     app.state.health = health.HealthCheck(gateway)
     app.include_router(_api())
     app.include_router(health.router)
+    app.include_router(api_page.router_of(_page))
     problems.install(app)
     app.add_middleware(RequestMiddleware, gateway=gateway)
     app.openapi = lambda: document()  # type: ignore[method-assign]
@@ -189,3 +191,9 @@ def document() -> dict[str, Any]:
     app.include_router(_api())
     app.include_router(health.router)
     return document_of(app)
+
+
+@cache
+def _page() -> str:
+    """The OpenAPI document as a page. It is made once, because callers need no token for it."""
+    return api_page.html_of(document())
