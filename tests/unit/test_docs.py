@@ -234,6 +234,12 @@ def test_every_reason_is_in_the_docs_with_its_numbers() -> None:
     for stop in StopCode:
         if stop.value in stops:
             assert re.findall(r"`(\w+)`", stops[stop.value][1]) == list(NUMBERS[stop]), stop
+    explained = (DOCS / page).read_text().partition("## The numbers")[2]
+    rows = re.findall(r"^\| (`.+?`) \|", explained, re.MULTILINE)
+    shown = {code for code in NUMBERS if code.value in waits or code.value in stops}
+    assert set(re.findall(r"\w+", " ".join(rows))) == {
+        number for code in shown for number in NUMBERS[code]
+    }
 
 
 def test_every_policy_and_option_is_in_the_docs_with_its_default() -> None:
