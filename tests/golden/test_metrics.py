@@ -50,7 +50,7 @@ def metrics() -> list[Metric]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            kind = ast.unparse(node.func).split(".")[-1]
+            kind = ast.unparse(node.func).split(".")[-1].removesuffix("_table")
             if kind not in SUFFIXES:
                 continue
             where = path.relative_to(ROOT)

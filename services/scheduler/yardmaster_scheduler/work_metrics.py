@@ -7,6 +7,7 @@ cost does not depend on them. Queue times and preemptions are counted once per c
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import Final, NoReturn
@@ -24,9 +25,11 @@ from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
 
-#: Projects of a pool with series of their own; the others are one, OTHER.
+#: Pairs of pool and project with series of their own; in each pool the others are one, OTHER.
 MAX_PROJECTS: Final = 1_000
 OTHER: Final = "other"
+#: gpu_milli by pool and project.
+ByProject = Mapping[tuple[str, str], int]
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3_600.0
 DAY_S: Final = 86_400.0
@@ -46,23 +49,23 @@ class WorkMetrics:
         self._state = state
         self._part = part = telemetry.part()
         part.before_exposition(self._update)
-        self._gpus = part.gauge(
+        self._gpus = part.gauge_table(
             "gpus", "GPUs by state: used, free or unavailable.", "pool", "state"
         )
-        self._pending = part.gauge(
+        self._pending = part.gauge_table(
             "tasks_pending",
             "Pending tasks by the first pool of their list and the reason in it.",
             "pool",
             "reason",
         )
-        self._running = part.gauge("tasks_running", "Tasks in the phase running.", "pool")
-        self._nodes = part.gauge(
+        self._running = part.gauge_table("tasks_running", "Tasks in the phase running.", "pool")
+        self._nodes = part.gauge_table(
             "nodes", "Nodes by state, as yard nodes shows it.", "pool", "state"
         )
-        self._project_gpus = part.gauge(
+        self._project_gpus = part.gauge_table(
             "project_gpus", "GPUs that a project holds.", "pool", "project"
         )
-        self._project_share = part.gauge(
+        self._project_share = part.gauge_table(
             "project_share",
             "GPUs of a project's share, where the policy divides the pool among projects.",
             "pool",
@@ -106,25 +109,32 @@ class WorkMetrics:
 
     def _update(self) -> None:
         state = self._state()
-        gauges = (self._gpus, self._pending, self._running, self._nodes)
-        for gauge in (*gauges, self._project_gpus, self._project_share):
-            gauge.clear()
-        for (name, counted_as), tasks in state.counts.tasks.items():
-            if not isinstance(counted_as, Phase):
-                self._pending.labels(name, counted_as.value).set(tasks)
-        for name, status in statuses(state):
-            self._nodes.labels(name, status).inc()
-        for name, pool in state.pools.items():
-            for status, milli in gpus(pool).items():
-                self._gpus.labels(name, status).set(milli / WHOLE)
-            self._running.labels(name).set(state.counts.tasks.get((name, Phase.RUNNING), 0))
-            held = {project.name: project.used_milli[name] for project in pool.usage_by_project}
-            shares = shares_of(state, pool)
-            largest = largest_of(held, shares)
-            for project, milli in _summed(held, largest).items():
-                self._project_gpus.labels(name, project).set(milli / WHOLE)
-            for project, milli in _summed(shares, largest).items():
-                self._project_share.labels(name, project).set(milli / WHOLE)
+        pools, tasks = state.pools, state.counts.tasks
+        self._gpus.rows = {
+            (name, status): milli / WHOLE
+            for name, pool in pools.items()
+            for status, milli in gpus(pool).items()
+        }
+        self._pending.rows = {
+            (name, counted_as.value): number
+            for (name, counted_as), number in tasks.items()
+            if not isinstance(counted_as, Phase)
+        }
+        self._running.rows = {(name,): tasks.get((name, Phase.RUNNING), 0) for name in pools}
+        self._nodes.rows = Counter(statuses(state))
+        held = {
+            (name, project.name): project.used_milli[name]
+            for name, pool in pools.items()
+            for project in pool.usage_by_project
+        }
+        shares = {
+            (name, project): milli
+            for name, pool in pools.items()
+            for project, milli in shares_of(state, pool).items()
+        }
+        largest = largest_of(held, shares)
+        self._project_gpus.rows = _in_gpus(held, largest)
+        self._project_share.rows = _in_gpus(shares, largest)
 
 
 def gpus(pool: Pool) -> dict[str, int]:
@@ -160,19 +170,21 @@ def shares_of(state: ClusterState, pool: Pool) -> Mapping[str, int]:
     return resolved.policy.project_shares(PoolView(state, pool, resolved.options))
 
 
-def largest_of(held: Mapping[str, int], shares: Mapping[str, int]) -> frozenset[str]:
-    """The MAX_PROJECTS projects that hold most; of equals, those with the larger share."""
+def largest_of(held: ByProject, shares: ByProject) -> frozenset[tuple[str, str]]:
+    """The MAX_PROJECTS that hold most; of equals, those with the larger share."""
 
-    def rank(name: str) -> tuple[int, int, str]:
-        return -held.get(name, 0), -shares.get(name, 0), name
+    def rank(key: tuple[str, str]) -> tuple[int, int, tuple[str, str]]:
+        return -held.get(key, 0), -shares.get(key, 0), key
 
     return frozenset(nsmallest(MAX_PROJECTS, held.keys() | shares.keys(), key=rank))
 
 
-def _summed(milli: Mapping[str, int], named: Container[str]) -> dict[str, int]:
-    """`milli` of the projects `named`; the sum of the others, and of a project OTHER, as OTHER."""
-    found: dict[str, int] = {}
-    for name, each in milli.items():
-        key = name if name in named else OTHER
-        found[key] = found.get(key, 0) + each
-    return found
+def _in_gpus(milli: ByProject, named: Container[tuple[str, str]]) -> dict[tuple[str, ...], float]:
+    """The rows of a gauge: those `named`, and in each pool the sum of the others as OTHER, with
+    that of a project of this name.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for key, each in milli.items():
+        shown = key if key in named else (key[0], OTHER)
+        found[shown] = found.get(shown, 0) + each
+    return {key: each / WHOLE for key, each in found.items()}

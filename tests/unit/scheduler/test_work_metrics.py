@@ -274,15 +274,18 @@ async def test_projects_beyond_the_limit_are_one_series(
     cell.node("s1", gpus=10, pool="shared")
     for name, tasks in (("a", 1), ("b", 4), ("other", 3), ("d", 2)):
         cell.submit(name, project=name, pools=("shared",), tasks=tasks)
+    cell.node("m1", gpus=1)
+    cell.submit("c", project="c")
     cell.run_until_idle()
+    assert cell.values("project_gpus") == {"other": 1}, "the limit is that of the cell"
     assert cell.values("project_gpus", "shared") == {"b": 4, "other": 6}
     assert cell.values("project_share", "shared") == {"b": 4, "other": 6}
 
 
 def test_the_limit_keeps_the_projects_that_hold_most() -> None:
-    held = {f"p{number}": number for number in range(MAX_PROJECTS + 500)}
-    kept = largest_of(held, {"only-a-share": 10**9})
-    assert kept == {f"p{number}" for number in range(500, MAX_PROJECTS + 500)}
+    held = {("main", f"p{number}"): number for number in range(MAX_PROJECTS + 500)}
+    kept = largest_of(held, {("main", "only-a-share"): 10**9})
+    assert kept == {("main", f"p{number}") for number in range(500, MAX_PROJECTS + 500)}
 
 
 async def test_reading_looks_at_no_task_and_no_queue(cell: MeteredCell) -> None:
