@@ -291,8 +291,8 @@ def environment_of_a_task() -> dict[str, str]:
     from yardmaster_node_agent.environment import NodeFacts
     from yardmaster_node_agent.environment import task_environment as environment
     from yardmaster_node_agent.executors.port import Paths
-    from yardmaster_schemas.events.details import JobDetailedV1, Run
     from yardmaster_schemas.events.decisions import Checkpoint
+    from yardmaster_schemas.events.details import JobDetailedV1, Run
     from yardmaster_schemas.events.requests import DetailsRef
 
     task = "4kq7w2mz9c1f.2"

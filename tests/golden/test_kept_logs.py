@@ -49,7 +49,7 @@ def test_there_are_logs_of_both_forms_and_of_each_version_of_the_rules() -> None
     assert {rules_of(name) for name in KEPT} >= {0, 1}
 
 
-async def test_a_kept_log_is_proved_and_decisions_of_the_current_rules_are_derived_again(
+async def test_a_kept_log_is_proved_and_decisions_of_the_current_rules_are_recomputed(
     log: EventLog, kept: str
 ) -> None:
     rules = rules_of(kept)

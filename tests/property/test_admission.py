@@ -1,4 +1,4 @@
-"""Properties of quota's machine for any requests, and for any split of the log over cycles.
+"""Properties of quota's state machine for any requests, and for any split of the log over cycles.
 
 Histories have every request type over few names, so that requests conflict: jobs are repeated, or
 changed after their cancel; pools are deleted while they are used. `Desk` checks on every cycle that

@@ -1,4 +1,4 @@
-"""Properties of the scheduler's machine under every sequence of inputs and faults.
+"""Properties of the scheduler's state machine under every sequence of inputs and faults.
 
 Histories of all its input events over few names, so that events conflict. See `scheduling_world`
 for the faults that the cell under test must tolerate, and for the checks after every cycle.

@@ -362,7 +362,7 @@ class Cluster:
         return ended
 
     def prove(self, *, honest_agents: bool = True) -> None:
-        """Every promise holds over the log of each cell, and every decision is derived again."""
+        """Every promise holds over the log of each cell, and every decision is recomputed."""
 
         async def verify(log: EventLog) -> list[str]:
             wrong: list[str] = []

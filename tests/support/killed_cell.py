@@ -50,7 +50,7 @@ def until(there: Callable[[], Any], what: str, words: Callable[[], str]) -> Any:
 
 
 class KilledDev:
-    """One data folder and the process that serves it, if any."""
+    """One data directory and the process that serves it, if any."""
 
     def __init__(self, folder: Path, *, nodes: int, slots: int) -> None:
         self.folder = folder

@@ -30,7 +30,7 @@ def free_span(size: int) -> int:
 
 
 class Up:
-    """A data folder with its own ports, and the commands that run on it.
+    """A data directory with its own ports, and the commands that run on it.
 
     `form` is `--local` or `--compose`; the folder identifies its containers.
     """

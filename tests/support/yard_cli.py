@@ -56,7 +56,7 @@ def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str 
 
 @dataclass
 class Dev:
-    """An embedded process on a data folder, and the commands that use it."""
+    """An embedded process on a data directory, and the commands that use it."""
 
     folder: Path
     nodes: int = 1

@@ -24,6 +24,8 @@ PROSE = re.compile(
     r"|giv(?:e|es|ing|en) back|gave back|tak(?:e|es|ing|en) in|took in"
     r"|ha(?:ve|s|d) \w+ stopped|worse priorit(?:y|ies)|better priorit(?:y|ies)"
     r"|he|his|him|himself"
+    r"|data folders?|deriv(?:e|es|ed|ing)(?: \w+){0,4} again"
+    r"|(?:quota|the scheduler)'s machine"
     r")\b",
     re.IGNORECASE,
 )
@@ -111,6 +113,23 @@ def test_prose_uses_plain_words() -> None:
         for match in PROSE.finditer(line)
     ]
     assert not findings, "\n".join(findings)
+
+
+def test_pages_write_enroll_except_in_names() -> None:
+    spelled = re.compile(r"\benrol(?:s|ments?)?\b", re.IGNORECASE)
+    findings = [
+        found(path, number, line.strip()[:100])
+        for path in files(".md")
+        for number, line in enumerate(_without_code(path.read_text()).splitlines(), 1)
+        if spelled.search(line)
+    ]
+    assert not findings, "\n".join(findings)
+
+
+def _without_code(page: str) -> str:
+    """A page without its code blocks and code spans; lines keep their numbers."""
+    blocks = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), page, flags=re.DOTALL)
+    return re.sub(r"`[^`\n]+`", "", blocks)
 
 
 def test_names_use_plain_words() -> None:

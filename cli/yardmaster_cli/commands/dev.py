@@ -9,10 +9,10 @@ import click
 from pydantic import ValidationError
 
 from yardmaster.yaml_tree import scalar
-from yardmaster_cli.dev.data_folder import (
+from yardmaster_cli.dev.data_directory import (
     DEFAULT_SLOTS,
     Cluster,
-    DataFolder,
+    DataDirectory,
     plain_cluster,
     read_cluster,
 )
@@ -84,7 +84,7 @@ def dev(
         requested = given.policy
     if requested is not None:
         _check(requested)
-    folder = DataFolder.take(session.config.data_dir)
+    folder = DataDirectory.take(session.config.data_dir)
     cluster = given or _cluster(folder, nodes, slots)
     if requested is not None:
         cluster = cluster.model_copy(update={"policy": requested})
@@ -148,7 +148,7 @@ def _check(policy: PolicySpec) -> None:
     checked_policy(policy)
 
 
-def _cluster(folder: DataFolder, nodes: int | None, slots: int | None) -> Cluster:
+def _cluster(folder: DataDirectory, nodes: int | None, slots: int | None) -> Cluster:
     """The nodes of the flags; without flags those of the last start."""
     before = folder.cluster()
     if nodes is None and slots is None and before is not None:

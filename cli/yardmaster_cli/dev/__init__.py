@@ -1,1 +1,1 @@
-"""The embedded mode, `yard dev`: every service in one process over one data folder."""
+"""The embedded mode, `yard dev`: every service in one process over one data directory."""

@@ -19,7 +19,7 @@ import click
 import httpx
 from prometheus_client import CollectorRegistry
 
-from yardmaster_cli.dev.data_folder import Cluster, DataFolder
+from yardmaster_cli.dev.data_directory import Cluster, DataDirectory
 from yardmaster_cli.dev.policy import check_policy_of_log
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.log.first_records import Site, set_up
@@ -86,7 +86,7 @@ class _StopRequested(Exception):
     """A signal requested the stop of the process."""
 
 
-def serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> int:
+def serve(folder: DataDirectory, options: Options, ready: Callable[[str], None]) -> int:
     """Run all services until Ctrl-C or SIGTERM; `ready` is called with the address once they serve.
 
     Returns: the exit code: 0 after a requested stop.
@@ -133,7 +133,7 @@ def site_of(cluster: Cluster) -> Site:
     )
 
 
-async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
+async def _serve(folder: DataDirectory, options: Options, ready: Callable[[str], None]) -> None:
     clock, chance = SystemClock(), SystemChance()
     token = folder.token()
     # The port is taken first: a start that fails on it has written nothing.
@@ -159,7 +159,7 @@ async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], No
             await log.close()
 
 
-def _listen(folder: DataFolder, requested: int | None) -> socket.socket:
+def _listen(folder: DataDirectory, requested: int | None) -> socket.socket:
     """Listen on the port that `Options.port` describes.
 
     Raises:
@@ -225,7 +225,7 @@ async def _answers(client: httpx.AsyncClient, server: str) -> bool:
 
 
 def _services(
-    folder: DataFolder,
+    folder: DataDirectory,
     options: Options,
     log: EventLog,
     clock: Clock,
@@ -321,7 +321,7 @@ def _agent(
 
 
 def owner() -> Caller:
-    """The caller with the token of the data folder: an operator of the cell."""
+    """The caller with the token of the data directory: an operator of the cell."""
     return Caller(
         user="dev",
         method="token",

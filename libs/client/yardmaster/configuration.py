@@ -9,8 +9,8 @@ contexts:
          token_command: [pass, show, yard]}
 ```
 
-The context `dev` always exists: it is the cluster on this machine, which its data folder announces,
-`yard dev` before `yard up`.
+The context `dev` always exists: it is the cluster on this machine, which its data directory
+announces, `yard dev` before `yard up`.
 """
 
 import os
@@ -74,12 +74,12 @@ class Config:
 
     @property
     def log(self) -> str | None:
-        """The URL of the log of the cluster on this machine; None: a file in its data folder."""
+        """The URL of the log of the cluster on this machine; None: a file in its data directory."""
         return None if self.dev is None else self.dev.log
 
     @property
     def data_dir(self) -> Path:
-        """The data folder of the cluster on this machine."""
+        """The data directory of the cluster on this machine."""
         return Path(self.data.value or "").expanduser()
 
     @property
@@ -103,7 +103,7 @@ class Config:
             return server_url(self.server.value)
         hint = f"name a server with YARD_SERVER, or in the context {self.context.value}"
         if self.context.value == DEV:
-            hint = f"start one with yard dev (data folder {self.data_dir}), or set YARD_SERVER"
+            hint = f"start one with yard dev (data directory {self.data_dir}), or set YARD_SERVER"
         raise NoServer("no server is running here", hint=hint)
 
     def bearer(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The cluster that runs on this machine: the address that its data folder publishes."""
+"""The cluster that runs on this machine: the address that its data directory publishes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ class DevServer:
     pid: int
     #: The command that started it: `yard dev` or `yard up`.
     what: str = "yard dev"
-    #: The URL of its log; None: a file in the data folder.
+    #: The URL of its log; None: a file in the data directory.
     log: str | None = None
     #: The Redis of its views and the file with its password; None: views in memory.
     redis: str | None = None
@@ -27,18 +27,18 @@ class DevServer:
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
-    """The default data folder of `yard dev`."""
+    """The default data directory of `yard dev`."""
     base = env.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "yardmaster" / "dev"
 
 
 def default_up_dir(env: Mapping[str, str]) -> Path:
-    """The default data folder of `yard up`."""
+    """The default data directory of `yard up`."""
     return default_data_dir(env).with_name("up")
 
 
 def read_dev(data_dir: Path) -> DevServer | None:
-    """The cluster that runs on a data folder; None: no cluster runs."""
+    """The cluster that runs on a data directory; None: no cluster runs."""
     try:
         text = (data_dir / "dev.json").read_text()
         found = json.loads(text)

@@ -50,8 +50,8 @@ class SnapshotUnreadable(CoreError):
 
 
 class ForeignRecord(CoreError):
-    """The record at {topic} offset {offset} is not from the topic's machine: {found}. The reader
-    stops here.
+    """The record at {topic} offset {offset} is not from the topic's state machine: {found}. The
+    reader stops here.
     """
 
     code = "foreign_record"

@@ -1,6 +1,6 @@
 """The version of the rules by which the machines decide.
 
-`yard replay verify` derives a cycle again only with the rules that decided it. So increase `RULES`
+`yard replay verify` recomputes a cycle only with the rules that decided it. So increase `RULES`
 with each change after which the same state and inputs could lead to other decisions: a policy's
 order, a default that is resolved while deciding, a new decision. Do not increase it for a change of
 speed, or for an event type that no log contains yet.

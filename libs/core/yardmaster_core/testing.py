@@ -1,4 +1,4 @@
-"""`Cell`: drives the scheduler's machine in tests, without a log.
+"""`Cell`: drives the scheduler's state machine in tests, without a log.
 
 Events are applied as inputs of the next cycle. `cycle` decides, checks that deciding left the state
 unchanged and that applying the decisions gives the promised digest, and returns the decisions.

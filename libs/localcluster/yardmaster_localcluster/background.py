@@ -59,7 +59,7 @@ class ProcessStatus:
 
 
 class BackgroundCluster:
-    """The cluster of a data folder.
+    """The cluster of a data directory.
 
     Args:
         progress: is called with one line for each step that takes long.

@@ -1,6 +1,6 @@
 """`yard up --compose`: the same cluster in containers, by `docker compose` or `docker-compose`.
 
-The containers use the data folder of `--local`, so each form continues with the other's log. The
+The containers use the data directory of `--local`, so each form continues with the other's log. The
 settings of compose are in `compose.env` there.
 """
 
@@ -55,14 +55,14 @@ def available() -> bool:
 
 
 def project_name(data: Path, usual: Path) -> str:
-    """The compose project of a data folder; `usual` is the default folder."""
+    """The compose project of a data directory; `usual` is the default folder."""
     if data == usual:
         return PROJECT
     return f"{PROJECT}-{hashlib.sha256(str(data).encode()).hexdigest()[:8]}"
 
 
 class ComposeCluster:
-    """The containers of a data folder.
+    """The containers of a data directory.
 
     Args:
         project: the name of the compose project.

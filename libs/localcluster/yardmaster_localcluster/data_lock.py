@@ -1,4 +1,4 @@
-"""The lock of a data folder, and the address that its cluster publishes: `lock` and `dev.json`."""
+"""The files `lock` and `dev.json` of a data directory: its lock, and its cluster's address."""
 
 import fcntl
 import json
@@ -14,9 +14,9 @@ from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 #: The longest time that a killed process may still hold its lock, in seconds.
 RELEASE_S: Final = 5.0
 LOOK_S: Final = 0.01
-#: Mode bits that a data folder must not have. Others may pass through it, as containers need.
+#: Mode bits that a data directory must not have. Others may pass through it, as containers need.
 OTHERS: Final = 0o066
-#: Files that identify the data folder of a cluster.
+#: Files that identify the data directory of a cluster.
 CLUSTER_FILES: Final = frozenset({"lock", "up.json"})
 
 
@@ -49,7 +49,7 @@ def take_lock(path: Path) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Create a data folder, or close it to other users: it contains commands and environments.
+    """Create a data directory, or close it to other users: it contains commands and environments.
 
     Raises:
         DataDirUnusable: it is open to others and contains files of other programs.

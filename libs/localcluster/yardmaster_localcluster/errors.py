@@ -3,7 +3,7 @@
 ```
 YardmasterError
   LocalClusterError
-    DataDirUnusable  DataDirInUse          the data folder
+    DataDirUnusable  DataDirInUse          the data directory
     PackageMissing  DownloadFailed         what a broker or Redis needs
     PortsInUse  ClusterFixed  TooManyNodes what was requested cannot be started
     ProcessFailed                          a process ended, or did not become ready

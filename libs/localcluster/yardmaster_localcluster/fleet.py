@@ -28,7 +28,7 @@ Member = ServiceProcess | KafkaBroker | RedisServer
 
 
 class Fleet:
-    """The processes of a cluster in a data folder.
+    """The processes of a cluster in a data directory.
 
     Args:
         env: more environment, by the name of a process, its service, or `*` for all services.

@@ -1,4 +1,4 @@
-"""The data folder of a cluster and its ports, the same for processes and containers.
+"""The data directory of a cluster and its ports, the same for processes and containers.
 
 ```
 kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
@@ -33,7 +33,7 @@ GANG_PORTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class DataLayout:
-    """The files of one cluster's data folder."""
+    """The files of one cluster's data directory."""
 
     path: Path
 

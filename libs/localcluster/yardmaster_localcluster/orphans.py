@@ -1,6 +1,6 @@
 """Find the orphaned processes of a cluster in /proc, and end them.
 
-The processes of a cluster have `YARDMASTER_UP=<data folder>` in their environment, with two
+The processes of a cluster have `YARDMASTER_UP=<data directory>` in their environment, with two
 exceptions. Redis overwrites its environment; it is recognized by its program and folder. Tasks get
 their environment from the agent; a task is recognized by `YARD_STOP_FILE`, a path in the directory
 of the attempt, or by its runner, which has that directory as an argument.

@@ -1,4 +1,4 @@
-"""`up.json`: the cluster that was requested on a data folder, and `state.json`: what runs."""
+"""`up.json`: the cluster that was requested on a data directory, and `state.json`: what runs."""
 
 import json
 from collections.abc import Mapping

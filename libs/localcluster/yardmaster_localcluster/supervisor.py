@@ -274,7 +274,7 @@ def _log(event: str, **more: object) -> None:
 
 
 def main() -> int:
-    """Run the supervisor of the data folder on the command line."""
+    """Run the supervisor of the data directory on the command line."""
     path = Path(sys.argv[1]).absolute()
     try:
         lock = take_lock(path)

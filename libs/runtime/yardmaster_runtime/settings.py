@@ -46,7 +46,8 @@ class CycleLimits(BaseModel):
 
     #: The shortest time between the starts of two cycles.
     min_interval_ms: Annotated[int, Field(ge=0, le=60_000)] = 20
-    #: Records that a cycle reads from one input; whole cycles of another machine count as they are.
+    #: Records that a cycle reads from one input; whole cycles of another state machine count as
+    #: they are.
     max_inputs: Annotated[int, Field(ge=1, le=20_000)] = 2_000
     #: Decisions of one cycle; a cycle with more is cut and continues in the next.
     max_decisions: Annotated[int, Field(ge=1, le=20_000)] = 5_000
@@ -59,7 +60,7 @@ class CycleLimits(BaseModel):
     #: Observations of the shell that wait for a cycle; further ones are dropped and made again
     #: later.
     max_observations: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: The longest time without a new record until the machine checks its inputs again.
+    #: The longest time without a new record until the state machine checks its inputs again.
     idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     #: Records that are read before they are applied.
     read_ahead: Annotated[int, Field(ge=1, le=100_000)] = 1_000
@@ -202,9 +203,9 @@ class LogSettings(BaseSettings):
     )
 
     #: Where the log is: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`.
-    #: Default: a file in the data folder.
+    #: Default: a file in the data directory.
     log: str = ""
-    #: The data folder.
+    #: The data directory.
     data: Path = Path("yardmaster-data")
     #: The cell that the process serves.
     cell: Name = "main"
@@ -263,12 +264,12 @@ class SharedSettings(LogSettings):
 
 
 class RuntimeSettings(SharedSettings):
-    """Settings of a service that runs machines.
+    """Settings of a service that runs state machines.
 
     `snapshots`: an fsspec URL; by default a folder in `data`.
     """
 
-    #: Where snapshots are stored: an fsspec URL. Default: a folder in the data folder.
+    #: Where snapshots are stored: an fsspec URL. Default: a folder in the data directory.
     snapshots: str = ""
     cycle: CycleLimits = CycleLimits()
     snapshot: SnapshotLimits = SnapshotLimits()

@@ -1,4 +1,4 @@
-"""A log that older rules decided is folded and led on; current rules alone derive it again."""
+"""A log that older rules decided is folded and led on; only the current rules recompute it."""
 
 from dataclasses import replace
 from typing import Any
@@ -93,7 +93,7 @@ async def test_observations_wait_for_the_cycle_after_the_one_that_enables_rules(
     await cell.fold(ToyMachine.quota(2))
 
 
-async def test_verify_derives_cycles_of_current_rules_again_and_reports_the_older_ones(
+async def test_verify_recomputes_cycles_of_current_rules_and_reports_the_older_ones(
     upgraded: ToyCell,
 ) -> None:
     report = await verify(upgraded.log, [ToyMachine.quota(2)], CELL, promises=False)

@@ -42,7 +42,7 @@ def test_a_services_own_variable_overrides_the_one_of_all_services(
     assert Settings(cell="north").cell == "north"
 
 
-def test_log_and_snapshots_are_in_the_data_folder_by_default() -> None:
+def test_log_and_snapshots_are_in_the_data_directory_by_default() -> None:
     settings = RuntimeSettings(data=Path("/var/lib/yard"))
     assert settings.log_url == "sqlite:////var/lib/yard/log.db"
     assert settings.snapshots_url == "/var/lib/yard/snapshots"

@@ -1,4 +1,4 @@
-"""Quota's machine, which the runtime drives through the same protocol as the scheduler's."""
+"""Quota's state machine, which the runtime drives through the same protocol as the scheduler's."""
 
 from collections.abc import Sequence
 from typing import Any, Final

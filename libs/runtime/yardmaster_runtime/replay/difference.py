@@ -1,4 +1,4 @@
-"""The first difference between what a log contains and what was derived again, in words."""
+"""The first difference between what a log contains and what was recomputed, in words."""
 
 from collections.abc import Sequence
 from typing import Any

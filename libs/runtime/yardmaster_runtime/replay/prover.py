@@ -8,7 +8,7 @@ TermStarted records are taken as given. Comparing bytes reveals every change:
 - of a decision, by its mark in its commit, and by deciding again;
 - of a commit, by making it again; of all commits, by the hash chain.
 
-Only cycles that were decided by the rules of this program are derived again. For older rules, the
+Only cycles that were decided by the rules of this program are recomputed. For older rules, the
 chain, the digests of inputs and decisions, and the digest of each state are proved.
 """
 
@@ -59,7 +59,7 @@ class DetailsRefs:
 
 
 class Prover(Fold[S]):
-    """A fold that derives every cycle again."""
+    """A fold that recomputes the decisions of every cycle."""
 
     def __init__(self, log: EventLog, machine: Machine[S], cell: str, partition: int = 0) -> None:
         super().__init__(log, machine, cell, partition=partition)
@@ -82,7 +82,7 @@ class Prover(Fold[S]):
         return counted
 
     async def follow(self, counted: CountedCycle) -> None:
-        """Prove a cycle: derive it again if this program's rules decided it, else fold it."""
+        """Check a cycle: recompute it if this program's rules decided it, else fold it."""
         if counted.commit.rules == self.machine.rules:
             self.refused += await self._derive(counted)
         else:

@@ -29,7 +29,7 @@ class RulesRange:
     rules: int
     first_cycle: int
     last_cycle: int
-    #: Whether the decisions were derived again; if not, chain, digests and states were proved.
+    #: Whether the decisions were recomputed; if not, chain, digests and states were checked.
     derived: bool
 
 

@@ -32,7 +32,7 @@ class RuntimeMetrics:
         self.dropped = gauge("records_dropped", "Records of fenced leaders in the own topic.")
         self.term = gauge("term", "The newest term in the own topic.")
         self.leading = gauge("leading", "1 while this process leads.")
-        self.stopped = gauge("stopped", "1 after the machine has stopped.")
+        self.stopped = gauge("stopped", "1 after the state machine has stopped.")
         self.terms_lost = counter("terms_lost", "Terms that another incarnation started first.")
         self.fenced = counter("fenced", "Takeovers by another leader.")
         self.decisions_refused = counter(

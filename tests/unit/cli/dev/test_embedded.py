@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from yardmaster_cli.dev import embedded
-from yardmaster_cli.dev.data_folder import DataFolder, plain_cluster
+from yardmaster_cli.dev.data_directory import DataDirectory, plain_cluster
 from yardmaster_cli.dev.embedded import Options, serve
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.policy_spec import PolicySpec
@@ -25,7 +25,7 @@ def ended(
 
     monkeypatch.setattr(embedded, "_services", only_these)
     monkeypatch.setattr(embedded, "_until_ready", listens)
-    folder = DataFolder.take(tmp_path / "data")
+    folder = DataDirectory.take(tmp_path / "data")
     options = Options(cluster=plain_cluster(1, 1, PolicySpec()))
     with pytest.raises(CliError) as caught:
         serve(folder, options, lambda _: None)

@@ -1,4 +1,4 @@
-"""Drives quota's machine as the runtime does, and checks the invariants of every cycle."""
+"""Drives quota's state machine as the runtime does, and checks the invariants of every cycle."""
 
 import json
 from collections.abc import Sequence

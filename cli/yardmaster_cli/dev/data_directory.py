@@ -1,4 +1,4 @@
-"""The data folder of the embedded mode: lock, token, cluster, and the address of the process.
+"""The data directory of the embedded mode: lock, token, cluster, and the address of the process.
 
 ```
 log.db        the log           token         the token of callers; 0600
@@ -95,14 +95,14 @@ def read_cluster(path: Path) -> Cluster:
 
 
 @dataclass(slots=True)
-class DataFolder:
-    """A data folder that this process has locked; `take` creates it."""
+class DataDirectory:
+    """A data directory that this process has locked; `take` creates it."""
 
     path: Path
     lock: int
 
     @classmethod
-    def take(cls, path: Path) -> "DataFolder":
+    def take(cls, path: Path) -> "DataDirectory":
         """Create the folder if necessary, and hold its lock until this process ends.
 
         Raises:

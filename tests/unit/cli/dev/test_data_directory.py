@@ -1,4 +1,4 @@
-"""The data folder of the embedded mode: one process, private files, the cluster remembered."""
+"""The data directory of the embedded mode: one process, private files, the cluster remembered."""
 
 import json
 import os
@@ -10,24 +10,24 @@ import pytest
 
 from yardmaster.errors import InputError
 from yardmaster.local_cluster import read_dev
-from yardmaster_cli.dev.data_folder import DataFolder, plain_cluster, read_cluster
+from yardmaster_cli.dev.data_directory import DataDirectory, plain_cluster, read_cluster
 from yardmaster_cli.policy_spec import PolicySpec
 from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> DataFolder:
-    return DataFolder.take(tmp_path / "data")
+def folder(tmp_path: Path) -> DataDirectory:
+    return DataDirectory.take(tmp_path / "data")
 
 
-def test_a_second_process_is_refused_and_the_error_names_the_first(folder: DataFolder) -> None:
+def test_a_second_process_is_refused_and_the_error_names_the_first(folder: DataDirectory) -> None:
     with pytest.raises(DataDirInUse) as caught:
-        DataFolder.take(folder.path)
+        DataDirectory.take(folder.path)
     assert f"pid {os.getpid()}" in str(caught.value)
 
 
 def test_who_was_killed_is_given_the_time_to_let_go_of_its_lock(tmp_path: Path) -> None:
-    first = DataFolder.take(tmp_path / "data")
+    first = DataDirectory.take(tmp_path / "data")
     # A child of it still has the lock for a while; the parent, whose pid it says, is no more.
     parent = subprocess.Popen(["true"])
     parent.wait()
@@ -40,7 +40,7 @@ def test_who_was_killed_is_given_the_time_to_let_go_of_its_lock(tmp_path: Path) 
         assert child.stdout is not None
         child.stdout.readline()
         os.close(first.lock)
-        second = DataFolder.take(first.path)
+        second = DataDirectory.take(first.path)
         assert child.wait() == 0
     assert (second.path / "lock").read_text() == f"{os.getpid()}\n"
     os.close(second.lock)
@@ -51,7 +51,7 @@ def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path, names: tuple[
     for name in names:
         (tmp_path / name).touch()
     tmp_path.chmod(0o755)
-    DataFolder.take(tmp_path)
+    DataDirectory.take(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
@@ -59,20 +59,20 @@ def test_a_folder_of_other_files_that_is_open_to_others_is_refused(tmp_path: Pat
     (tmp_path / "thesis.tex").touch()
     tmp_path.chmod(0o755)
     with pytest.raises(DataDirUnusable, match=r"open to other users \(mode 755\)"):
-        DataFolder.take(tmp_path)
+        DataDirectory.take(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     tmp_path.chmod(0o700)
-    DataFolder.take(tmp_path)
+    DataDirectory.take(tmp_path)
 
 
-def test_the_token_is_private_and_stays(folder: DataFolder) -> None:
+def test_the_token_is_private_and_stays(folder: DataDirectory) -> None:
     token = folder.token()
     assert len(token) > 30
     assert folder.token() == token
     assert (folder.path / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_running_server_is_announced_and_withdrawn(folder: DataFolder) -> None:
+def test_a_running_server_is_announced_and_withdrawn(folder: DataDirectory) -> None:
     folder.announce(7450, "t0ken")
     assert (folder.path / "dev.json").stat().st_mode & 0o777 == 0o600
     found = read_dev(folder.path)
@@ -83,7 +83,7 @@ def test_a_running_server_is_announced_and_withdrawn(folder: DataFolder) -> None
     assert read_dev(folder.path) is None
 
 
-def test_the_cluster_is_remembered(folder: DataFolder) -> None:
+def test_the_cluster_is_remembered(folder: DataDirectory) -> None:
     assert folder.cluster() is None
     cluster = plain_cluster(2, 4, PolicySpec(options={"preemption": False}))
     folder.keep_cluster(cluster)
