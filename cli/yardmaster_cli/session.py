@@ -72,7 +72,10 @@ class Session:
 
     @cached_property
     def out(self) -> Output:
-        """The output."""
+        """The output, in the format that the options and settings choose.
+
+        Raises: BadUsage for an unknown format.
+        """
         terminal = is_terminal()
         chosen = self.config.output
         if chosen.value not in FORMATS:

@@ -115,7 +115,10 @@ def kinds(text: str | None) -> str | None:
 
 
 def phases(text: str | None) -> Sequence[str] | None:
-    """The phases of `--phase`."""
+    """Return the phases that `--phase` names, also as `active` or `ended`; None without it.
+
+    Raises: BadUsage for an unknown phase.
+    """
     if text is None:
         return None
     if text == "active":

@@ -74,7 +74,7 @@ def _is_url(text: str) -> bool:
 
 
 def file_source(path: Path, cell: str = "main") -> LogSource:
-    """The log in a file."""
+    """Return the source for a cell of a log in a SQLite file."""
     return LogSource(SharedSettings(log=f"sqlite:///{path}", cell=cell), cell, 0, str(path))
 
 

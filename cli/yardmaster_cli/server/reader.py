@@ -106,7 +106,6 @@ class Reader:
         return self.get("/v1/jobs", filters)
 
     def job(self, job_id: str, *, min_position: str | None = None) -> Json:
-        """One job."""
         return self.get(f"/v1/jobs/{quote(job_id, safe='')}", {"min_position": min_position})
 
     def all_jobs(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Json]:
@@ -135,7 +134,6 @@ class Reader:
                 return
 
     def task(self, task_id: str, *, min_position: str | None = None) -> Json:
-        """One task."""
         return self.get(f"/v1/tasks/{quote(task_id, safe='')}", {"min_position": min_position})
 
     def named(self, kind: str, name: str) -> Json:

@@ -70,7 +70,7 @@ def job_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CycleBegun:
-    """A cycle began."""
+    """The start of a cycle."""
 
     cycle: int
     now_ms: int
@@ -78,7 +78,7 @@ class CycleBegun:
 
 @dataclass(frozen=True, slots=True)
 class EventApplied:
-    """An input or a decision was applied."""
+    """An input or a decision, as it was applied."""
 
     event: Event
     record_id: str
@@ -86,7 +86,7 @@ class EventApplied:
 
 @dataclass(frozen=True, slots=True)
 class CycleEnded:
-    """A cycle ended."""
+    """The end of a cycle; `complete`: it decided everything, and was not cut at its limit."""
 
     complete: bool
 
@@ -339,7 +339,6 @@ class Cell:
         self.admission(adm.NodeCordonedV1(node=node))
 
     def uncordon(self, node: str) -> None:
-        """Uncordon a node."""
         self.admission(adm.NodeUncordonedV1(node=node))
 
     def drain(self, node: str, *, within_s: int) -> None:

@@ -210,7 +210,6 @@ class AssignmentNews:
         self._next = asyncio.Event()
 
     def publish(self, partitions: frozenset[int]) -> None:
-        """Publish a new assignment."""
         self.assigned = Assignment(self.assigned.number + 1, partitions)
         self._wake()
 

@@ -133,7 +133,6 @@ class MemoryLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Return records from `offset` on."""
         sequence = self._sequence(partition)
         if offset > sequence.next:
             raise ReadPastEnd(topic=partition.topic, offset=offset, end=sequence.next)

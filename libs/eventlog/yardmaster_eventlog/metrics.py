@@ -107,7 +107,6 @@ class MeteredLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Return records from `offset` on."""
         found = await self._log.read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )
@@ -130,5 +129,4 @@ class MeteredLog:
         return await self._log.wait(ends, timeout_s)
 
     async def close(self) -> None:
-        """Close the log."""
         await self._log.close()

@@ -206,7 +206,6 @@ class FaultyLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Return records from `offset` on."""
         await self._plan.step()
         return await self._inner.read(
             partition, offset, max_records=max_records, buffered_only=buffered_only

@@ -60,7 +60,6 @@ class FixedPorts:
     health_port: int = HEALTH_PORT
 
     def gateway(self, number: int) -> int:
-        """The port of gateway `number`, from 0."""
         return self.gateway_port + number
 
     def health(self, service: str, number: int) -> int:
@@ -75,7 +74,6 @@ class FreePorts:
     chosen: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def gateway(self, number: int) -> int:
-        """The port of gateway `number`, from 0."""
         return self._keep("", number)
 
     def health(self, service: str, number: int) -> int:

@@ -266,7 +266,6 @@ class Presenter:
         )
 
     async def job(self, row: JobRow) -> api.Job:
-        """A job."""
         facts = row.facts
         spec = facts.spec
         return api.Job(
@@ -383,7 +382,6 @@ class Presenter:
         )
 
     async def pool(self, row: PoolRow) -> api.Pool:
-        """A pool."""
         counters = await queries.counters(self._store, f"pool/{row.name}")
         return api.Pool(
             name=row.name,

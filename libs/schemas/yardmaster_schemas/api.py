@@ -110,7 +110,7 @@ class Answer(BaseModel):
 
 
 class NodeState(StrEnum):
-    """The state of a node."""
+    """Whether a node is present, and whether tasks may start on it."""
 
     #: It is enrolled and has not joined yet.
     ENROLLED = "enrolled"

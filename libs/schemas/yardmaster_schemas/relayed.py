@@ -23,7 +23,7 @@ class RelayedFrom:
     unstarted: tuple[int, ...] = ()
 
     def header(self) -> tuple[str, bytes]:
-        """Return the header."""
+        """Return the name and the value of the header that the relay adds to a copy."""
         if not self.unstarted:
             return OFFSET_HEADER, str(self.offset).encode()
         replicas = ",".join(map(str, self.unstarted))

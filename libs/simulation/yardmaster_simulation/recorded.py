@@ -106,7 +106,7 @@ class Recording:
                 self._departments[event.name] = department
 
     def workload(self, path: Path) -> Workload:
-        """The recorded workload."""
+        """Return jobs (the first is submitted at 0 ms) and nodes; `path` names the workload."""
         jobs = [job for event in self._jobs if (job := self._job(event)) is not None]
         jobs.sort(key=lambda job: job.submit_ms)
         first_ms = jobs[0].submit_ms if jobs else 0

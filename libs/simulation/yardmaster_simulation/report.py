@@ -38,7 +38,7 @@ class _Line:
 
 
 def write_report(path: Path, title: str, runs: Sequence[Figures]) -> None:
-    """Write the report on `runs`."""
+    """Write the page that `report` returns to `path`."""
     path.write_text(report(title, runs), encoding="utf-8")
 
 

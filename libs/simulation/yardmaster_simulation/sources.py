@@ -122,7 +122,7 @@ class Changed:
     behavior: Mapping[str, Any] = field(default_factory=dict)
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
-        """The changed workload."""
+        """Return the workload of the source for `seed`, with the changes."""
         workload, arrivals = self.source.workload(seed, self.equal)
         if self.jobs is not None and isinstance(arrivals, Listed):
             workload = replace(workload, jobs=workload.jobs[: self.jobs])

@@ -314,7 +314,7 @@ class ReadContext:
 
     @property
     def store(self) -> ViewStore:
-        """The views."""
+        """The store of the views."""
         return self.gateway.ports.views
 
     @property

@@ -14,7 +14,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class GatewaySettings(LogSettings):
-    """The settings of one gateway."""
+    """Settings of one gateway, from the variables `YARD_GATEWAY_...`."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")
 

@@ -61,7 +61,7 @@ async def record_note(
 
 
 def etag(revision: int | str) -> str:
-    """The ETag of a revision."""
+    """Return the ETag of a revision: the revision in double quotes."""
     return f'"{revision}"'
 
 

@@ -44,7 +44,6 @@ class DeferredLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
         return await self._attached().read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )

@@ -287,7 +287,6 @@ class KafkaLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Return records from `offset` on."""
         self._check_open()
         await self._require(partition)
         if offset < 0:

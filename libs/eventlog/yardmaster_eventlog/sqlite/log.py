@@ -287,7 +287,6 @@ class SqliteLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Return records from `offset` on."""
         self._check_open()
         stored = await self._find(partition)
         return await self._reader.run(lambda file: file.read(stored, offset, max_records))

@@ -84,7 +84,7 @@ def namespace(cell: str, space: str) -> str:
 
 
 def cell_of(namespace: str) -> str:
-    """The cell of a namespace."""
+    """The cell in a namespace: `main` of `main/usage`."""
     return namespace.partition("/")[0]
 
 

@@ -247,7 +247,6 @@ class _Range:
         self.high = min(highs, default=None)
 
     def holds(self, member: bytes) -> bool:
-        """Whether a member is in the range."""
         if self.low is not None and member < self.low:
             return False
         return self.high is None or member < self.high

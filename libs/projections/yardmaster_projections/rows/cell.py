@@ -60,7 +60,7 @@ class NodeRow(Row):
 
     @property
     def state(self) -> NodeState:
-        """The state of the node."""
+        """The state that the API shows."""
         if self.revoked:
             return NodeState.REVOKED
         if self.lost:

@@ -73,5 +73,5 @@ class Report:
 
     @property
     def first(self) -> Finding | None:
-        """The first finding."""
+        """The first finding; None if nothing differs."""
         return self.findings[0] if self.findings else None

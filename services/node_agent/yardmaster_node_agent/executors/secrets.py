@@ -51,5 +51,4 @@ class NoSecrets:
     """A source without secrets."""
 
     def resolve(self, reference: str) -> str | None:
-        """Return None."""
         return None

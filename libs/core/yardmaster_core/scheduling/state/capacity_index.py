@@ -103,7 +103,6 @@ class CapacityIndex:
         self.images = self.images & ~(1 << ordinal) | (runs_images << ordinal)
 
     def remove(self, capacity: NodeCapacity, node_type: str, name: str = "") -> None:
-        """Remove a node."""
         self.close_node(capacity)
         self.flush()
         bit = 1 << capacity.ordinal

@@ -67,7 +67,6 @@ class DemandSum:
         self.smallest_tasks: Counter[int] = Counter()
 
     def add(self, demand: Demand) -> None:
-        """Add one demand."""
         insort(self.ages, demand.age)
         self.demand += demand.demand
         self.fixed += demand.fixed
@@ -75,7 +74,6 @@ class DemandSum:
             self.smallest_tasks[demand.smallest_task] += 1
 
     def remove(self, demand: Demand) -> None:
-        """Subtract one demand."""
         del self.ages[bisect_left(self.ages, demand.age)]
         self.demand -= demand.demand
         self.fixed -= demand.fixed
