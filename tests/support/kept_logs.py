@@ -29,16 +29,20 @@ def rules_of(name: str) -> int:
     return {"before-1": 0, "rules-1": 1}[name.split("/")[0]]
 
 
+def kept_file(name: str, folder: Path) -> Path:
+    """A copy in `folder` of a kept log that is a SQLite file."""
+    path = folder / "log.db"
+    path.write_bytes(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()))
+    return path
+
+
 async def kept_log(name: str, folder: Path) -> EventLog:
     """A copy of a kept log, in `folder` or in memory, to which a leader can append."""
-    kept = FOLDER / f"{name}.xz"
     if name.endswith(".db"):
-        path = folder / "log.db"
-        path.write_bytes(lzma.decompress(kept.read_bytes()))
-        return await SqliteLog.open(path, ManualClock(), create=False)
+        return await SqliteLog.open(kept_file(name, folder), ManualClock(), create=False)
     log = MemoryLog(ManualClock())
     await log.create_topics(list(TOPICS.values()))
-    for line in dumped(kept):
+    for line in dumped(FOLDER / f"{name}.xz"):
         place = Partition(line["topic"], line["partition"])
         assert await log.append(place, [record_of(line)]) == line["offset"]
     return log

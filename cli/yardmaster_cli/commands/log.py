@@ -1,6 +1,7 @@
 """`yard log dump|tail|stat`: read the event log itself."""
 
 import json
+from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from yardmaster_cli.server.remote import REF, REF_HINT
 from yardmaster_cli.session import Session, YardGroup, detaching
 from yardmaster_cli.times import MOMENT_FORMS, now_ms
 from yardmaster_eventlog.order import PAGE, Entry, LogOrder
-from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_eventlog.reader import decoded
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
@@ -41,14 +42,29 @@ def log() -> None:
     """
 
 
-def record_json(entry: Entry) -> dict[str, Any]:
-    """A record as one JSON object, as `GET /v1/events` gives it."""
+raw_option = click.option(
+    "--raw", is_flag=True, help="Add the bytes of key, headers and value in base64."
+)
+
+
+def record_json(entry: Entry, *, raw: bool = False) -> dict[str, Any]:
+    """A record as one JSON object, as `GET /v1/events` gives it; with `raw`, its bytes too."""
     return {
         "position": str(entry.position),
         "topic": entry.topic,
         "partition": entry.stored.partition.number,
         "offset": entry.stored.offset,
         **_envelope_json(entry.envelope),
+        **({"raw": _raw_json(entry.stored.record)} if raw else {}),
+    }
+
+
+def _raw_json(record: Record) -> dict[str, Any]:
+    """The bytes of a record in base64, so that every reader can compute its digest."""
+    return {
+        "key": b64encode(record.key).decode(),
+        "headers": [[name, b64encode(value).decode()] for name, value in record.headers],
+        "value": None if record.value is None else b64encode(record.value).decode(),
     }
 
 
@@ -135,11 +151,11 @@ async def _about(log: EventLog, where: LogSource, given: str) -> str:
     return job if index is None else f"{job}.{index}"
 
 
-def _print(out: Output, entry: Entry) -> None:
+def _print(out: Output, entry: Entry, *, raw: bool) -> None:
     if out.format == "name":
         out.say(str(entry.position) if entry.envelope is None else entry.envelope.id)
     else:
-        out.say(json.dumps(record_json(entry), ensure_ascii=False))
+        out.say(json.dumps(record_json(entry, raw=raw), ensure_ascii=False))
 
 
 @log.command("dump")
@@ -158,6 +174,9 @@ def _print(out: Output, entry: Entry) -> None:
     metavar="ID",
     help="Print only records about this job or task; an id or a prefix.",
 )
+@click.option(
+    "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
+)
 def dump(
     session: Session,
     file: str | None,
@@ -166,6 +185,7 @@ def dump(
     end: str | None,
     types: tuple[str, ...],
     task: str | None,
+    raw: bool,
 ) -> None:
     """Print records as JSON lines with their positions, in causal order."""
     now = now_ms()
@@ -187,7 +207,7 @@ def dump(
             if left is not None and left <= 0:
                 return
             left = None if left is None else left - 1
-            _print(out, entry)
+            _print(out, entry, raw=raw)
 
     on_log(where, work)
 
@@ -223,6 +243,9 @@ async def between(
     metavar="TYPE",
     help="Print only this type, such as TaskExited.",
 )
+@click.option(
+    "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
+)
 def tail(
     session: Session,
     file: str | None,
@@ -230,6 +253,7 @@ def tail(
     count: int,
     follow: bool,
     types: tuple[str, ...],
+    raw: bool,
 ) -> None:
     """Print the newest records of each topic as JSON lines."""
     wanted = _Filter(_types(types))
@@ -248,7 +272,7 @@ def tail(
                         position = position.at(partition.topic, stored.offset + 1)
                         entry = Entry(stored, decoded(stored), position)
                         if wanted.wants(entry):
-                            _print(out, entry)
+                            _print(out, entry, raw=raw)
                     ends[partition] = page[-1].offset + 1
             if not follow:
                 return
