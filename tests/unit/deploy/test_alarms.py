@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.support.go_tools import go_tool
+from yardmaster_schemas.reasons import RefusalCode
 
 ROOT: Final = Path(__file__).parents[3]
 ALARMS: Final = ROOT / "deploy/prometheus/alarms.yaml"
@@ -49,3 +50,9 @@ def test_a_template_uses_only_labels_that_the_alarm_has() -> None:
         aggregated = re.match(r"(?:sum|max) by \(([\w, ]+)\)", rule["expr"])
         if aggregated is not None:
             assert used <= {*aggregated[1].split(", "), *rule["labels"]}, rule["alert"]
+
+
+def test_an_alarm_names_only_codes_of_refusals() -> None:
+    named = re.findall(r'code!?=~"([^"]+)"', ALARMS.read_text())
+    codes = {code for each in named for code in each.split("|")}
+    assert codes == {RefusalCode.NOT_ENROLLED.value, RefusalCode.BEYOND_ENROLMENT.value}
