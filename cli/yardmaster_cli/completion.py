@@ -47,7 +47,7 @@ class Completed(click.ParamType):
 
 
 def sort_of(param: click.Parameter, group: str) -> str | None:
-    """The sort of a parameter's names; `group` is the noun of the command."""
+    """The sort of names that a parameter takes, such as `nodes`; `group` is the command's noun."""
     if not isinstance(param.type, click.types.StringParamType):
         return None
     if param.name == "name" and isinstance(param, click.Argument):

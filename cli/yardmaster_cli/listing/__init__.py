@@ -1,1 +1,1 @@
-"""What `yard ls` lists: filters, rows, and the order of a queue."""
+"""The content of `yard ls`: filters, rows, and the order of a queue."""

@@ -1,4 +1,4 @@
-"""What a log says of a task at a moment, in the form of a gateway's answer."""
+"""The explanation of a task from a log, at any time, in the form of a gateway's answer."""
 
 import re
 from typing import Any, Final

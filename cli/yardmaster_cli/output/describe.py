@@ -299,7 +299,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
 
 
 def _unblock_line(why: Row) -> str:
-    """When the task can start: the time of the retry, the command, or the condition."""
+    """The line that says when the task can start: a time, a command, or a condition."""
     pools = why.get("pools") or []
     codes = {wait["code"] for wait in pools}
     if codes == {"paused"}:

@@ -1,4 +1,4 @@
-"""What all calls of `Client` share: opening and closing, conditions, and parsing of answers."""
+"""The common part of all calls of `Client`: opening, closing, conditions, parsing of answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType

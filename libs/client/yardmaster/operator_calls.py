@@ -55,7 +55,7 @@ class OperatorCalls(Connection):
         return self._put(f"{path}/slots", slots, if_match or self.etag(path), create=False)
 
     def enrolment(self, node: str, *, min_position: str | None = None) -> NodeEnrolment:
-        """What a node may claim when it joins."""
+        """The limits of what a node may claim when it joins."""
         path = f"/v1/nodes/{quoted(node)}/enrolment"
         return self._get(path, NodeEnrolment, {"min_position": min_position})
 

@@ -64,7 +64,7 @@ class Membership(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a member sends when it joins.
+    """The cells that a member offers and holds, which it sends when it joins.
 
     Attributes:
         offers: the partitions that it can lead.

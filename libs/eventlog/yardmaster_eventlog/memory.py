@@ -76,7 +76,7 @@ class _Sequence:
 
 
 class _Shared:
-    """What all handles on one log share."""
+    """The content of a log, which all its handles share."""
 
     def __init__(self) -> None:
         self.sequences: dict[Partition, _Sequence] = {}

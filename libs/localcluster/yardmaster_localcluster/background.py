@@ -236,7 +236,7 @@ class BackgroundCluster:
             time.sleep(LOOK_S)
 
     def _missing(self, wanted: Wanted) -> list[str]:
-        """What is not healthy yet, and why."""
+        """Return the processes that are not healthy yet, each with the reason."""
         state = read_state(self.data)
         if not state.get("set_up"):
             return ["the log is not set up yet"]

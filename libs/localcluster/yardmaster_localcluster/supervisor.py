@@ -168,7 +168,7 @@ class Supervisor:
         )
 
     def _change(self) -> None:
-        """Start and stop processes as the request in `up.json` now wants."""
+        """Start and stop processes until they match the request in `up.json`."""
         if not self._set_up:
             return
         over, new = self.fleet.adopt(requested(self._data))

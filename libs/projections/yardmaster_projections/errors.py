@@ -1,4 +1,4 @@
-"""What the views' store may raise.
+"""The errors of the views' store.
 
 ```
 ViewsError   ViewsUnavailable  ViewsMoved  ViewsDamaged  TooMuchUsage

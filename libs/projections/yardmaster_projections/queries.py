@@ -81,7 +81,7 @@ class BadCursor(ValueError):
 
 
 def cursor_of(order: Order | None) -> str | None:
-    """Where the next page starts, opaque."""
+    """Return the opaque cursor with which the next page starts."""
     if order is None:
         return None
     return base64.urlsafe_b64encode(json.dumps(order).encode()).decode().rstrip("=")

@@ -507,7 +507,7 @@ class Slot(Answer):
 
 
 class NodeEnrolment(Answer):
-    """What a node may claim when it joins."""
+    """The limits of what a node may claim when it joins."""
 
     node: str
     revision: int
@@ -673,7 +673,7 @@ class Version(Answer):
 
 
 class UsageBy(StrEnum):
-    """What usage is grouped by."""
+    """The grouping of usage."""
 
     PROJECT = "project"
     #: The authenticated user.
@@ -690,7 +690,7 @@ class UsageBucket(StrEnum):
 
 
 class UsageSum(Answer):
-    """What one project, user or pool used in one bucket, in gpu_milli x seconds."""
+    """The usage of one project, user or pool in one bucket, in gpu_milli x seconds."""
 
     start_at: str
     name: str

@@ -18,7 +18,7 @@ from yardmaster_schemas.members import plain_members
 
 @plain_members
 class WaitClass(StrEnum):
-    """What has to change before a waiting task can start."""
+    """The change that a pending task needs before it can start."""
 
     NEVER = "never"
     HELD = "held"
@@ -60,7 +60,7 @@ class WaitCode(StrEnum):
 
     @property
     def wait_class(self) -> WaitClass:
-        """What has to change before a task with this code can start.
+        """The change that a task with this code needs before it can start.
 
         `never`: the job, a quota or the cluster; `held`: a user must act; `not_now`: only time.
         """

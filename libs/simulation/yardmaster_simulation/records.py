@@ -105,7 +105,7 @@ class Attempt:
         self.ran_ms = self.lost_ms = 0
 
     def works_until_ms(self, now_ms: int) -> int:
-        """When its work ends: at the stop request, else at the last exit; at the latest now."""
+        """The time at which its work ends: the stop request, else the last exit; at most now."""
         return min(at for at in (self.stop_ms, self.over_ms, now_ms) if at is not None)
 
 

@@ -1,4 +1,4 @@
-"""What endpoints share: the gateway, the caller, and views that are fresh enough for the read."""
+"""The context of endpoints: the gateway, the caller, and views that are new enough."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -136,7 +136,7 @@ class Output:
         return known
 
     async def _may_appear(self) -> bool:
-        """Whether the views may still learn of an attempt that has output; counts the reads."""
+        """Whether the views may still show an attempt that has output later; counts the reads."""
         if self._late_reads > 0:
             self._late_reads -= 1
             return True

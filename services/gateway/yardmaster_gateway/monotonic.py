@@ -1,4 +1,4 @@
-"""A view store that never goes back in time: it refuses answers older than an earlier answer.
+"""A view store that refuses answers that are older than an earlier answer.
 
 A store that was emptied, or restored from an old dump, answers without an error, but with missing
 or old rows. `MonotonicViews` therefore remembers the highest position that the store had, and

@@ -103,7 +103,7 @@ class ObjectKind(ABC, Generic[R, C, M]):
 
     @abstractmethod
     async def users(self, read: ReadContext, name: str) -> str | None:
-        """What prevents the object's deletion (`2 projects`), or None."""
+        """Return the uses that prevent the deletion of the object (`2 projects`), or None."""
 
     @abstractmethod
     def change(self, name: str, config: C, if_revision: int | None) -> Event:

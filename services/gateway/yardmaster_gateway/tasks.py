@@ -37,7 +37,7 @@ from yardmaster_schemas.events.requests import (
 
 router = APIRouter(tags=["tasks"])
 
-#: What `wait_for` accepts: quota's verdict, the end of the task, or a phase.
+#: The values of `wait_for`: quota's verdict, the end of the task, or a phase.
 WAIT_FOR: Final = ("admitted", "ended", *Phase)
 WaitFor = Annotated[str | None, Query(pattern=f"^({'|'.join(WAIT_FOR)})$")]
 Timeout = Annotated[int, Query(ge=0, le=3600)]

@@ -1,4 +1,4 @@
-"""What all writes share: the origin, the idempotency key, and conditional headers."""
+"""The common part of all writes: origin, idempotency key, and conditional headers."""
 
 import re
 from collections.abc import Sequence

@@ -242,7 +242,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What the node offers the scheduler; the same for the whole life of an incarnation."""
+    """The resources that the node offers; they do not change during an incarnation."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 

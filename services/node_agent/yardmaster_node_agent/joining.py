@@ -26,7 +26,7 @@ LOOK_BACK: Final = 200
 #: The most records that one poll reads.
 MAX_RECORDS: Final = 1000
 
-#: What the operator can do about a refused join.
+#: Advice for the operator after a refused join.
 HINTS: Final = {
     RefusalCode.NOT_ENROLLED: "enroll it: yard nodes enrol NODE",
     RefusalCode.BEYOND_ENROLMENT: "enroll it with what it offers, or let its agent offer less",

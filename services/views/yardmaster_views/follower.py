@@ -123,7 +123,7 @@ class Follower:
 
     @property
     def position(self) -> Position:
-        """The position of the store, as far as its writer knows."""
+        """The position that this writer stored last."""
         return self._saved
 
     async def start(self) -> Position:

@@ -80,7 +80,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What a node may offer; `revision` counts from 1, also across revocations."""
+    """The enrollment of a node; `revision` counts from 1, also across revocations."""
 
     config: Enrolment
     revision: int

@@ -1,4 +1,4 @@
-"""Writes a whole SQLite log into a new file at once, for records made elsewhere: simulated runs.
+"""Writes a whole SQLite log into a new file, for records of simulated runs.
 
 The file is complete once `close` has returned; nothing may read it before.
 """

@@ -21,7 +21,7 @@ MAX_ARGUMENTS: Final = 2_000
 MAX_TICKS: Final = 64
 _DELETED: Final = b""
 
-#: What the rows of a job share, by name and job; None for what is gone.
+#: Values that the rows of a job share, by name and job; None for a removed value.
 Shared = dict[tuple[str, str], Any]
 
 
@@ -46,7 +46,7 @@ class Write:
         self.erases = erases(changes)
         #: The last change of each row, by kind.
         self._last: dict[type[Row], dict[str, tuple[Change, Encoded]]] = {}
-        #: What the changed rows share with others of their job.
+        #: Values that the changed rows share with other rows of their job.
         self.shared: Shared = {}
         for change, encoded in self._encoded:
             row = change.row

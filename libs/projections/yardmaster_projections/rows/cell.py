@@ -33,7 +33,7 @@ class NodeRow(Row):
     #: Slots on which no new task starts, and the reason.
     disabled: tuple[int, ...] = ()
     disabled_reason: str | None = None
-    #: What the node may claim; None: it was not enrolled, or was `revoked`.
+    #: The limits of what the node may claim; None: it was not enrolled, or was `revoked`.
     enrolment: Enrolment | None = None
     enrolment_revision: int = 0
     revoked: bool = False

@@ -31,7 +31,7 @@ def _actor(machine: str) -> Actor:
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class CycleHeader:
-    """What all records of a cycle share: the writer, the term, the time, the cycle before."""
+    """The common data of all records of a cycle: writer, term, time, and the cycle before."""
 
     machine: str
     cell: str

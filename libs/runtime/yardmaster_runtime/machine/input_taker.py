@@ -1,4 +1,4 @@
-"""What a cycle takes from its inputs: read first, then check and apply in the machine's order."""
+"""Takes the inputs of a cycle: reads them first, then checks and applies them in order."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar

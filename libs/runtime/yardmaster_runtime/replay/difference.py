@@ -1,4 +1,4 @@
-"""The first difference between what a log contains and what was recomputed, in words."""
+"""A text for the first difference between a log and the recomputed records."""
 
 from collections.abc import Sequence
 from typing import Any

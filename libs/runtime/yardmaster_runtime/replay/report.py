@@ -1,4 +1,4 @@
-"""What `verify` reports about a log."""
+"""The report of `verify` on a log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

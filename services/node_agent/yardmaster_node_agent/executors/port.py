@@ -39,7 +39,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start: the job's run, and the whole environment with resolved secrets.
+    """The run of a job to start, and its whole environment with resolved secrets.
 
     The replica is killed if the lease of `incarnation` was not renewed for `fence_s`; None: never.
     """

@@ -1,4 +1,4 @@
-"""Where a task is placed: placement strategies and the placement of whole gangs.
+"""Placement strategies, and the placement of whole gangs.
 
 A strategy is a function from a capacity index, a shape and a set of nodes to the nodes that hold
 one replica, best first. Every pool may use every strategy, under every policy. The strategy decides

@@ -66,7 +66,7 @@ FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[T
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What a policy's function may read.
+    """The data that a policy's functions may read.
 
     The state with the decisions of the cycle so far, one pool, the policy's options, and the
     reservations of the cycle.

@@ -15,7 +15,7 @@ from yardmaster_schemas.events.requests import PoolConfig
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """What `config` resolves to; `fence_s` is None if the pool has no fence."""
+    """The result of resolving `config`; `fence_s` is None if the pool has no fence."""
 
     config: PoolConfig
     policy: Policy

@@ -118,7 +118,7 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 def _known_insufficient(view: PoolView, task: Task) -> bool:
-    """Whether it is known without a trial that no set of victims suffices."""
+    """Whether an earlier search, or `could_fit`, shows that no set of victims suffices."""
     shape = task.job.shape
     tried = view.memo.get(("insufficient", shape.fit))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):

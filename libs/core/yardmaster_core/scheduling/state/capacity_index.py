@@ -223,7 +223,7 @@ class CapacityIndex:
             if not clean:
                 capacity.recount()
             if capacity.available:
-                # What is taken twice is free only after it was released twice.
+                # A slot that is held twice is free only after it was released twice.
                 self.free_milli += (
                     milli * len(slots)
                     if clean

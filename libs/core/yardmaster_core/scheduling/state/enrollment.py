@@ -16,7 +16,7 @@ from yardmaster_schemas.reasons import RefusalCode
 
 
 class Enrolled:
-    """What a node may offer when it joins; no `config` after its enrollment was revoked."""
+    """The enrollment of a node; without `config`, it was revoked."""
 
     __slots__ = ("config", "hash", "name", "revision")
 

@@ -1,4 +1,4 @@
-"""What is free on one node: GPU slots, CPU, memory, and places for tasks without GPUs."""
+"""The free capacity of one node: GPU slots, CPU, memory, and places for tasks without GPUs."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +11,7 @@ UNLIMITED: Final = 1 << 30
 
 
 class NodeCapacity:
-    """What is free on one node; each index of a pool has its own object for the node.
+    """The free capacity of one node; each index of a pool has its own object for the node.
 
     `slots[i]` is the free gpu_milli of slot i, `whole` the number of unused slots, and `shared` the
     most that any partly used slot has free. A disabled slot counts as taken once more, so it is

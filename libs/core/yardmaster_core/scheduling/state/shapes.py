@@ -31,7 +31,7 @@ Fit = tuple[object, ...]
 
 
 class Shape:
-    """What a task requests; immutable.
+    """The request of a task; immutable.
 
     `replicas` times (`gpus` slots of `gpu_milli` each, `cpu_milli`, `memory_mib`) in one of
     `pools`, in order of preference, on nodes of one of `node_types` (empty: any). `job_id` is set

@@ -1,10 +1,10 @@
-"""What jobs and projects hold of one pool, and how much of it they are about to release."""
+"""The slots that jobs and projects hold in one pool, and the part that they will release."""
 
 from yardmaster_core.scheduling.state.tasks import Job, Task
 
 
 class JobUsage:
-    """What the tasks of one job hold of one pool, in gpu_milli."""
+    """The slots that the tasks of one job hold in one pool, in gpu_milli."""
 
     __slots__ = ("milli", "releasing", "releasing_milli", "tasks")
 

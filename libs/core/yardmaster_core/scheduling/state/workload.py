@@ -1,4 +1,4 @@
-"""What the tasks of a pool request, and how much free capacity of a node is useless to them.
+"""The requests of a pool's tasks, and how much free capacity of a node is useless to them.
 
 After "Beware of fragmentation: scheduling GPU-sharing workloads with fragmentation gradient
 descent" (USENIX ATC 2023). To a class of tasks all free GPU of a node is useless if no task of the
@@ -132,7 +132,7 @@ NO_WORKLOAD: Final = Workload({})
 
 
 class WorkloadCounter:
-    """Counts what the tasks of a pool request; `workload` is the one that placement uses."""
+    """Counts the requests of a pool's tasks; placement uses `workload`."""
 
     __slots__ = ("_total", "_total_used", "counts", "workload")
 

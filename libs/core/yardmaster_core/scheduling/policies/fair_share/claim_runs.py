@@ -21,7 +21,7 @@ Age = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claimant demands, in gpu_milli: `demand`, of which `fixed` cannot be preempted.
+    """The demand of a claimant in gpu_milli: `demand`, of which `fixed` cannot be preempted.
 
     `smallest_task` is the size of the smallest task that is not fixed (0: there is none, or any
     amount is useful).
@@ -33,7 +33,7 @@ class Claim:
     smallest_task: int = 0
     #: Amounts above `fixed` are useful in multiples of this (0: any amount is).
     multiple_of: int = 0
-    #: What the claimant holds now; it does not change the shares.
+    #: The slots that the claimant holds now; they do not change the shares.
     held: int = 0
 
 

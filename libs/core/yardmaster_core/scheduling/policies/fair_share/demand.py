@@ -1,4 +1,4 @@
-"""What a claimant demands of a pool, and sums of demands."""
+"""The demand of a claimant in a pool, and sums of demands."""
 
 from bisect import bisect_left, insort
 from collections import Counter

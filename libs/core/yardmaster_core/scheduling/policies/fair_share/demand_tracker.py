@@ -228,7 +228,7 @@ class DemandTracker:
             equal.cap(limit, whole_tasks=self.whole_tasks)
         return equal
 
-    # What waits counts if it could run
+    # Pending tasks count if they could run
 
     def _counts_pending(
         self,

@@ -253,7 +253,7 @@ def _useful_victims(
 
 
 class SurplusBudget:
-    """What claimants hold above their shares: how many of their tasks may be preempted together.
+    """The surplus of claimants above their shares: it limits how many tasks may be preempted.
 
     The preempted tasks of a claimant, without the largest of them, must hold less than its surplus:
     so with one task fewer the claimant would still be above its share.

@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.policies.fair_share.water_fill_one_by_one import
 
 
 class WaterFill:
-    """What is left, and the runs of claims that want more of it, in grains."""
+    """The remaining capacity, and the runs of claims that are not satisfied, in grains."""
 
     def __init__(self, left: int, runs: Sequence[ClaimRun], grain: int) -> None:
         self.left = left
@@ -44,7 +44,7 @@ class WaterFill:
         return max(run.claim.demand, run.claim.fixed) // self.grain
 
     def fill(self) -> None:
-        """Give out all that is left, until no claim wants more or can use it."""
+        """Divide the remaining capacity until every claim is satisfied or none can use more."""
         while self.left and self.by_demand:
             if self._runs_visited > self._claim_count:
                 self._fill_one_by_one()

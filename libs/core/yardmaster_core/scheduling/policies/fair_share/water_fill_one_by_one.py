@@ -24,7 +24,7 @@ class Member:
 
 
 class WaterFillOneByOne:
-    """What is left, and the members to which it is given, by age, oldest first."""
+    """The remaining capacity, and the members among which it is divided, oldest first."""
 
     def __init__(self, left: int, members: Sequence[Member]) -> None:
         self.left = left
@@ -41,7 +41,7 @@ class WaterFillOneByOne:
         self._next_checked = len(members)
 
     def fill(self) -> None:
-        """Give out all that is left, until no member wants more or can use it."""
+        """Divide the remaining capacity until every member is satisfied or none can use more."""
         while self.left and self._next[self._list_end] != self._list_end:
             round_start = self.left
             self._one_round()
