@@ -24,7 +24,7 @@ def _whole(text: str) -> Any:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"a whole number, not {text[:32]}") from None
+        raise ValueError(f"expected a whole number, not {text[:32]}") from None
 
 
 def _names(text: str) -> Any:
@@ -37,7 +37,7 @@ def _gpus(text: str) -> Any:
     try:
         amount = float(text)
     except ValueError:
-        raise ValueError(f"a number of GPUs or {NO_LIMIT[0]}, not {text[:32]}") from None
+        raise ValueError(f"expected a number of GPUs or {NO_LIMIT[0]}, not {text[:32]}") from None
     return milli(amount, "GPUs")
 
 

@@ -1,6 +1,6 @@
 """`yard explain`: why a task is pending, was stopped, ended or was refused.
 
-The gateway answers for the present; the log itself answers for any other moment (`--at`).
+The gateway answers for the present; the log itself answers for any other time (`--at`).
 """
 
 import click

@@ -196,7 +196,7 @@ def _form(given: str | None, clusters: _Clusters) -> str:
         raise CliError(
             f"a cluster already runs in {clusters.data.path}, started with --{running}",
             exit_code=Exit.CONFLICT,
-            hint="stop it with yard down, or choose another folder with --data DIR",
+            hint="stop it with yard down, or choose another directory with --data DIR",
         )
     return given or running or ("compose" if available() else "local")
 

@@ -41,7 +41,7 @@ def take_lock(path: Path) -> int:
         raise DataDirInUse(
             pid=owner,
             path=path,
-            hint="use that cluster, stop it, or choose another folder with --data DIR",
+            hint="use that cluster, stop it, or choose another directory with --data DIR",
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -57,7 +57,7 @@ class CycleLimits(BaseModel):
     max_quarantined: Annotated[int, Field(ge=0, le=10_000)] = 100
     #: The largest batch of a cycle's records, within the limit of the topic; larger cycles are cut.
     max_batch_bytes: Annotated[int, Field(ge=1_024)] = 900_000
-    #: Observations of the shell that wait for a cycle; further ones are dropped and made again
+    #: Observations of the shell that wait for a cycle; further ones are dropped and observed again
     #: later.
     max_observations: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     #: The longest time without a new record until the state machine checks its inputs again.
@@ -209,7 +209,7 @@ class LogSettings(BaseSettings):
     data: Path = Path("yardmaster-data")
     #: The cell that the process serves.
     cell: Name = "main"
-    #: Number of the partition, in every topic, that holds the cell's records.
+    #: Number of the partition of each topic that contains the cell's records.
     partition: Annotated[int, Field(ge=0)] = 0
     kafka: KafkaOptions = KafkaOptions()
     retry: RetryLimits = RetryLimits()
@@ -266,10 +266,10 @@ class SharedSettings(LogSettings):
 class RuntimeSettings(SharedSettings):
     """Settings of a service that runs state machines.
 
-    `snapshots`: an fsspec URL; by default a folder in `data`.
+    `snapshots`: an fsspec URL; by default in `data`.
     """
 
-    #: Where snapshots are stored: an fsspec URL. Default: a folder in the data directory.
+    #: Where snapshots are stored: an fsspec URL. Default: in the data directory.
     snapshots: str = ""
     cycle: CycleLimits = CycleLimits()
     snapshot: SnapshotLimits = SnapshotLimits()

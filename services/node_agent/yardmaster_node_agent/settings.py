@@ -60,9 +60,9 @@ class Settings(LogSettings):
     port_first: Port = 29_600
     #: Last port for gangs.
     port_last: Port = 29_999
-    #: Folder of the ledger and of the tasks' directories.
+    #: Data directory: the ledger, and a directory for each task.
     data_dir: Path
-    #: Folder of the secrets, one file each. Without it there are none.
+    #: Directory of the secrets, one file each. Without it there are none.
     secrets_dir: Path | None = None
     #: How replicas run: the job's commands as processes of this host, or simulated replicas without
     #: processes, for tests of a large cell.
@@ -82,7 +82,7 @@ class Settings(LogSettings):
     #: An MPS daemon runs: shares of GPUs get its limits.
     mps: bool = False
     #: Variables of the agent's own environment that tasks get, as JSON; `*` is allowed at the end
-    #: of a name. No other variable reaches them. PASSED gives the reasons.
+    #: of a name. No other variable reaches them.
     passed: tuple[PassedName, ...] = PASSED
 
     #: Whether the agent creates the node's topic. Brokers may not allow it.

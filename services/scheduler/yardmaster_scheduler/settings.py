@@ -21,7 +21,7 @@ class ShellLimits(BaseModel):
     relay_tries: Annotated[int, Field(ge=1, le=1_000)] = 2
     #: Interval of the check for silent nodes.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
-    #: If heartbeats were not read to their end for this time, the time beyond it counts as no
+    #: If heartbeats were not read to their end for longer than this, the further time is no
     #: silence.
     deaf_s: Annotated[float, Field(gt=0)] = 5.0
     #: Records per read.

@@ -56,9 +56,9 @@ def test_a_pool_says_how_it_places() -> None:
     [
         ("weight", "KEY=VALUE"),
         ("wieght=2", "unknown key"),
-        ("weight=two", "weight: a whole number, not two"),
+        ("weight=two", "weight: expected a whole number, not two"),
         ("quota.h100=2", "quota.POOL.limit"),
-        ("max-slots=lots", "max-slots: a number of GPUs or none, not lots"),
+        ("max-slots=lots", "max-slots: expected a number of GPUs or none, not lots"),
     ],
 )
 def test_what_is_wrong_is_named(pair: str, said: str) -> None:
