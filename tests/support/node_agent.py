@@ -210,6 +210,7 @@ class AgentWorld:
         grace_s: int = 20,
         code: StopCode = StopCode.PRIORITY,
         unstarted: tuple[str, tuple[int, ...]] = ("", ()),
+        scheduler_ahead_ms: int = 0,
     ) -> None:
         """Preempt an attempt (`code` priority), or stop it for another reason."""
         cls = PreemptionRequestedV1 if code is StopCode.PRIORITY else StopRequestedV1
@@ -220,7 +221,7 @@ class AgentWorld:
                 nodes=(self.node,),
                 stop=Stop(code=code),
                 grace_s=grace_s,
-                deadline_at_ms=self.clock.now_ms() + grace_s * 1000,
+                deadline_at_ms=self.clock.now_ms() + scheduler_ahead_ms + grace_s * 1000,
             ),
             unstarted=unstarted,
         )

@@ -138,7 +138,11 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrder:
-    """An order to stop a replica: the reason, and when to kill it (ms since the epoch).
+    """An order to stop a replica: the reason, and when to kill it.
+
+    `kill_at_ms` is that moment by the host's monotonic clock, which cannot be set and runs until
+    the host restarts: then the process is gone too. None: written by an earlier version.
+    `deadline_ms` is the same moment by the host's wall clock (ms since the epoch), for the task.
 
     `signalled`: the stop signal was sent; it is sent once. `revoked`: the replica is killed without
     a stop signal. `cause` is the id of the record that ordered the stop; None for the agent itself.
@@ -149,6 +153,7 @@ class StopOrder:
     code: Code
     deadline_ms: Millis
     cause: RecordId | None
+    kill_at_ms: Count | None = None
     signalled: bool = False
     revoked: bool = False
 

@@ -107,7 +107,11 @@ class Follower:
                 outcome = self._stopped(event, envelope.id, origin)
             case AllocationRevokedV1():
                 order = StopOrder(
-                    code=event.stop.code.value, deadline_ms=0, cause=envelope.id, revoked=True
+                    code=event.stop.code.value,
+                    deadline_ms=0,
+                    cause=envelope.id,
+                    kill_at_ms=0,
+                    revoked=True,
                 )
                 outcome = self._order(event, order, origin)
             case NodeLostV1():
@@ -187,10 +191,14 @@ class Follower:
     def _stopped(
         self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str, origin: RelayedFrom
     ) -> str:
-        # The scheduler's clock set the deadline; an agent whose clock is behind must not extend it.
-        now_ms = self._context.ports.clock.now_ms()
-        deadline_ms = min(event.deadline_at_ms, now_ms + event.grace_s * 1000)
-        order = StopOrder(code=event.stop.code.value, deadline_ms=deadline_ms, cause=cause)
+        # The event's deadline is of the scheduler's clock, which may differ from this host's.
+        clock, grace_ms = self._context.ports.clock, event.grace_s * 1000
+        order = StopOrder(
+            code=event.stop.code.value,
+            deadline_ms=clock.now_ms() + grace_ms,
+            cause=cause,
+            kill_at_ms=int(clock.monotonic_s() * 1000) + grace_ms,
+        )
         return self._order(event, order, origin)
 
     def _order(self, event: StopEvent, order: StopOrder, origin: RelayedFrom) -> str:

@@ -122,7 +122,7 @@ class Supervision:
         old = self.replica.stop
         if self.replica.state is ReplicaState.RELEASED or (
             old is not None
-            and order.deadline_ms >= old.deadline_ms
+            and self._left_s(order) >= self._left_s(old)
             and order.revoked <= old.revoked
         ):
             return
@@ -134,6 +134,12 @@ class Supervision:
         self._checkpoints.hurry()
         self._stopping.set()
         self._stop_changed.set()
+
+    def _left_s(self, order: StopOrder) -> float:
+        """Seconds until the replica is killed."""
+        if order.kill_at_ms is None:
+            return (order.deadline_ms - self._clock.now_ms()) / 1000
+        return order.kill_at_ms / 1000 - self._clock.monotonic_s()
 
     def refuse(self, found: str) -> None:
         """Let `start` release the replica at once, because the node has no capacity for it."""
@@ -365,7 +371,7 @@ class Supervision:
                 process.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
                 self.replica.stop = order = replace(order, signalled=True)
                 self._save(durable=False)
-            left_s = (order.deadline_ms - self._clock.now_ms()) / 1000
+            left_s = self._left_s(order)
             if left_s <= 0 or not await happens_within(self._clock, left_s, self._stop_changed):
                 break
             self._stop_changed.clear()
