@@ -1,4 +1,4 @@
-"""What every test runs under: in CI a skip is a failure, and Hypothesis repeats itself."""
+"""Settings of all tests: in CI a skip is a failure, and Hypothesis draws the same examples."""
 
 import os
 

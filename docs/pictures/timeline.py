@@ -1,4 +1,4 @@
-"""What a log says about its GPUs: which task held which GPU when, and how many tasks were pending.
+"""The use of GPUs in a log: which task held which GPU when, and how many tasks were pending.
 
 All times are those of the recorded events, in milliseconds.
 """
@@ -83,7 +83,7 @@ class Cancellation:
 
 @dataclass(slots=True)
 class Timeline:
-    """What a log says about GPUs and pending tasks."""
+    """The use of GPUs and the number of pending tasks in a log."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)

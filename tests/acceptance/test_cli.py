@@ -216,7 +216,7 @@ def test_projects_and_pools_are_created_changed_and_deleted(dev: Dev) -> None:
     again = dev.yard("projects", "create", "nlp", "department=research", code=103)
     assert again.err.startswith("error: project nlp already exists\nhint: change it with: ")
     refused = dev.yard("projects", "set", "nlp", "weight=x", code=2)
-    assert "weight: a whole number, not x" in refused.err
+    assert "weight: expected a whole number, not x" in refused.err
     dev.yard("pools", "create", "spare", "option.preemption=false")
     assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err

@@ -1,4 +1,4 @@
-"""What every executor of a node agent promises (`executors.port`), kept by each in `EXECUTORS`."""
+"""The contract of the executors of a node agent (`executors.port`), for each in `EXECUTORS`."""
 
 import asyncio
 import os

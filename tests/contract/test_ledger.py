@@ -1,4 +1,4 @@
-"""What every ledger of a node agent promises, kept by the one in memory and the one in a file."""
+"""The contract of the ledgers of a node agent, for the one in memory and the one in a file."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -36,7 +36,7 @@ async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
 
 
 def environment(said: str) -> dict[str, str]:
-    """What `env` printed."""
+    """The variables that `env` printed."""
     return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
 
 

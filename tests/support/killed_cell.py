@@ -326,7 +326,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the log records about acknowledged submissions."""
+    """The records of the log about acknowledged submissions."""
 
     #: How many tasks were in each phase, at each requested moment.
     phases: list[Counter[str]]

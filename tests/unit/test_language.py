@@ -3,6 +3,7 @@
 Prose is what comments, strings, docstrings and pages say; names are identifiers and file names.
 """
 
+import ast
 import io
 import keyword
 import re
@@ -111,6 +112,17 @@ def test_prose_uses_plain_words() -> None:
         for path in files(".py", ".md", ".sh", ".toml", ".yaml", "Makefile", "Dockerfile", ".html")
         for number, line in prose_of(path)
         for match in PROSE.finditer(line)
+    ]
+    assert not findings, "\n".join(findings)
+
+
+def test_docstrings_start_with_a_noun_or_a_verb() -> None:
+    findings = [
+        found(path, getattr(node, "lineno", 1), (ast.get_docstring(node) or "").splitlines()[0])
+        for path in files(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.match(r"(What|Who|Whose|Those)\b", ast.get_docstring(node) or "")
     ]
     assert not findings, "\n".join(findings)
 

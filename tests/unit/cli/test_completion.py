@@ -1,4 +1,4 @@
-"""What a shell is offered: commands, options, and the names that the server knows."""
+"""Completions in a shell: commands, options, and the names that the server knows."""
 
 import os
 import socket
@@ -118,7 +118,7 @@ def test_a_server_that_does_not_answer_holds_the_shell_up_no_longer_than_the_lim
 
 
 def said(shell: str, server: str) -> tuple[int, str, str]:
-    """What the command prints for a shell that completes the id after `yard show`."""
+    """The output for a shell that completes the id after `yard show`."""
     env = {"_YARD_COMPLETE": f"{shell}_complete", "YARD_SERVER": server, "COMP_CWORD": "2"}
     env["COMP_WORDS"] = "yard show 4k"
     done = subprocess.run(

@@ -35,7 +35,7 @@ HEAVY = ("aiokafka", "asyncio", "fastapi", "httpx", "opentelemetry", "pydantic",
 
 
 def loaded(*args: str) -> tuple[str, list[str]]:
-    """What a command prints, and the heavy modules and commands' modules that it imports."""
+    """The output of a command, and the heavy modules and commands' modules that it imports."""
     shown = f"[m for m in sys.modules if m.startswith({HEAVY!r})]"
     commands = "[m[24:] for m in sys.modules if m.startswith('yardmaster_cli.commands.')]"
     program = (

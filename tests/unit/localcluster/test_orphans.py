@@ -1,4 +1,4 @@
-"""What a cluster leaves is found by what it carries, and nothing else is touched."""
+"""Processes that a cluster left are found by their environment; others are not touched."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the supervisor does about processes that end: again after a pause, loudly, not for ever."""
+"""The supervisor restarts processes that end: after a pause, with a message, at most so often."""
 
 import json
 import os

@@ -58,7 +58,7 @@ class Desk:
         return self.ledger.tokens[self.other]
 
     async def progress(self) -> list[int]:
-        """What was reported of the first task's progress."""
+        """The reported progress of the first task."""
         return [p.permille for p in await self.world.of_type(TaskProgressedV1, self.mine)]
 
     async def raw(self, data: bytes, *, keep_open: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""What a node has, with and without a driver."""
+"""The detected devices of a node, with and without a driver."""
 
 import os
 from pathlib import Path

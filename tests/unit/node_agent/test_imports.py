@@ -1,4 +1,4 @@
-"""What a node's host has to install for its agent."""
+"""The packages that the host of an agent has to install."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an agent reads in `quarantine` about its own join."""
+"""Refusals of an agent's own join, which it reads in `quarantine`."""
 
 import base64
 import json

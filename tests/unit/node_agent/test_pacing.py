@@ -30,7 +30,7 @@ class Sent:
             self.paced.offer()
 
     async def after(self, seconds: float) -> list[int]:
-        """What was sent once that time has passed."""
+        """The reports that were sent after that time."""
         for _ in range(5):
             await asyncio.sleep(0)
         self.clock.advance(seconds)

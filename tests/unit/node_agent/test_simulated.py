@@ -28,7 +28,7 @@ from yardmaster_schemas.events.node_events import (
 
 @dataclass
 class Machine:
-    """What outlives the agents: ledger, executor, clock."""
+    """The objects that several agents use in turn: ledger, executor, clock."""
 
     world: AgentWorld
     clock: ManualClock

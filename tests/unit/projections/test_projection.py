@@ -1,4 +1,4 @@
-"""What each event changes of the views, seen through a follower on a hand-made log."""
+"""The change of the views by each event, with a follower on a log that the test writes."""
 
 import dataclasses
 from typing import Any

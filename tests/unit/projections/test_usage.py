@@ -334,7 +334,7 @@ class Busy(MemoryViewStore):
         return await super().get_all(wanted)
 
     async def next(self) -> None:
-        """What happens next."""
+        """Run the next step, if one is left."""
         step = next(self.happens, None)
         if step is not None:
             await step()

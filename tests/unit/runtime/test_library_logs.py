@@ -1,4 +1,4 @@
-"""What libraries log becomes lines of the service."""
+"""Log messages of libraries become log lines of the service."""
 
 import io
 import json

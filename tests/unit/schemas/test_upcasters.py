@@ -14,7 +14,7 @@ from yardmaster_schemas.upcasters import UPCASTERS, Body, upcast
 
 
 def renamed(body: Body) -> Body:
-    """What version 0 of TaskPaused might have been: `job` was not yet `job_id`."""
+    """An invented version 0 of TaskPaused: `job` was not yet `job_id`."""
     return {("job_id" if key == "job" else key): value for key, value in body.items()}
 
 

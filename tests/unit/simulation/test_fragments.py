@@ -1,4 +1,4 @@
-"""What of a node's free GPUs is of no use to what is asked for."""
+"""The part of a node's free GPUs that requests cannot use."""
 
 from typing import Any
 

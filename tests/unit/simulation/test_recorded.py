@@ -1,4 +1,4 @@
-"""What a recorded log says of tasks that ran on when it ended."""
+"""Tasks of a recorded log that still ran at its end."""
 
 from collections.abc import Sequence
 from dataclasses import replace

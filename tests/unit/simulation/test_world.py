@@ -1,4 +1,4 @@
-"""What simulated users, agents and nodes do, as the log has it."""
+"""The behavior of simulated users, agents and nodes, as the log records it."""
 
 import pytest
 

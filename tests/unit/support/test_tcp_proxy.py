@@ -21,7 +21,7 @@ def _answer(connection: socket.socket, heard: list[bytes]) -> None:
 
 @pytest.fixture
 def heard() -> list[bytes]:
-    """What came through to the server."""
+    """The bytes that arrived at the server."""
     return []
 
 

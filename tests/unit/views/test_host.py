@@ -1,4 +1,4 @@
-"""What keeps a follower going: a store that is away, moved, was emptied; whose a cell is."""
+"""A follower continues after its store was unavailable, moved or emptied, and follows its cells."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

@@ -298,7 +298,7 @@ class Scope(StrEnum):
 
 
 class RoleName(StrEnum):
-    """What a caller may do."""
+    """The permissions of a caller."""
 
     VIEWER = "viewer"
     USER = "user"

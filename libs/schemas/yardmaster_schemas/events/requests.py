@@ -55,7 +55,7 @@ class Role(StrEnum):
 
 
 class Unschedulable(StrEnum):
-    """What happens to a task that no node could ever hold."""
+    """The treatment of a task that can never fit."""
 
     WAIT = "wait"
     FAIL = "fail"
@@ -74,14 +74,14 @@ class Layout(StrEnum):
 
 
 class ExitZero(StrEnum):
-    """What exit code 0 means after a stop request: state saved, to be resumed, or finished."""
+    """The meaning of exit code 0 after a stop request: state saved, to be resumed, or finished."""
 
     STOPPED = "stopped"
     FINISHED = "finished"
 
 
 class Fence(StrEnum):
-    """What an agent does when it cannot reach the log: nothing, or kill its tasks."""
+    """The action of an agent that cannot reach the log: none, or to kill its tasks."""
 
     NONE = "none"
     KILL = "kill"
@@ -119,7 +119,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedSpec:
-    """What a job requests; for None the defaults of project, pool and cell apply."""
+    """The request of a job; for None the defaults of project, pool and cell apply."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -244,7 +244,7 @@ class ProjectConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """What a node may claim when it joins: this pool, at most so many GPUs, only these labels.
+    """The limits of a node that joins: this pool, at most so many GPUs, only these labels.
 
     `node_type` and `address`: with None the node chooses. `keys`: digests (SHA-256 of the public
     key in DER) of the keys that the node may sign with; two, so that a key can be replaced.

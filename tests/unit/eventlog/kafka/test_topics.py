@@ -1,4 +1,4 @@
-"""What brokers say of topics: one that is not there stops a reader, one without leader does not."""
+"""Metadata of topics: a missing topic stops a reader, one without a leader does not."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
