@@ -276,6 +276,7 @@ def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
                 "decisions": one.decisions,
                 "inputs": one.inputs,
                 "refused": one.refused,
+                "unreadable_then": one.unreadable_then,
                 "dropped": one.dropped,
                 "last_cycle": one.last_cycle,
                 "last_at": rfc3339(one.now_ms),
@@ -321,6 +322,8 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
     for one in report.proved:
         ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
         refused = f", {one.refused} claims refused" if one.refused else ""
+        if one.unreadable_then:
+            refused += f" ({one.unreadable_then} unknown to the version that decided)"
         dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
         derived = " recomputed" if all(each.derived for each in one.ranges) else ""
         lines.append(

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.errors import LogCorrupt
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine import inputs
 from yardmaster_runtime.replay.report import Report
 from yardmaster_runtime.replay.verify import verify
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster_schemas.events.details import JobDetailedV1, Run
+from yardmaster_schemas.events.node_events import TaskProgressedV1
 from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef
 from yardmaster_schemas.topics import TOPICS
 
@@ -305,3 +309,40 @@ async def test_a_decision_that_differs_is_named_with_the_field(
     assert report.first is not None
     assert report.first.topic == "admissions"
     assert "subject is 'job000000000', decided again it is 'job000000002'" in report.first.found
+
+
+def an_older_version(record: Record) -> Envelope[Event]:
+    """Decode as a version that knows no progress reports, and requests in version 0 only."""
+    envelope = decode(record)
+    if isinstance(envelope.data, TaskProgressedV1):
+        raise UnknownEventType(type=envelope.type)
+    if isinstance(envelope.data, CancelRequestedV1):
+        raise UnknownVersion(type=envelope.type, version=envelope.version)
+    return envelope
+
+
+async def test_claims_that_an_older_version_did_not_know_are_refused_as_it_refused_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(inputs, "decode", an_older_version)
+        cell = await eventful()
+    report = await proof(await put_in(await taken_out(cell)))
+    assert report.findings == ()
+    assert {one.machine: one.unreadable_then for one in report.proved} == {
+        "quota": 20,
+        "scheduler": 20,
+    }
+
+
+async def test_another_recorded_refusal_must_be_reproduced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(record: Record) -> Envelope[Event]:
+        raise MalformedRecord(found="a leader that refuses everything")
+
+    with monkeypatch.context() as another:
+        another.setattr(inputs, "decode", wrong)
+        records = await taken_out(await eventful())
+    report = await proof(await put_in(records))
+    assert [one.found for one in report.findings if "refused records differ" in one.found]

@@ -2,7 +2,8 @@
 
 `Prover` is the fold of production with two more steps: it checks claims again, and it makes each
 cycle's records again from the state, the cycle's inputs and its observations. Observations and
-TermStarted records are taken as given. Comparing bytes reveals every change:
+TermStarted records are taken as given, and so are refusals of claims that the program of that time
+did not know. Comparing bytes reveals every change:
 
 - of an input's record, by its mark in the commit that took it;
 - of a decision, by its mark in its commit, and by deciding again;
@@ -40,7 +41,7 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import DetailsErasedV1, RequestRefusedV1
 from yardmaster_schemas.events.machine import CycleCommittedV1, InputRange
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_schemas.reasons import AdmissionCode
+from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 S = TypeVar("S")
 #: More than any cycle decides: the limit for deciding a complete cycle again.
@@ -65,6 +66,8 @@ class Prover(Fold[S]):
         super().__init__(log, machine, cell, partition=partition)
         self.refs = DetailsRefs()
         self.terms = self.cycles = self.decisions = self.taken = self.refused = 0
+        #: Refused claims that the version that refused them could not read, and this one can.
+        self.unreadable_then = 0
         self._ranges: list[RulesRange] = []
         self._raw: dict[int, Record] = {}
 
@@ -143,8 +146,14 @@ class Prover(Fold[S]):
         self.check_range(counted, wanted, [digest_of(stored.record) for stored in records])
         accepted, refused = [], []
         key = self.cell.encode()
+        unknown = _unknown_then(counted.commit, wanted)
         for stored in records:
             checked = check_claim(self.machine, self.state, key, stored)
+            code = unknown.get(stored.offset)
+            known = not isinstance(checked, RefusedRecord) or checked.code is not code
+            if code is not None and known:
+                checked = RefusedRecord(stored, code, "the version that decided did not know it")
+                self.unreadable_then += 1
             if isinstance(checked, RefusedRecord):
                 refused.append(checked)
             else:
@@ -247,7 +256,22 @@ class Prover(Fold[S]):
             decisions=self.decisions,
             inputs=self.taken,
             refused=self.refused,
+            unreadable_then=self.unreadable_then,
             dropped=self.reader.dropped,
             last_cycle=self.reader.cycle,
             now_ms=self.reader.now_ms,
         )
+
+
+def _unknown_then(commit: CycleCommittedV1, taken: InputRange) -> dict[int, RefusalCode]:
+    """The records of an input that the program of a cycle refused because it did not know them.
+
+    A later program knows them, so this refusal cannot be recomputed and is taken as recorded.
+    """
+    return {
+        offset: one.code
+        for one in commit.refused
+        if one.code in (RefusalCode.UNKNOWN_TYPE, RefusalCode.UNKNOWN_VERSION)
+        and (one.topic, one.partition) == (taken.topic, taken.partition)
+        for offset in range(max(one.first, taken.first), min(one.last + 1, taken.next))
+    }

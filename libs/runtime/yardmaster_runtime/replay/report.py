@@ -44,6 +44,9 @@ class MachineProof:
     decisions: int
     inputs: int
     refused: int
+    #: Of these, claims whose type or version was unknown to the program that decided, and is known
+    #: to this one. That refusal is taken as recorded.
+    unreadable_then: int
     #: Records of fenced leaders; they do not count.
     dropped: int
     last_cycle: int
