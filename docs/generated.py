@@ -231,6 +231,41 @@ def as_yaml(value: object) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+# --- sizes of a cluster -------------------------------------------------------------------------
+
+#: What to size, how its value is computed from the ones before it, and how many decimals to show.
+SIZES: Final = (
+    ("tasks per day", "tasks", "nodes * 8 * 24 / 4", 0),
+    ("submits per second at the peak, 10 times the average", "submits", "10 * tasks / 86400", 1),
+    ("partitions, without Kafka's own", "partitions", "nodes + 8 * cells", 0),
+    ("heartbeats per second", "heartbeats", "nodes / 2", 0),
+    ("disk of each broker for the log, GB per year", "log", "365 * tasks * (8 + 1.4 * 4) / 1e6", 0),
+    ("disk of each broker for heartbeats, GB", "recent", "heartbeats * 7200 * 0.6 / 1e6", 1),
+    ("disk of each broker for output, GB", "output", "7 * tasks * 100 / 1e6", 0),
+    (
+        "`maxmemory` of Redis, GB for each month of the log",
+        "redis",
+        "2 * 30 * tasks * (2.7 + 0.9 * 4) / 1e6",
+        1,
+    ),
+    ("cores of gateways at the peak", "gateways", "0.009 * submits", 2),
+)
+NODES: Final = (100, 1_000, 5_000)
+
+
+def sizing() -> str:
+    """What clusters of several sizes need, computed by the formulas that the table shows."""
+    heads = [f"{nodes:,} nodes" for nodes in NODES]
+    lines = [f"| what | formula | {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(heads)}"]
+    known: list[dict[str, float]] = [{"nodes": nodes, "cells": 1} for nodes in NODES]
+    for what, name, formula, decimals in SIZES:
+        for values in known:
+            values[name] = eval(formula, {}, values)
+        cells = [f"{values[name]:,.{decimals}f}" for values in known]
+        lines.append(f"| {what} | `{name} = {formula}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 # --- inside a task ------------------------------------------------------------------------------
 
 #: What the variables of a task mean. A missing or unknown name fails the build.
@@ -507,6 +542,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "problems": problems,
     "rest": rest,
     "settings": settings,
+    "sizing": sizing,
     "task-environment": task_environment,
     "task-sdk": task_sdk,
 }

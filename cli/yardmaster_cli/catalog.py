@@ -113,7 +113,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
         "simulate waves:1 --out runs",
         of=_NOTHING,
     ),
-    "conformance": _plain("conformance scenarios.jsonl", of=_NOTHING),
+    "conformance": _plain("conformance tests/conformance/scenarios/*.jsonl", of=_NOTHING),
     "views": _plain("views rebuild"),
     "views rebuild": _one("views rebuild", "views rebuild --only usage", of=_DATA),
     "snapshots": _list("snapshots", of=_DATA),

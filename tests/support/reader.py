@@ -26,9 +26,11 @@ class Exceptions:
     not_run: Sequence[str] = ()
     #: Commands that follow until Ctrl-C, and the pattern of a line that each prints before.
     follows: Mapping[str, str] = field(default_factory=dict)
-    #: Commands that run until Ctrl-C in a separate terminal, the line that each prints when it is
-    #: up, and the command before which the text says to end it.
-    stays: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    #: Commands that run until Ctrl-C in a separate terminal, and the pattern of the line that each
+    #: prints when it is up.
+    stays: Mapping[str, str] = field(default_factory=dict)
+    #: Commands of `stays`, and the command before which the text says to end each.
+    ends_before: Mapping[str, str] = field(default_factory=dict)
     #: Commands that the test has started already, and what each of them printed.
     running: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,6 +45,8 @@ class Reader:
     exceptions: Exceptions
     #: The width of the terminals; None: commands print to a pipe.
     columns: int | None = None
+    #: Typed into each terminal before the first command of the page.
+    preamble: str | None = None
     terminals: list[Terminal] = field(default_factory=list)
     staying: dict[str, Terminal] = field(default_factory=dict)
     #: The value of each placeholder.
@@ -64,7 +68,11 @@ class Reader:
         return Path(self.env["HOME"]) / ".local" / "share" / "yardmaster"
 
     def _open(self) -> None:
-        self.terminals.append(Terminal(self.network.prefix, self.env, self.tree, self.columns))
+        terminal = Terminal(self.network.prefix, self.env, self.tree, self.columns)
+        self.terminals.append(terminal)
+        if self.preamble is not None:
+            code, said = terminal.run(self.preamble)
+            assert code == 0, said
 
     def read(self, page: str, found: Sequence[Block]) -> None:
         """Type all commands of these blocks of a page; check each against the page."""
@@ -93,13 +101,13 @@ class Reader:
             return ""
         if plain in exceptions.running:
             return exceptions.running[plain]
-        for name, (_, before) in exceptions.stays.items():
+        for name, before in exceptions.ends_before.items():
             if plain == before and name in self.staying:
                 self._end(name)
         terminal = self.terminals[-1]
         if plain in exceptions.stays:
             terminal.begin(command.text)
-            said = terminal.until(exceptions.stays[plain][0])
+            said = terminal.until(exceptions.stays[plain])
             self.staying[plain] = terminal
             self._open()
             return said
@@ -127,6 +135,11 @@ class Reader:
         terminal = self.staying.pop(name)
         code, said = terminal.interrupt()
         assert code == 0, f"{name}: after Ctrl-C exit code {code}:\n{said}"
+
+    def end_staying(self) -> None:
+        """Press Ctrl-C in each terminal in which a command still runs."""
+        for name in list(self.staying):
+            self._end(name)
 
     def close(self) -> None:
         for terminal in self.terminals:

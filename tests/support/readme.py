@@ -306,22 +306,24 @@ class Terminal:
 
     def interrupt(self) -> tuple[int, str]:
         """Press Ctrl-C; return the exit code of the command and its output since."""
-        for child in self._children():
-            # It may end by itself before.
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGINT)
+        self._send(signal.SIGINT)
         return self.until_end()
 
     def close(self) -> None:
         """Close the terminal and kill its processes."""
-        for child in self._children():
-            os.kill(child, signal.SIGKILL)
+        self._send(signal.SIGKILL)
         self._shell.kill()
         self._shell.wait()
         self._reader.join(CLOSE_S)
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._output.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children():
+            # It may end by itself before.
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
 
     def _children(self) -> list[int]:
         try:

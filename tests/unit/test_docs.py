@@ -20,6 +20,8 @@ import pytest
 from yardmaster_cli.errors import Exit
 from yardmaster_core.scheduling.planner.policy import Policy
 from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_gateway.authorization import Action, Binding, is_allowed
+from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.job_file import JobSpec
 from yardmaster_schemas.reasons import (
     NUMBERS,
@@ -290,6 +292,18 @@ def test_every_example_of_a_key_of_a_job_file_is_a_valid_job(key: str) -> None:
         if key == "role":
             job["kind"] = "interactive"
         JobSpec.model_validate_json(json.dumps(job))
+
+
+def test_the_docs_say_what_each_role_allows() -> None:
+    for role in RoleName:
+        allowed = ", ".join(
+            action.value
+            for action in Action
+            if is_allowed([Binding(role, Scope.CELL, "main")], action)
+            # Reading the log depends on the scope alone; the page says so.
+            and (action is not Action.READ_LOG or role is RoleName.OPERATOR)
+        )
+        assert table("how-to/users.md", "Roles")[role.value][0] == allowed
 
 
 def test_every_request_of_the_agents_api_is_in_the_docs() -> None:

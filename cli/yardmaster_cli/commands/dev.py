@@ -53,6 +53,12 @@ POLICY_NAMES: Final = ("priority", "fair_share", "fitgpp", "fifo", "lrtp", "rand
     metavar="K=V",
     help="Option of the policy, for a new log: preemption=false.",
 )
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with tokens of further users; see docs/how-to/users.md.",
+)
 def dev(
     session: Session,
     nodes: int | None,
@@ -61,6 +67,7 @@ def dev(
     port: int | None,
     policy: str | None,
     policy_option: tuple[str, ...],
+    token_file: Path | None,
 ) -> int:
     """Run gateway, quota, scheduler, views and agents in one process.
 
@@ -100,7 +107,13 @@ def dev(
         out.note(f"hint: in another terminal: {yard} submit -- COMMAND")
         out.note("Ctrl-C stops this process; tasks keep running")
 
-    options = Options(cluster=cluster, port=port, policy=requested, log_level=log_level)
+    options = Options(
+        cluster=cluster,
+        port=port,
+        policy=requested,
+        log_level=log_level,
+        token_file=token_file,
+    )
     code = serve(folder, options, ready)
     out.note(
         f"\nyard dev stopped; its tasks keep running. {yard} dev continues with the log in "

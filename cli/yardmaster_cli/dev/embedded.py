@@ -13,6 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import click
@@ -28,7 +29,7 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.authentication import StaticTokens
+from yardmaster_gateway.authentication import FirstOf, Identity, StaticTokens, TokenFile
 from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
@@ -68,12 +69,14 @@ class Options:
             port from GATEWAY_PORT on.
         policy: the policy that the log must have; None: any.
         log_level: the lowest level of the log lines of services.
+        token_file: tokens of further users (see `yardmaster_gateway.authentication`).
     """
 
     cluster: Cluster
     port: int | None = None
     policy: PolicySpec | None = None
     log_level: LogLevel = "warning"
+    token_file: Path | None = None
 
 
 class ServiceEnded(YardmasterError):
@@ -253,6 +256,9 @@ def _services(
             on_restored=tune_gc,
         )
 
+    identity: Identity = StaticTokens({token: owner()})
+    if options.token_file is not None:
+        identity = FirstOf(identity, TokenFile(options.token_file))
     runtime = RuntimeSettings(data=folder.path, cell=CELL)
     store = MemoryViewStore(CELL, clock)
     usage = MemoryViewStore(CELL, clock)
@@ -269,7 +275,7 @@ def _services(
             GatewayPorts(
                 log=log,
                 views=store,
-                identity=StaticTokens({token: owner()}),
+                identity=identity,
                 clock=clock,
                 chance=chance,
                 telemetry=telemetry("gateway"),

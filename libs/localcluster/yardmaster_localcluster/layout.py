@@ -92,7 +92,14 @@ class DataLayout:
         roles = [{"role": "operator", "scope": "cell", "name": cell} for cell in cells]
         digest = hashlib.sha256(token.encode()).hexdigest()
         entry = {"id": "local", "digest": digest, "user": "local", "roles": roles}
-        write_private(self.tokens_file, json.dumps({"version": 1, "tokens": [entry]}) + "\n")
+        # An operator may have added users.
+        others = [
+            each
+            for each in read_json(self.tokens_file).get("tokens", ())
+            if each.get("id") != entry["id"]
+        ]
+        tokens = {"version": 1, "tokens": [entry, *others]}
+        write_private(self.tokens_file, json.dumps(tokens) + "\n")
 
     def token(self) -> str:
         """The token of callers; empty before `make`."""

@@ -49,6 +49,21 @@ class StaticTokens:
         return self._callers.get(digest_of(token))
 
 
+class FirstOf:
+    """Several identities; the first one that knows a token names its caller."""
+
+    def __init__(self, *identities: Identity) -> None:
+        self._identities = identities
+
+    async def identify(self, token: str) -> Caller | None:
+        """The caller of a token; None if no identity knows it."""
+        for each in self._identities:
+            caller = await each.identify(token)
+            if caller is not None:
+                return caller
+        return None
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -109,8 +124,11 @@ class TokenFile:
         except OSError as error:
             raise TokenFileRefused(path=self._path, found=str(error.strerror)) from error
         except ValidationError as error:
+            # No message of the model quotes a value.
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
             raise TokenFileRefused(
-                path=self._path, found=f"its content is invalid ({error.error_count()} errors)"
+                path=self._path, found=f"its content is invalid: {where}: {first['msg']}"
             ) from None
         self._callers = {
             entry.digest: Caller(

@@ -14,7 +14,7 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway import request_writer
-from yardmaster_gateway.authentication import TokenFile, digest_of
+from yardmaster_gateway.authentication import FirstOf, TokenFile, digest_of
 from yardmaster_gateway.errors import Busy, TokenFileRefused
 from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
 from yardmaster_gateway.submission import body_digest, job_id
@@ -226,6 +226,17 @@ async def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     token_file(path, "new", "newer")
     assert await tokens.identify("old") is None
     assert await tokens.identify("newer") is not None
+
+
+async def test_the_first_identity_that_knows_a_token_names_its_caller(tmp_path: Path) -> None:
+    own = TokenFile(token_file(tmp_path / "own.json", "mine"))
+    others = TokenFile(token_file(tmp_path / "others.json", "mine", "theirs"))
+    both = FirstOf(own, others)
+    assert [await both.identify(token) for token in ("mine", "theirs", "nobody's")] == [
+        await own.identify("mine"),
+        await others.identify("theirs"),
+        None,
+    ]
 
 
 async def test_the_group_may_read_the_file(tmp_path: Path) -> None:

@@ -93,3 +93,18 @@ async def test_gateways_know_the_token_by_its_digest_alone(tmp_path: Path) -> No
     caller = await TokenFile(tmp_path / "tokens.json").identify(token)
     assert caller is not None
     assert [binding.name for binding in caller.bindings] == ["main"]
+
+
+async def test_users_that_an_operator_has_added_stay_after_the_next_start(tmp_path: Path) -> None:
+    planned(tmp_path)
+    path = tmp_path / "tokens.json"
+    tokens = json.loads(path.read_text())
+    digest = hashlib.sha256(b"of-ana").hexdigest()
+    tokens["tokens"].append({"id": "ana", "digest": digest, "user": "ana", "roles": []})
+    path.write_text(json.dumps(tokens))
+    planned(tmp_path)
+    found = TokenFile(path)
+    for token, user in (("of-ana", "ana"), (DataLayout(tmp_path).token(), "local")):
+        caller = await found.identify(token)
+        assert caller is not None
+        assert caller.user == user
