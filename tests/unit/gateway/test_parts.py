@@ -232,7 +232,7 @@ async def test_the_first_identity_that_knows_a_token_names_its_caller(tmp_path: 
     own = TokenFile(token_file(tmp_path / "own.json", "mine"))
     others = TokenFile(token_file(tmp_path / "others.json", "mine", "theirs"))
     both = FirstOf(own, others)
-    assert [await both.identify(token) for token in ("mine", "theirs", "nobody's")] == [
+    assert [await both.identify(token) for token in ("mine", "theirs", "unknown")] == [
         await own.identify("mine"),
         await others.identify("theirs"),
         None,
