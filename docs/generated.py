@@ -254,7 +254,7 @@ NODES: Final = (100, 1_000, 5_000)
 
 
 def sizing() -> str:
-    """What clusters of several sizes need, computed by the formulas that the table shows."""
+    """A table of the needs of clusters of several sizes, computed by the formulas that it shows."""
     heads = [f"{nodes:,} nodes" for nodes in NODES]
     lines = [f"| what | formula | {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(heads)}"]
     known: list[dict[str, float]] = [{"nodes": nodes, "cells": 1} for nodes in NODES]
