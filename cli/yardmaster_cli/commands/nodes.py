@@ -144,7 +144,7 @@ def _list_slots(session: Session, name: str) -> None:
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Ed25519 public key of the node; give two during a key rotation.",
+    help="Ed25519 public key of the node (stored, not checked yet); two during a key rotation.",
 )
 @click.option(
     "--all-present",
