@@ -1,4 +1,4 @@
-"""Errors of running a machine on a log.
+"""Errors of running a state machine on a log.
 
 ```
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
@@ -63,8 +63,8 @@ class DecisionRefused(MachineError):
 
 
 class BeforeFirstCycle(MachineError):
-    """The log starts with cycle {cycle} at {at}, and that moment is before it. The earliest moment
-    is cycle:{cycle}.
+    """The requested time is before the first cycle of the log, {cycle} at {at}. Use cycle:{cycle}
+    or a later time.
     """
 
     code = "before_first_cycle"

@@ -86,7 +86,7 @@ class SilenceWatch:
             checked_s = self._clock.monotonic_s()
 
     async def _read_to_the_end(self, offset: int) -> int:
-        """Read all heartbeats written before this moment, which becomes `_read_up_to_s`."""
+        """Read all heartbeats that were written before now; `_read_up_to_s` becomes this time."""
         started_s = self._clock.monotonic_s()
         end = await self._log.end(self._partition)
         while offset < end:

@@ -194,7 +194,7 @@ class Follower:
         return self._saved
 
     async def check(self) -> None:
-        """Check that the store is still where it was left; a store that was lost does not tell.
+        """Check that the store is still at the position that this writer stored last.
 
         Raises:
             ViewsMoved: it is elsewhere, or was rebuilt; `start` again.

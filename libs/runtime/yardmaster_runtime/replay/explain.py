@@ -67,7 +67,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A task at a moment; `waits` has the reasons of a pending task, in the order of its pools."""
+    """A task at a point in the log; `waits` has the reasons of a pending task, in the order of its pools."""
 
     task_id: str
     at_ms: int
@@ -240,7 +240,7 @@ async def explain_at(
     cycle: int | None = None,
     partition: int = 0,
 ) -> Explanation:
-    """Explain a task's phase at a moment of the log (see `state_at`).
+    """Explain a task's phase at a point in the log (see `state_at`).
 
     Raises:
         UnknownTask: the task did not exist then.
