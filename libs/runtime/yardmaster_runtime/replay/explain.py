@@ -67,7 +67,9 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A task at a point in the log; `waits` has the reasons of a pending task, in the order of its pools."""
+    """A task at a point in the log; `waits` has the reasons of a pending task, in the order of its
+    pools.
+    """
 
     task_id: str
     at_ms: int
