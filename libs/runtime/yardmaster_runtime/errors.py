@@ -63,7 +63,7 @@ class DecisionRefused(MachineError):
 
 
 class BeforeFirstCycle(MachineError):
-    """The requested time is before the first cycle of the log, {cycle} at {at}. Use cycle:{cycle}
+    """The log starts with cycle {cycle} at {at}, after the requested time. Use cycle:{cycle}
     or a later time.
     """
 
