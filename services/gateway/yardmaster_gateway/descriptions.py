@@ -437,5 +437,5 @@ ANSWERS: Final[Texts] = {
         ["resources.gpus: 16 per replica, the largest node has 4"],
     ),
     "weight": ("The weight in a fair share.", 1),
-    "working_dir": ("The folder to run in.", "/home/ana/llm"),
+    "working_dir": ("The folder to run in.", "/data/ana/llm"),
 }

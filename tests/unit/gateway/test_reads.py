@@ -143,7 +143,7 @@ async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nope", 404),
         ("GET", "/v1/shares", 404),
         ("GET", "/v1/tasks/", 404),
         ("GET", "/v1/tasks/nope", 404),
@@ -156,7 +156,7 @@ async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
         ("GET", "/v1/cycles/other/1", 404),
         ("GET", "/v1/requests/main.999", 404),
         ("GET", "/v1/requests/junk", 404),
-        ("GET", "/docs", 404),
+        ("GET", "/docs/nope", 404),
         ("POST", "/livez", 405),
         ("TRACE", "/v1/tasks", 405),
         ("PUT", "/v1/tasks", 405),

@@ -133,7 +133,7 @@ def test_paths_durations_and_digests_are_left_open() -> None:
     digest = "49cf6131ef3d42c65c04c5882ff6059632a6e8a60bf24f80a7e2de4b471ac9eb"
     shown = [f"state {digest}", "up 1m30s, data in ~/.local/share", "file:///data/step-7.json"]
     printed = (
-        f"state {digest[::-1]}\nup 2.5s, data in /tmp/x/home/.local/share\nfile:///tmp/step-9.json"
+        f"state {digest[::-1]}\nup 2.5s, data in /srv/x/ana/.local/share\nfile:///srv/step-9.json"
     )
     assert missing(shown, printed) == []
     assert missing(["nlp / default, in /data"], "nlp / research, in /data") != []
