@@ -57,7 +57,7 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
     metavar="DIR",
     help="Write the log of each run, tasks.parquet and report.html to DIR.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Use only the first N jobs.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Use only the first N jobs.")
 @click.option(
     "--nodes",
     metavar="NODESxGPUS",
@@ -80,14 +80,19 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
 @click.option(
     "--te-share",
     type=click.IntRange(0, 1000),
+    metavar="N",
     help="Share of trial-and-error jobs, in thousandths.",
 )
 @click.option(
-    "--load", type=click.IntRange(min=1), help="Load relative to the capacity, in thousandths."
+    "--load",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Load relative to the capacity, in thousandths.",
 )
 @click.option(
     "--grace",
     type=click.IntRange(min=0),
+    metavar="N",
     help="Grace periods relative to the workload's own, in thousandths.",
 )
 @click.option(
@@ -110,7 +115,10 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
 )
 @click.option("--cell", metavar="CELL", help="Cell of a recorded log (default: main).")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), help="Number of parallel runs (default: all cores)."
+    "--workers",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Number of parallel runs (default: all cores).",
 )
 def simulate(
     session: Session,
