@@ -150,6 +150,11 @@ class Gateway:
                 seen.add(row.name)
         return Visibility(frozenset(seen))
 
+    async def visibility_of(self, token: str) -> Visibility | None:
+        """The projects that the caller of a token may see now; None if the token is unknown."""
+        caller = await self.ports.identity.identify(token)
+        return None if caller is None else await self.visibility(caller)
+
     async def wait_for_position(
         self, wanted: Position | None, store: MonotonicViews | None = None
     ) -> Position:

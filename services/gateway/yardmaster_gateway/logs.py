@@ -6,6 +6,7 @@ the node on which the attempt's replica was placed.
 
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -16,7 +17,7 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import OffsetGone
 from yardmaster_eventlog.port import Partition, StoredRecord
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Read, ReadContext
+from yardmaster_gateway.context import Read, ReadContext, bearer_token
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.sse import SSE, encode_event, event_schema
 from yardmaster_gateway.tasks import find_task
@@ -195,7 +196,7 @@ async def read_output(
         output = Output(read, task_id, attempt, replica)
         after = None if last_event_id is None else int(last_event_id)
         return StreamingResponse(
-            _follow(read, task_id, attempt, output, tail, after),
+            _follow(read, bearer_token(request), task_id, attempt, output, tail, after),
             media_type=SSE,
             headers=headers,
         )
@@ -276,6 +277,7 @@ async def _as_events(pieces: _Pieces, row: TaskRow) -> AsyncIterator[bytes]:
 
 async def _follow(
     read: ReadContext,
+    token: str,
     task_id: str,
     attempt: int | None,
     output: Output,
@@ -287,6 +289,8 @@ async def _follow(
     The stream starts after the offset `after`, or else with the last `tail` lines, or else with the
     first piece. It continues while the views are unavailable: the output is in the log, and the
     nodes of known attempts are cached. Whether the task has ended is checked when they are back.
+    The caller is authenticated again after each `bookmark_s`; the stream ends if it may no longer
+    see the task.
     """
     gateway = read.gateway
     clock = gateway.ports.clock
@@ -307,8 +311,15 @@ async def _follow(
             # A client that resumes here gets the output from now on, not the last lines again.
             yield encode_event("bookmark", {}, str(output.offset - 1) if output.offset else None)
         stop = clock.monotonic_s() + gateway.settings.stream_s
+        checked = clock.monotonic_s()
         while True:
             unavailable = False
+            if clock.monotonic_s() - checked >= gateway.settings.bookmark_s:
+                checked = clock.monotonic_s()
+                with suppress(ViewsUnavailable):
+                    seen = await gateway.visibility_of(token)
+                    if seen is None or not seen.includes(row.job.project):
+                        return
             try:
                 row = await find_task(read, task_id)
             except (ViewsUnavailable, errors.NotFound):

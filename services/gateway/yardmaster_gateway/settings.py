@@ -55,7 +55,8 @@ class GatewaySettings(LogSettings):
     max_streams: Annotated[int, Field(ge=1)] = 1_000
     #: The lifetime of a stream. After it the gateway closes the stream, and its client resumes it.
     stream_s: Positive = 3_600.0
-    #: After this time without an event, a stream sends a bookmark; a watch authenticates again.
+    #: After this time without an event, a stream sends a bookmark. After this time in any case, it
+    #: authenticates its caller again.
     bookmark_s: Positive = 15.0
     #: The interval of writes to an idle `details` partition, so that Kafka removes erased details
     #: from the disk (see details_ticker.py). None: no such writes, for logs that do not compact.

@@ -119,6 +119,7 @@ class Watcher:
             clock = self._gateway.ports.clock
             settings = self._gateway.settings
             stop = clock.monotonic_s() + settings.stream_s
+            checked = clock.monotonic_s()
             position = after
             if position is None or await self._store.changes(position) is None:
                 position = await self._store.position()
@@ -136,18 +137,21 @@ class Watcher:
                     position = one.position
                 if not position.covers(reached):
                     position = reached  # the changes in between are of kinds that are not watched
-                if await self._store.changed(position, min(left, settings.bookmark_s)):
-                    continue
-                if not await self._still_allowed():
-                    return
-                yield encode_event("bookmark", {}, str(position))
+                changed = await self._store.changed(position, min(left, settings.bookmark_s))
+                # Also a watch that is never idle is checked.
+                if not changed or clock.monotonic_s() - checked >= settings.bookmark_s:
+                    if not await self._still_allowed():
+                        return
+                    checked = clock.monotonic_s()
+                if not changed:
+                    yield encode_event("bookmark", {}, str(position))
 
     async def _still_allowed(self) -> bool:
         """Authenticate the caller again: its token may be invalid now, or have other roles."""
-        caller = await self._gateway.ports.identity.identify(self._token)
-        if caller is None:
+        visibility = await self._gateway.visibility_of(self._token)
+        if visibility is None:
             return False
-        self._visibility = await self._gateway.visibility(caller)
+        self._visibility = visibility
         return True
 
     async def _snapshot(self, position: Position) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from yardmaster_gateway.authorization import Caller
 from yardmaster_projections.rows import AttemptRow, OutputRow, Row
 from yardmaster_projections.store import Found, RowKey
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
+from yardmaster_schemas.position import Position
 
 Event = tuple[str, str | None, Any]
 
@@ -136,6 +137,61 @@ async def test_a_quiet_watch_sends_bookmarks_and_checks_its_caller_again() -> No
         found = await watched(cell)
     assert [event for event, _, _ in found] == ["snapshot", "bookmark"]
     assert found[-1][1] is not None, "a bookmark names a position"
+
+
+class Revocable:
+    """Authenticates every caller, or once more after `revoke`; `refused` is set by a refusal."""
+
+    def __init__(self) -> None:
+        self._left: int | None = None
+        self.refused = asyncio.Event()
+
+    def revoke(self) -> None:
+        self._left = 1
+
+    async def identify(self, token: str) -> Caller | None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self.refused.set()
+                return None
+        return CALLERS[token]
+
+
+async def test_a_watch_that_is_never_idle_ends_when_its_token_is_revoked() -> None:
+    tokens = Revocable()
+    async with test_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
+
+        async def changed(after: Position, timeout_s: float) -> bool:
+            await asyncio.sleep(0.01)
+            return True
+
+        cell.store.changed = changed  # type: ignore[method-assign]
+        tokens.revoke()
+        async with asyncio.timeout(30):
+            found = await watched(cell)
+    assert tokens.refused.is_set()
+    assert [event for event, _, _ in found] == ["snapshot"]
+
+
+async def test_followed_output_ends_when_the_token_is_revoked() -> None:
+    tokens = Revocable()
+    async with test_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
+        task = f"{await cell.submit()}.0"
+        await cell.starts(task)
+        await prints(cell, task, "before\n", 0)
+
+        async def print_after_the_refusal() -> None:
+            await tokens.refused.wait()
+            await prints(cell, task, "after\n", 1)
+
+        tokens.revoke()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(print_after_the_refusal())
+            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", run=False)
+    found = events(response.text)
+    assert [data["text"] for event, _, data in found if event == "output"] == ["before\n"]
+    assert "end" not in [event for event, _, _ in found], "a client that resumes learns why"
 
 
 async def test_streams_are_bounded() -> None:
