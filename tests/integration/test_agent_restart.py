@@ -26,9 +26,11 @@ from yardmaster_node_agent.errors import (
     AssignmentUnreadable,
     LedgerCorrupt,
     LedgerInUse,
+    NodeTaken,
 )
 from yardmaster_node_agent.executors.port import Launch, Process
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.decisions import LossCause
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -320,6 +322,24 @@ async def test_a_node_counted_as_lost_kills_all_and_joins_again(world: AgentWorl
         after = await world.allocate(sh("true"))
         await world.ended(after)
     assert not await world.of_type(TaskExitedV1, task), "facts of a lost incarnation are void"
+
+
+async def test_an_agent_whose_node_another_agent_took_kills_its_tasks_and_ends_for_good(
+    world: AgentWorld,
+) -> None:
+    async with world.agent() as old:
+        task = await world.allocate(sh("echo pid $$; while :; do sleep 0.05; done"))
+        pid = int((await world.until_output(task, "pid")).split()[1])
+    await world.lose(old.incarnation, LossCause.REPLACED)
+    for _ in range(2):
+        with pytest.raises(NodeTaken):
+            await run(world.ports(), world.settings)
+        assert not alive(pid)
+    joins = await world.of_type(NodeJoinedV1)
+    assert {joined.incarnation for joined in joins} == {old.incarnation}, "it takes no name back"
+    (world.data_dir / "ledger").unlink()
+    async with world.agent() as new:
+        assert new.incarnation != joins[0].incarnation
 
 
 async def test_a_node_lost_while_no_agent_ran_joins_again(world: AgentWorld) -> None:

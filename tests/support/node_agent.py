@@ -240,11 +240,9 @@ class AgentWorld:
             unstarted=unstarted,
         )
 
-    async def lose(self, incarnation: str) -> None:
+    async def lose(self, incarnation: str, cause: LossCause = LossCause.SILENT) -> None:
         """Count the node as lost."""
-        lost = NodeLostV1(
-            node=self.node, incarnation=incarnation, cause=LossCause.SILENT, last_heard_at_ms=0
-        )
+        lost = NodeLostV1(node=self.node, incarnation=incarnation, cause=cause, last_heard_at_ms=0)
         await self.assign(lost)
 
     async def assign(

@@ -39,10 +39,10 @@ from yardmaster_node_agent.agent_state import (
 from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import Follower
 from yardmaster_node_agent.environment import NodeFacts
-from yardmaster_node_agent.errors import AgentError, ExecutorFailed
+from yardmaster_node_agent.errors import AgentError, ExecutorFailed, NodeTaken
 from yardmaster_node_agent.executors.port import Process
 from yardmaster_node_agent.joining import HINTS, POLL_S, JoinRefusals
-from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease
+from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext, Ports, host_ports, simulated_ports
 from yardmaster_node_agent.reports import Fact, Reporter, Writer
@@ -75,6 +75,9 @@ async def run(ports: Ports, settings: Settings) -> None:
         LedgerCorrupt, LedgerInUse, LedgerUnwritable: no task may start without a ledger.
         AssignmentUnreadable: a newer scheduler wrote the record.
         NotEnrolled: the node's topic was not created in time.
+        NodeTaken: another agent has joined as the node. It ends again after a restart, because its
+            ledger keeps the incarnation, so two agents of one name do not replace each other for
+            ever.
         ExecutorFailed: processes of an earlier agent process cannot be killed.
         LogError: an error that retries cannot solve, such as a replaced log.
     """
@@ -93,14 +96,23 @@ async def run(ports: Ports, settings: Settings) -> None:
             state = await _begin_incarnation(ports, settings, metrics, retrying, old=state.head)
         while True:
             agent = _Incarnation(ports, settings, metrics, retrying, state)
+            replaced = False
             try:
                 await agent.run()
             except* IncarnationOver as ended:
                 over = ended.exceptions[0]
+                replaced = isinstance(over, Replaced)
                 if isinstance(over, FenceExpired):
                     metrics.fenced.inc()
                 ports.health.report("node", "joins as a new incarnation")
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
+            if replaced:
+                await ports.executor.sweep()
+                # A start from this ledger reads the same NodeLost again and ends again.
+                reached = agent.reached
+                ports.ledger.begin(agent.head)
+                ports.ledger.write([Reached(offset=reached)])
+                raise NodeTaken(node=settings.node)
             state = await _begin_incarnation(ports, settings, metrics, retrying, old=agent.head)
     finally:
         # Needed only if this process opens the ledger again; at its exit the kernel unlocks it.
@@ -185,6 +197,11 @@ class _Incarnation:
         #: Whether the cell refused the last join.
         self._join_refused = False
         self.head = state.head
+
+    @property
+    def reached(self) -> int:
+        """The offset in the assignments before which every record was handled."""
+        return self._state.reached
 
     async def run(self) -> None:
         """Join and run tasks until the incarnation is over.

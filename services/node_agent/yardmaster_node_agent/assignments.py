@@ -24,7 +24,7 @@ from yardmaster_node_agent.agent_state import (
     lost_assignment,
 )
 from yardmaster_node_agent.errors import AssignmentUnreadable
-from yardmaster_node_agent.lease import IncarnationOver
+from yardmaster_node_agent.lease import IncarnationOver, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.supervision import Supervision
@@ -32,6 +32,7 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
+    LossCause,
     NodeLostV1,
     Placement,
     PreemptionRequestedV1,
@@ -76,6 +77,7 @@ class Follower:
         """Consume the assignments until cancelled.
 
         Raises:
+            Replaced: another agent has joined as the node.
             IncarnationOver: NodeLost for this incarnation; some of its records were deleted; or
                 the node was cut off for longer than the fence of a new attempt allows.
             AssignmentUnreadable, LogError.
@@ -118,7 +120,9 @@ class Follower:
                 head = self._context.state.head
                 if (event.node, event.incarnation) == (head.node, head.incarnation):
                     self._metrics.assignments.labels(envelope.type, "taken").inc()
-                    raise IncarnationOver(f"lost: {event.cause.value}")
+                    # An agent that begins an incarnation itself has its head before the join.
+                    over = Replaced if event.cause is LossCause.REPLACED else IncarnationOver
+                    raise over(f"lost: {event.cause.value}")
                 outcome = "void"
             case _:
                 outcome = "ignored"

@@ -2,7 +2,7 @@
 
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
-             AssignmentUnreadable  NotEnrolled
+             AssignmentUnreadable  NotEnrolled  NodeTaken
 ```
 """
 
@@ -77,3 +77,13 @@ class NotEnrolled(AgentError):
     """
 
     code = "not_enrolled"
+
+
+class NodeTaken(AgentError):
+    """Another agent has joined as node {node}; the tasks of this one were killed.
+
+    Give each host its own YARD_AGENT_NODE. To let this host have the name, stop the other agent and
+    move the ledger of this one away.
+    """
+
+    code = "node_taken"

@@ -33,6 +33,10 @@ class IncarnationOver(Exception):
     """The node must start a new incarnation without running replicas."""
 
 
+class Replaced(IncarnationOver):
+    """Another agent has joined as this node."""
+
+
 class FenceExpired(IncarnationOver):
     """The fence of a replica has expired, so the replica must be dead."""
 
