@@ -528,6 +528,84 @@ def _linked(text: str) -> str:
     return re.sub(r"\bdocs/([\w/-]+\.md(?:#[\w-]+)?)", r"[\1](../\1)", text)
 
 
+# --- the Python client --------------------------------------------------------------------------
+
+
+def client_methods() -> Iterator[tuple[str, Callable[..., object]]]:
+    """The public methods of `yardmaster.Client`, in the order of their definition."""
+    from yardmaster.client import Client
+
+    # The connection first, then jobs and waits, then operators' objects, then the log.
+    order = ("Connection", "JobCalls", "Waits", "OperatorCalls", "Client")
+    classes = {cls.__name__: cls for cls in Client.__mro__}
+    for owner in order:
+        for name, found in vars(classes[owner]).items():
+            if not name.startswith("_"):
+                yield name, getattr(Client, name) if isinstance(found, classmethod) else found
+
+
+def python_client() -> str:
+    """The signature and the docstring of `Client` and of each of its methods."""
+    from yardmaster.client import Client
+
+    sections = [_documented("Client", Client, "## The client")]
+    sections.append("## Its methods")
+    for name, method in client_methods():
+        sections.append(_documented(name, method, f"### `{name}`"))
+    return "\n\n".join(sections)
+
+
+def client_errors() -> str:
+    """The errors of the client: the attributes of each, and when it is raised."""
+    from yardmaster import errors
+
+    lines = ["| error | base | attributes |", "| --- | --- | --- |"]
+    for name, found in vars(errors).items():
+        if isinstance(found, type) and found.__module__ == errors.__name__:
+            attributes = [
+                f"`{each}`" for each in re.findall(r"self\.(\w+) = ", inspect.getsource(found))
+            ]
+            properties = [f"`{key}`" for key, of in vars(found).items() if isinstance(of, property)]
+            base = ", ".join(f"`{each.__name__}`" for each in found.__bases__)
+            lines.append(f"| `{name}` | {base} | {', '.join([*attributes, *properties])} |")
+    return "\n".join(lines)
+
+
+def _documented(name: str, found: Callable[..., object], title: str) -> str:
+    words: list[str] = []
+    for each in inspect.signature(found).parameters.values():
+        if each.name == "self":
+            continue
+        if each.kind is each.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        default = each.default
+        if inspect.isroutine(default):
+            words.append(f"{each.name}={default.__name__}")
+        else:
+            words.append(str(each.replace(annotation=each.empty)))
+    return f"{title}\n\n```python\n{name}({', '.join(words)})\n```\n\n{_sections(found)}"
+
+
+def _sections(found: Callable[..., object]) -> str:
+    """A docstring as Markdown: its arguments and errors become lists."""
+    lines, fenced, listed = [], False, False
+    for line in inspect.cleandoc(found.__doc__ or "").splitlines():
+        fenced ^= line.startswith("```")
+        one_line = re.fullmatch(r"(Raises): (.+)", line)
+        entry = re.fullmatch(r" {4}([\w.]+): (.+)", line)
+        if not fenced and line in ("Args:", "Raises:"):
+            listed = True
+            lines += ["", "Arguments:" if line == "Args:" else "Errors:", ""]
+        elif not fenced and one_line:
+            lines += ["", f"Errors: {one_line[2]}"]
+        elif listed and entry:
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        else:
+            listed = listed and line.startswith(" ")
+            lines.append(line)
+    return "\n".join(lines)
+
+
 def _cell(text: str) -> str:
     """Text as a cell of a table: one line, no bar that ends the cell."""
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
@@ -537,9 +615,11 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "bodies": bodies,
     "cli": cli,
+    "client-errors": client_errors,
     "job-file": job_file,
     "keys": keys,
     "problems": problems,
+    "python-client": python_client,
     "rest": rest,
     "settings": settings,
     "sizing": sizing,
