@@ -8,16 +8,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JAVA_CACHE := .cache/kafka.aot
+TORCH := .cache/torch
+TORCH_PYTHON ?=
 # One worker per core; tests that share a broker stay on one of them.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test lint docs format schemas golden bench picture lock clean
+.PHONY: help install demo up down demo-up check test test-torch lint docs format schemas golden bench picture lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## install everything into .venv, as pinned in requirements.lock
 
@@ -56,6 +58,10 @@ check: lint ## run lint, types, unit, golden and conformance tests, without a br
 test: install $(JAVA_CACHE) ## run every test; PYTEST_ARGS="-k name" selects some
 	JAVA_TOOL_OPTIONS="-XX:AOTCache=$(CURDIR)/$(JAVA_CACHE) -Xlog:aot*=off" $(PYTEST) $(PYTEST_ARGS)
 
+test-torch: install ## run the tests with PyTorch; TORCH_PYTHON=python3 names a Python that has it
+	deploy/ci/torch.sh $(TORCH) $(TORCH_PYTHON)
+	TORCH_PYTHON=$(CURDIR)/$(TORCH)/venv/bin/python $(PYTEST) -m torch tests/torch $(PYTEST_ARGS)
+
 # A broker starts with half the work where Java knows Kafka's classes from an earlier run.
 $(JAVA_CACHE):
 	$(BIN)/python deploy/ci/java_cache.py $@
@@ -87,12 +93,16 @@ picture: install ## run the demo and draw its timeline, docs/pictures/demo.svg
 	TMPDIR=$(CURDIR)/build/demo $(BIN)/yard demo --keep
 	$(BIN)/python -m docs.pictures.timeline_svg build/demo/yard-demo-*/data/log.db docs/pictures/demo.svg
 
-lock: ## resolve requirements.lock again; UPGRADE=--upgrade takes newer versions
+lock: ## resolve the two lock files again; UPGRADE=--upgrade takes newer versions
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
 	  --no-emit-index-url --no-emit-find-links --no-emit-package yardmaster \
 	  --custom-compile-command 'make lock' --output-file requirements.lock \
-	  --all-extras --group dev pyproject.toml > /dev/null
+	  --all-extras --group dev pyproject.toml > /dev/null; \
+	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
+	  --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command 'make lock' --output-file requirements-torch.lock \
+	  --group torch-test > /dev/null
 	@sed -i.bak '/^# The following packages were excluded/,$$d' requirements.lock && rm requirements.lock.bak
 
 clean: ## remove .venv, caches and build output
