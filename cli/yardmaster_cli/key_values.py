@@ -93,11 +93,11 @@ POOL: Final[Mapping[str, Key]] = {
     ),
     "unequal-gangs": Key(
         *(("unequal_gangs",), scalar, "true|false"),
-        "Whether a gang of replicas: auto may use nodes of unequal size.",
+        "Whether a job with `replicas: auto` may use nodes of unequal size.",
     ),
     "gpuless-per-node": Key(
         *(("gpuless_per_node",), _limit, "N|none"),
-        "Most tasks without GPUs on a node, up to 2048; none: 512.",
+        "Maximum number of tasks without GPUs on a node, up to 2048; none: 512.",
     ),
     "seed": Key(("seed",), _whole, "N", "Seed of policies and placements that draw at random."),
 }
@@ -121,18 +121,28 @@ PROJECT: Final[Mapping[str, Key]] = {
         ("default_priority",), _whole, "N", "Priority of jobs that have none; default: the pool's."
     ),
     "max-slots": Key(
-        ("limit_milli",), _gpus, "N|none", "Most GPUs that its tasks hold, in all pools together."
+        ("limit_milli",),
+        _gpus,
+        "N|none",
+        "Maximum GPUs that its tasks hold, in all pools together.",
     ),
     "max-min-runtime": Key(
         ("max_min_runtime_s",), _seconds, "TIME", "Longest min_runtime of a job."
     ),
-    "max-pending": Key(("max_pending",), _whole, "N", "Most tasks of one job."),
+    "max-pending": Key(
+        ("max_pending",),
+        _whole,
+        "N",
+        "Maximum number of tasks of one job; quota refuses a larger job.",
+    ),
 }
 DEPARTMENT: Final[Mapping[str, Key]] = {"weight": Key(("weight",), _whole, "N")}
 
 _QUOTA: Final[Mapping[str, Key]] = {
     "deserved": Key(("deserved_milli",), _gpus, "N|none"),
-    "limit": Key(("limit_milli",), _gpus, "N|none", "Most GPUs that its tasks hold in this pool."),
+    "limit": Key(
+        ("limit_milli",), _gpus, "N|none", "Maximum GPUs that its tasks hold in this pool."
+    ),
     "over-quota-weight": Key(("over_quota_weight",), _whole, "N"),
 }
 _OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the policy.")

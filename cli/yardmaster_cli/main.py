@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "logs": ("logs", "logs", "Print the output of tasks."),
     "wait": ("wait", "wait", "Wait for tasks to end, and exit with their exit code."),
     "cancel": ("tasks", "cancel", "Cancel jobs or tasks."),
-    "pause": ("tasks", "pause", "Stop tasks with a checkpoint until they are resumed."),
+    "pause": ("tasks", "pause", "Stop tasks until they are resumed; each may save a checkpoint."),
     "resume": ("tasks", "resume", "Resume paused tasks."),
     "set": ("set", "set_group", "Change a job's priority, weight or limit of slots."),
     "erase": (

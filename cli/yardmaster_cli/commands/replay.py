@@ -56,7 +56,7 @@ def replay() -> None:
 
 
 @replay.command("at", cls=_AtCommand)
-@click.argument("moment", metavar="T", required=False)
+@click.argument("moment", metavar="[T]", required=False)
 @log_options
 @click.option("--all", "everything", is_flag=True, help="Show ended tasks too.")
 @click.option("--nodes", "nodes_only", is_flag=True, help="Show only the nodes.")
@@ -70,8 +70,8 @@ def at(
 ) -> None:
     """Show the state of the scheduler at T.
 
-    T is a time, 2h or -2h (ago), a log position (main@d3021) or a cycle (cycle:88121); without T,
-    the end of the log.
+    T is a time (2026-01-31 or 2026-01-31T12:00:00Z), an age (2h and -2h both mean 2 hours ago), a
+    log position (main@d3021) or a cycle (cycle:88121). Without T, the end of the log is shown.
     """
     bounds: dict[str, Any] = {}
     if moment is not None:

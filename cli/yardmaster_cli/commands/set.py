@@ -64,7 +64,10 @@ def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
 @click.argument("n", metavar="N|none")
 @if_match_option("Change", "job")
 def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
-    """Limit the GPUs that a job's tasks hold; none removes the limit."""
+    """Limit the GPUs that a job's tasks hold.
+
+    The value `none` removes the limit.
+    """
     try:
         value = None if n == "none" else float(n)
         if value is not None and not isfinite(value):

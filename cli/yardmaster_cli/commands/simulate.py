@@ -36,8 +36,9 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
     multiple=True,
     metavar="NAME[:KEY=V|V,...]",
     help="Policy to simulate; repeat the option to compare policies. KEY=V|V runs once for each "
-    "value. Default: fifo, lrtp, rand, fitgpp (synthetic workloads except waves), own (log:), else "
-    f"fifo. Policies: {', '.join(POLICY_NAMES)}.",
+    "value. Default: fifo, lrtp, rand and fitgpp for calibrated, fit_mean_2 and plain; own for "
+    "log:FILE; else fifo. own is the policy that the workload itself configures. "
+    f"Policies: {', '.join(POLICY_NAMES)}.",
 )
 @click.option(
     *("--placement", "placements"),

@@ -245,12 +245,12 @@ class Cell:
             )
 
     def releases(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
-        """Report that every replica (or that one) released its slots."""
+        """Report that `replica` released its slots; None: every replica."""
         for about in self._replicas(name, index, replica):
             self.claim(nev.SlotsReleasedV1(**about))
 
     def ends(self, name: str, index: int = 0, *, replica: int | None = None, **how: Any) -> None:
-        """Report that every replica (or that one) exited and released its slots; `how` as in
+        """Report that `replica` exited and released its slots; None: every replica. `how` as in
         `exits`.
         """
         task = self.task(name, index)

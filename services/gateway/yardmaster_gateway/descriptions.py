@@ -137,7 +137,7 @@ FIELDS: Final[Mapping[type, Texts]] = {
             8000,
         ),
         "max_min_runtime_s": ("The longest `min_runtime` that counts for its jobs.", 3600),
-        "max_pending": ("The most tasks that may be pending; a job above it is refused.", 10_000),
+        "max_pending": ("The maximum number of tasks of one job; a larger job is refused.", 10_000),
         "quotas": _QUOTAS,
     },
     Enrolment: {

@@ -8,7 +8,7 @@ SSE: Final = "text/event-stream"
 
 
 def event_schema(*events: str) -> dict[str, Any]:
-    """The OpenAPI schema of one event with these types; `data` is a JSON document."""
+    """The OpenAPI schema of a server-sent event whose type is one of `events`; `data` is JSON."""
     return {
         "type": "object",
         "properties": {

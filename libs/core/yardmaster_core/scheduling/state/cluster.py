@@ -321,7 +321,10 @@ class ClusterState:
                 self.wake_behind(pool)
 
     def prune(self, tasks: OrderedTasks[Task]) -> None:
-        """Remove the entries of tasks that left; while a draft is open, at its end."""
+        """Remove the entries of tasks that left `tasks`.
+
+        While a draft is open, this only notes `tasks`; a draft that is kept prunes them at its end.
+        """
         if self.unpruned is None:
             tasks.prune()
         else:
