@@ -16,7 +16,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch lint docs format schemas golden bench picture lock clean
+.PHONY: help install demo up down demo-up check test test-torch lint docs format schemas golden bench picture tools lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ lint: install ## check style, types and imports between packages; changes nothin
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
+
+tools: ## build helm, kustomize and promtool for the tests of deploy/, which are skipped without them
+	nice deploy/ci/go_tool.sh build
 
 docs: install ## build the documentation into build/docs; fails on a broken link
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict

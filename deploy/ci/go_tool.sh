@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # `go_tool.sh TOOL ARGUMENT...` runs kustomize, helm or promtool: the machine's own where it is new enough,
-# else the one built once from Go's module proxy into .cache/bin. `go_tool.sh build TOOL...` only builds the
-# tools that are missing. Exit code 3: the tool is missing and cannot be built here.
+# else the one in .cache/bin. `go_tool.sh build` builds those that are missing there, from Go's module
+# proxy; it takes minutes. Exit code 3: the tool is missing, or cannot be built here.
 set -euo pipefail
 
 # Debian 12's own golang-go is older and cannot fetch a newer one.
 readonly GO_WANTED="Go 1.26.7 or newer, or Go 1.21 with a way to a module proxy (golang-go of bookworm-backports, go.dev/dl)"
-readonly USAGE="usage: go_tool.sh kustomize|helm|promtool ARGUMENT..., or go_tool.sh build TOOL..."
+readonly TOOLS="kustomize promtool helm"
+readonly USAGE="usage: go_tool.sh kustomize|helm|promtool ARGUMENT..., or go_tool.sh build"
 root=$(cd "$(dirname "$0")/../.." && pwd)
 readonly BIN=${root}/.cache/bin
 
@@ -45,26 +46,20 @@ build() {
     exit 3
   fi
   mkdir -p "${BIN}"
-  # One build at a time: tests run in parallel and would build the same tool twice.
-  exec 9>"${BIN}/.lock"
-  flock 9
-  if [[ ! -x ${built} ]]; then
-    local begun=${SECONDS}
-    echo "building ${tool} ${release}" >&2
-    if ! GOBIN=${BIN} CGO_ENABLED=0 go install -trimpath -tags "${tags}" "${package}@${release}" 9>&- >&2; then
-      echo "go_tool.sh: $(go version) did not build ${tool}; wanted is ${GO_WANTED}" >&2
-      exit 3
-    fi
-    mv "${BIN}/${tool}" "${built}"
-    echo "built ${tool} ${release} in $((SECONDS - begun)) s" >&2
+  local begun=${SECONDS}
+  echo "building ${tool} ${release}" >&2
+  if ! GOBIN=${BIN} CGO_ENABLED=0 go install -trimpath -tags "${tags}" "${package}@${release}" >&2; then
+    echo "go_tool.sh: $(go version) did not build ${tool}; wanted is ${GO_WANTED}" >&2
+    exit 3
   fi
-  exec 9>&-
+  mv "${BIN}/${tool}" "${built}"
+  echo "built ${tool} ${release} in $((SECONDS - begun)) s" >&2
 }
 
 tool=${1:?${USAGE}}
 shift
 if [[ ${tool} == build ]]; then
-  for tool in "$@"; do
+  for tool in ${TOOLS}; do
     describe "${tool}"
     own || build
   done
@@ -77,5 +72,8 @@ elif [[ ${tool} == kustomize && ${1:-} == build ]] &&
   kubectl version --client 2>/dev/null | grep -Eq '^Kustomize Version: v([5-9]|[1-9][0-9])\.'; then
   exec kubectl kustomize "${@:2}"
 fi
-build
+if [[ ! -x ${built} ]]; then
+  echo "go_tool.sh: ${tool} ${release} is missing; 'make tools' builds it" >&2
+  exit 3
+fi
 exec "${built}" "$@"
