@@ -31,6 +31,7 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_localcluster.ports import free_ports
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.errors import BeforeFirstCycle
 from yardmaster_runtime.replay import rebuild
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
@@ -355,7 +356,11 @@ async def proof_of(log: EventLog, promises: Iterable[Promise], moments: Iterable
 
 
 async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
-    then = await rebuild.state_at(log, SchedulerMachine(), "main", time_ms=at_ms)
+    try:
+        then = await rebuild.state_at(log, SchedulerMachine(), "main", time_ms=at_ms)
+    except BeforeFirstCycle:
+        # The first process may be killed before its first cycle: there was no task yet.
+        return Counter()
     return Counter(task.phase.name.lower() for task in then.state.tasks.values())
 
 
