@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 UP_ARGS ?=
+CHAOS_ARGS ?=
+HISTORIES_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +18,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch lint docs format schemas golden bench picture tools lock clean
+.PHONY: help install demo up down demo-up check test test-torch chaos histories lint docs format schemas golden kept-log bench picture tools former lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +62,13 @@ test: install $(JAVA_CACHE) ## run every test; PYTEST_ARGS="-k name" selects som
 
 test-torch: install ## run the tests with PyTorch; TORCH_PYTHON=python3 names a Python that has it
 	deploy/ci/torch.sh $(TORCH) $(TORCH_PYTHON)
-	TORCH_PYTHON=$(CURDIR)/$(TORCH)/venv/bin/python $(PYTEST) -m torch tests/torch $(PYTEST_ARGS)
+	TORCH_PYTHON=$(CURDIR)/$(TORCH)/venv/bin/python $(PYTEST) --dist loadfile -m torch tests/torch $(PYTEST_ARGS)
+
+chaos: install ## break a loaded cluster for 10 minutes, then audit it; CHAOS_ARGS="--seed 7" repeats a run
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+histories: install ## play 10,000 random histories of the scheduler; HISTORIES_ARGS="--seeds 17" repeats one
+	$(BIN)/python -m tests.histories $(HISTORIES_ARGS)
 
 # A broker starts with half the work where Java knows Kafka's classes from an earlier run.
 $(JAVA_CACHE):
@@ -75,6 +83,9 @@ lint: install ## check style, types and imports between packages; changes nothin
 tools: ## build helm, kustomize and promtool for the tests of deploy/, which are skipped without them
 	nice deploy/ci/go_tool.sh build
 
+former: install ## install the release before, for the test of mixed versions, which is skipped without it
+	deploy/ci/former_version.sh
+
 docs: install ## build the documentation into build/docs; fails on a broken link
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
@@ -87,6 +98,9 @@ schemas: install ## generate JSON Schema and the AsyncAPI document again
 
 golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
 	YARDMASTER_GOLDEN=rewrite $(BIN)/python -m pytest tests/golden $(PYTEST_ARGS)
+
+kept-log: install ## keep logs of the newest rules in tests/data/logs; after each increase of RULES
+	$(BIN)/python -m tests.support.keep_logs
 
 bench: install ## run the benchmarks; writes bench/results/*.json
 	$(BIN)/python -m bench

@@ -60,11 +60,31 @@ def _policy(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     return run
 
 
+def _growth(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import growth
+
+        found: list[Row] = getattr(growth, name)(*arguments)
+        return found
+
+    return run
+
+
 def _placement(name: str) -> Callable[[bool], list[Row]]:
     def run(quick: bool) -> list[Row]:
         from bench import placement
 
         return placement.openb(name, seeds=1 if quick else 10)
+
+    return run
+
+
+def _ended(name: str, jobs: int) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import ended
+
+        found: list[Row] = getattr(ended, name)(jobs)
+        return found
 
     return run
 
@@ -127,6 +147,11 @@ WAVES = (
 )
 PLACEMENTS = ("best_fit", "worst_fit", "tight_fit", "random", "fgd")
 PENDING = (1_000, 10_000, 100_000)
+#: Jobs that have ended; the scheduler's go through their whole lives.
+ENDED = (125_000, 250_000, 500_000, 1_000_000)
+#: The growth of hard cycles with the size of the cell.
+GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6")
+LIVES = (2_000, 4_000, 8_000, 16_000)
 AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "max_min"))
 
 #: (name, group, whether `--quick` runs it too, what to run)
@@ -146,6 +171,12 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("a2", "core", False, _peer("A2, 10,000 nodes, 1 GPU free each", "a2", (10_000,), 409)),
     ("a4-small", "core", True, _peer("A4, 1,000 nodes, 32,000 running", "a4", (1_000,), 65.9)),
     ("a4", "core", False, _peer("A4, 10,000 nodes, 320,000 running", "a4", (10_000,), 784)),
+    *((f"ended-quota-{n}", "core", n == ENDED[0], _ended("quota", n)) for n in ENDED),
+    *((f"ended-scheduler-{n}", "core", n == LIVES[0], _ended("scheduler", n)) for n in LIVES),
+    *((f"growth-{name}", "core", False, _growth("growth", name)) for name in GROWTH),
+    ("nodes-lost", "core", False, _growth("ten_thousand_lost")),
+    ("idle-reserved", "core", False, _growth("forty_thousand_reservations")),
+    ("gang-2500", "core", False, _growth("gang_of_thousands")),
     (
         *("a6-small", "core", True),
         _peer("A6, 100 nodes, 1 queue, 32,000 queued", "a6", (100, 1, 32_000), 229),

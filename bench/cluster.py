@@ -24,7 +24,6 @@ from tests.support.cluster import Cluster
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.kafka.log import KafkaLog
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
@@ -169,7 +168,7 @@ async def latency(nodes: int, submits: int) -> list[Row]:
         before = bench.cpu_s()
         lone = [await paced() for _ in range(submits)]
         took = {name: (at - before[name]) / submits for name, at in bench.cpu_s().items()}
-        views = RedisViewStore(_redis(bench.cluster), CELL, SystemClock())
+        views = RedisViewStore(bench.cluster.redis(), CELL, SystemClock())
         lags = [await _lag(bench, views) for _ in range(submits // 4)]
         await views.close()
     name = f"{nodes:,} nodes, half full: "
@@ -210,12 +209,6 @@ async def _hops(bench: Bench, count: int) -> list[float]:
     return took[1:]
 
 
-def _redis(cluster: Cluster) -> RedisSettings:
-    return RedisSettings.model_validate(
-        {"url": cluster.redis_url, "password": cluster.redis_password}
-    )
-
-
 async def _lag(bench: Bench, views: RedisViewStore) -> float:
     """Milliseconds from seeing a placement until the views have reached it."""
     at = await bench.placed(await bench.submit())
@@ -243,7 +236,7 @@ async def saturation(tasks: int, each: int, at_once: int) -> list[Row]:
         answered = time.monotonic()
         last = await bench.placed(ids)
         took = {name: at - before[name] for name, at in bench.cpu_s().items()}
-        views = RedisViewStore(_redis(bench.cluster), CELL, SystemClock())
+        views = RedisViewStore(bench.cluster.redis(), CELL, SystemClock())
         end = await bench.log.end(Partition(DECISIONS.name))
         await views.reach(Position.start(CELL).at(DECISIONS.name, end), LIMIT_S)
         lag = time.monotonic() - last

@@ -76,11 +76,21 @@ def cli() -> str:
 
 def keys() -> str:
     """A table of the keys of pools, projects and departments for each kind, with defaults."""
-    from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, listed
-    from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig, Quota
+    from yardmaster_cli.key_values import CELL, DEPARTMENT, POOL, PROJECT, listed
+    from yardmaster_schemas.api import (
+        CellConfig,
+        DepartmentConfig,
+        PoolConfig,
+        ProjectConfig,
+        Quota,
+    )
     from yardmaster_schemas.events.requests import PolicyRef
 
-    kinds = (("Pools", POOL, PoolConfig), ("Projects", PROJECT, ProjectConfig))
+    kinds = (
+        ("The cell", CELL, CellConfig),
+        ("Pools", POOL, PoolConfig),
+        ("Projects", PROJECT, ProjectConfig),
+    )
     lines = []
     for title, known, model in (*kinds, ("Departments", DEPARTMENT, DepartmentConfig)):
         lines += ["", f"### {title}", "", "| key | default | meaning |", "| --- | --- | --- |"]

@@ -7,7 +7,6 @@ optimizer and the random state; the next attempt continues at the step after it.
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import yardmaster
-from yardmaster.torch import StopGuard
+from yardmaster.torch import StopGuard, run_and_exit
 
 
 def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,11 +87,10 @@ def main() -> int:
         print(f"stopped at step {step}, state saved", flush=True)
     else:
         yardmaster.done()
-        print(f"finished after {step} steps: loss {loss.item():.4f}", flush=True)
-    if size > 1:
-        dist.destroy_process_group()
+        print(f"finished after {step} steps: loss {loss.item():.6f}", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # dist.destroy_process_group() can hang.
+    run_and_exit(main)

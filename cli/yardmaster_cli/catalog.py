@@ -39,6 +39,11 @@ def _list(*examples: str, of: frozenset[str] = _SERVER) -> Entry:
     return Entry(examples, FORMATS, _TABLE | of)
 
 
+def _fields(*examples: str) -> Entry:
+    """Rows without a name of their own: fields of objects."""
+    return Entry(examples, FORMATS[:-1], _TABLE | _SERVER)
+
+
 def _one(*examples: str, of: frozenset[str] = _SERVER) -> Entry:
     return Entry(examples, OBJECT, of)
 
@@ -85,6 +90,9 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "pools create": _plain("pools create h100 policy=fair_share node-timeout=60s"),
     "pools set": _plain("pools set default policy=priority option.preemption=false"),
     "pools delete": _plain("pools delete h100"),
+    "cell": _plain("cell show", "cell set user-tasks=50000"),
+    "cell show": _one("cell show"),
+    "cell set": _plain("cell set user-tasks=50000", "cell set user.ada=250000"),
     "projects": _plain("projects", "projects create nlp department=research max-slots=64"),
     "projects ls": _list("projects", "projects ls --pool default"),
     "projects show": _one("projects show nlp"),
@@ -97,7 +105,10 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "departments create": _plain("departments create research"),
     "departments set": _plain("departments set research quota.h100.limit=32"),
     "departments delete": _plain("departments delete research"),
+    "apply": _fields("apply -f org.yaml", "apply -f org.yaml --dry-run"),
+    "diff": _fields("diff -f org.yaml"),
     "log": _plain("log stat", "log dump --from -1h"),
+    "log cut": _one("log cut --to last --dry-run", "log cut --to cycle:88121 --yes", of=_DATA),
     "log dump": Entry(
         ("log dump --from -1h", "log dump --task 4kq7 --type TaskExited"),
         RECORDS,
@@ -116,6 +127,9 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "conformance": _plain("conformance tests/conformance/scenarios/*.jsonl", of=_NOTHING),
     "views": _plain("views rebuild"),
     "views rebuild": _one("views rebuild", "views rebuild --only usage", of=_DATA),
+    "upgrade": _plain("upgrade show", "upgrade finish"),
+    "upgrade show": _one("upgrade show"),
+    "upgrade finish": _plain("upgrade finish --yes"),
     "snapshots": _list("snapshots", of=_DATA),
     "dev": _plain("dev", "dev --nodes 2 --slots 4 --policy fair_share", of=_DATA),
     "up": _plain("up", "up --local --agents 4 --gateways 2", of=_DATA),

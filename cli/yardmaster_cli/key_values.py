@@ -135,7 +135,22 @@ PROJECT: Final[Mapping[str, Key]] = {
         "N",
         "Maximum number of tasks of one job; quota refuses a larger job.",
     ),
+    "max-unfinished": Key(
+        ("max_unfinished",),
+        _limit,
+        "N|none",
+        "Maximum number of its tasks that have not ended; none: the cell's project-tasks.",
+    ),
 }
+CELL: Final[Mapping[str, Key]] = {
+    "project-tasks": Key(
+        ("project_tasks",), _whole, "N", "Maximum number of a project's tasks that have not ended."
+    ),
+    "user-tasks": Key(
+        ("user_tasks",), _whole, "N", "Maximum number of a user's tasks that have not ended."
+    ),
+}
+_USER: Final = Key(("tasks_of", "USER"), _limit, "N|none", "The same for one user.")
 DEPARTMENT: Final[Mapping[str, Key]] = {"weight": Key(("weight",), _whole, "N")}
 
 _QUOTA: Final[Mapping[str, Key]] = {
@@ -151,11 +166,13 @@ _OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the poli
 def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
     """The keys that `overlay` accepts with `known` and that the server supports, for the help.
 
-    `option.NAME` and `quota.POOL.limit` stand for all keys of that form.
+    `option.NAME`, `user.USER` and `quota.POOL.limit` stand for all keys of that form.
     """
     further = (
         {"option.NAME": _OPTION}
         if known is POOL
+        else {"user.USER": _USER}
+        if known is CELL
         else {
             f"quota.POOL.{name}": replace(key, path=("quotas", "POOL", *key.path))
             for name, key in _QUOTA.items()
@@ -167,8 +184,8 @@ def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
 def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, Key]) -> Body:
     """Return a copy of `body` with KEY=VALUE pairs applied.
 
-    Further keys are `option.NAME` of a pool's policy, and `quota.POOL.limit` of a project or
-    department. Another policy drops the options of the previous one.
+    Further keys are `option.NAME` of a pool's policy, `user.USER` of a cell, and `quota.POOL.limit`
+    of a project or department. Another policy drops the options of the previous one.
 
     Raises:
         BadUsage: an unknown key, or a value that its key does not accept.
@@ -191,6 +208,8 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
         if path == _POLICY and inner.get("name") != value:
             inner.pop("options", None)
         inner[path[-1]] = value
+        if path[0] == "tasks_of" and value is None:
+            del inner[path[-1]]
     return changed
 
 
@@ -200,7 +219,9 @@ def _key(name: str, known: Mapping[str, Key]) -> Key:
     head, _, rest = name.partition(".")
     if head == "option" and rest and known is POOL:
         return replace(_OPTION, path=(*_OPTION.path, rest.replace("-", "_")))
-    if head == "quota" and known is not POOL:
+    if head == "user" and rest and known is CELL:
+        return replace(_USER, path=("tasks_of", rest))
+    if head == "quota" and known not in (POOL, CELL):
         pool, _, what = rest.rpartition(".")
         if pool and what in _QUOTA:
             return replace(_QUOTA[what], path=("quotas", pool, *_QUOTA[what].path))

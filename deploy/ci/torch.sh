@@ -28,11 +28,20 @@ rm -rf "${FOLDER}"
 mkdir -p "${FOLDER}"
 folder=$(cd "${FOLDER}" && pwd)
 
+mirror_of_debian() {
+  apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' 'Component: main' |
+    awk -v release="$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" '$1 == release { print $2; exit }'
+}
+
 # Downloads the packages that PyTorch of Debian needs, as on a machine that has none.
 download() {
   local mirror
-  mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' 'Component: main' |
-    awk -v release="$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" '$1 == release { print $2; exit }')
+  mirror=$(mirror_of_debian)
+  if [[ -z ${mirror} && $(id -u) == 0 ]]; then
+    # Without package lists apt does not know the name of the release.
+    apt-get -qq update
+    mirror=$(mirror_of_debian)
+  fi
   [[ -n ${mirror} ]] || fail "apt names no mirror of Debian; run apt-get update"
   mkdir -p "${folder}"/apt/{lists/partial,cache/archives/partial}
   touch "${folder}/apt/status"

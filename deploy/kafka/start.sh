@@ -5,6 +5,7 @@
 # The folder $KAFKA_DATA (/var/lib/kafka) has the same layout as with `yard up --local`, so that either can
 # continue with the other's data.
 set -eu
+umask 077
 
 data=${KAFKA_DATA:-/var/lib/kafka}
 # Advertised addresses: inside the cluster's network, and outside of it (may be empty).
@@ -15,6 +16,14 @@ voters=${KAFKA_VOTERS:-}
 node=${KAFKA_NODE_ID:-1}
 replication=${KAFKA_REPLICATION:-1}
 min_isr=${KAFKA_MIN_ISR:-1}
+# The file with the password of the user `admin`, for the brokers themselves and for `yard setup`, which
+# creates all other users. KAFKA_OPEN_TO_ALL=1 accepts every client instead: for tests only.
+if [ "${KAFKA_OPEN_TO_ALL:-0}" = 1 ]; then
+  protocol=PLAINTEXT
+else
+  protocol=SASL_PLAINTEXT
+  admin=$(cat "${KAFKA_ADMIN_PASSWORD_FILE:?the file with the password of the user admin}")
+fi
 
 if [ -n "${voters}" ]; then
   controller=':9093'
@@ -35,7 +44,7 @@ ${quorum}
 controller.listener.names=CONTROLLER
 listeners=INSIDE://:${inside##*:},${outside:+OUTSIDE://:9092,}CONTROLLER://${controller}
 advertised.listeners=INSIDE://${inside}${outside:+,OUTSIDE://${outside}}
-listener.security.protocol.map=INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=INSIDE:${protocol},OUTSIDE:${protocol},CONTROLLER:${protocol}
 inter.broker.listener.name=INSIDE
 log.dirs=${data}/data
 auto.create.topics.enable=false
@@ -60,6 +69,27 @@ log.cleaner.threads=1
 log.cleaner.dedupe.buffer.size=4194304
 log.segment.bytes=${KAFKA_SEGMENT_BYTES:-16777216}
 END
+
+if [ "${protocol}" = SASL_PLAINTEXT ]; then
+  # Services authenticate with SCRAM and do what their rules allow. Brokers and the administrator use PLAIN:
+  # controllers cannot read the stored users before they have a quorum.
+  plain="org.apache.kafka.common.security.plain.PlainLoginModule required username=\"admin\" password=\"${admin}\" user_admin=\"${admin}\";"
+  cat >>"${data}/server.properties" <<END
+sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+sasl.mechanism.controller.protocol=PLAIN
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:admin
+listener.name.controller.sasl.enabled.mechanisms=PLAIN
+listener.name.controller.plain.sasl.jaas.config=${plain}
+END
+  for listener in inside ${outside:+outside}; do
+    cat >>"${data}/server.properties" <<END
+listener.name.${listener}.plain.sasl.jaas.config=${plain}
+listener.name.${listener}.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+END
+  done
+fi
 
 if [ ! -f "${data}/data/meta.properties" ]; then
   # shellcheck disable=SC2086

@@ -17,7 +17,9 @@ from tests.support.cluster import Cluster
 from tests.support.desk import Desk
 from tests.support.witness import assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
+from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.port import Partition
+from yardmaster_localcluster.layout import DataLayout
 from yardmaster_schemas.events.decisions import LossCause, NodeLostV1, Outcome, TaskRequeuedV1
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
@@ -152,7 +154,7 @@ def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_pa
     go, seen = tmp_path / "go", tmp_path / "witness"
     with cluster_of(tmp_path) as cluster:
         desk = Desk(cluster)
-        desk.pool("default", node_timeout_s=600)
+        desk.pool("default", node_timeout_s=20)
         until_go = witnessed(seen, "sh", "-c", 'while [ ! -e "$1" ]; do sleep 0.1; done', "x")
         tasks = desk.submit([*until_go, str(go)], tasks=6)
         cluster.until(lambda: len(read_witness(seen).starts) == 6, "all tasks run")
@@ -165,7 +167,7 @@ def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_pa
         unread = desk.submit(["true"], tasks=2)
         place = Partition(assignments(half).name)
         cluster.on_log(lambda log: log.wait({place: held}, 60))
-        asyncio.run(delete_all(cluster.bootstrap, place.topic))
+        asyncio.run(delete_all(cluster.kafka(), place.topic))
         cluster.start(f"agent-{half}")
         cluster.until(lambda: len(incarnations(cluster, half)) == 2, "it joins again")
 
@@ -180,16 +182,54 @@ def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_pa
         assert {e.outcome for e in ends.values()} == {Outcome.SUCCEEDED}
         decided = cluster.events("decisions")
         lost = {(e.node, e.cause) for e in decided if isinstance(e, NodeLostV1)}
-        assert lost == {(full, LossCause.REPLACED), (half, LossCause.REPLACED)}
+        assert lost == {(full, LossCause.SILENT), (half, LossCause.REPLACED)}
         started = [e for e in cluster.events("node-events") if isinstance(e, TaskStartedV1)]
         assert {e.attempt for e in started if e.task_id in unread} == {2}
         cluster.prove()
         assert_witness_clean(seen)
 
 
-async def delete_all(bootstrap: str, topic: str) -> None:
+def as_n1(folder: Path) -> dict[str, str]:
+    """The configuration of node n1's agent, as copied to another host."""
+    credentials = DataLayout(folder / "data").kafka_credentials
+    return {
+        "YARD_AGENT_NODE": "n1",
+        "YARD_KAFKA__SASL_USERNAME": "agent-n1",
+        "YARD_KAFKA__SASL_PASSWORD_FILE": str(credentials / "agent-n1"),
+    }
+
+
+def test_a_second_agent_with_the_name_of_a_running_one_ends_and_disturbs_nothing(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, agents=2, env={"agent-n2": as_n1(tmp_path)}) as cluster:
+        # Either of the two may be the first to join.
+        second = cluster.until(
+            lambda: next((n for n in ("agent-n1", "agent-n2") if cluster.why_not(n)), None),
+            "one of them is refused",
+        )
+        assert "node_taken" in (cluster.why_not(second) or "")
+        tasks = cluster.submit_many(4, lambda _: ["sleep", "1"], resources={"gpus": 2})
+        assert cluster.exit_code(second, 90) == 100
+        assert "error: node_taken: Another agent runs as node n1" in cluster.log(second)
+        ended = cluster.until_ended(tasks)
+        assert {(e.outcome, e.attempt) for e in ended.values()} == {(Outcome.SUCCEEDED, 1)}
+        assert not [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
+        assert len(incarnations(cluster, "n1")) == 2, "each has joined once"
+        # A supervisor starts it again, and the first dies: the second has the name after a timeout.
+        first = {"agent-n1": "agent-n2", "agent-n2": "agent-n1"}[second]
+        cluster.kill9(first)
+        cluster.start(second, wait=False)
+        (task,) = cluster.submit(["true"])
+        assert cluster.until_ended([task])[task].outcome is Outcome.SUCCEEDED
+        lost = [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
+        assert [(e.node, e.cause) for e in lost] == [("n1", LossCause.SILENT)]
+        cluster.prove()
+
+
+async def delete_all(kafka: KafkaSettings, topic: str) -> None:
     """Delete all present records of `topic`, as retention does later."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    admin = AIOKafkaAdminClient(**kafka.client())
     await admin.start()
     try:
         await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=-1)})

@@ -313,6 +313,11 @@ def test_priority_is_changed_and_the_queue_follows(dev: Dev) -> None:
         lambda: dev.yard("ls", "--queue", "default", "-o", "name").lines[0] == f"{second}.0",
         "the second job is first",
     )
+    listed = json.loads(dev.yard("ls", "--queue", "default", "-o", "json").out)["items"]
+    assert [(row["task_id"], row["position"]) for row in listed] == [
+        (f"{second}.0", 1),
+        (f"{first}.0", 2),
+    ]
     dev.yard("set", "priority", second, "10", "--if-match", '"1"', code=103)
     dev.yard("cancel", first, second)
 
@@ -405,7 +410,9 @@ def test_operators_see_slots_nodes_snapshots_pools_log_and_doctor(dev: Dev) -> N
     assert slots == ["slot,state,used,tasks", "0,enabled,0.0,", "1,enabled,0.0,"]
     assert "address: 127.0.0.1" in dev.yard("nodes", "show", "node-1").out
     assert "no snapshots" in dev.yard("snapshots").err
-    assert dev.yard("pools", "--sort", "-name", "--no-headers").out.startswith("default")
+    pools = dev.yard("pools", "--sort", "-name", "-o", "name").lines
+    assert "default" in pools
+    assert pools == sorted(pools, reverse=True)
     dev.yard("log", "stat")
     dev.yard("log", "tail", "-n", "1")
     assert dev.yard("doctor").code == 0
@@ -420,3 +427,69 @@ def test_contexts_are_kept_and_used(tmp_path: Path) -> None:
     assert "*       dev" in dev.yard("contexts").out
     dev.yard("contexts", "use", "nowhere", code=2)
     assert "_YARD_COMPLETE" in dev.yard("completion", "bash").out
+
+
+ORG = """
+cell: {user-tasks: 50000}
+pools:
+  default: {policy: priority}
+  slow: {policy: priority, option.preemption: false, node-timeout: 2m}
+departments:
+  vision: {quota: {slow: {limit: 8}}}
+projects:
+  images: {department: vision, max-slots: 4, kinds: [training, inference]}
+  empty:
+"""
+
+
+def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
+    def differing(text: str, *words: str) -> list[dict[str, object]]:
+        (dev.folder / "org.yaml").write_text(text)
+        found = dev.yard("diff", "-f", "org.yaml", "-o", "json", code=None)
+        items: list[dict[str, object]] = found.json["items"]
+        assert found.code == (1 if items else 0)
+        return items
+
+    new = [row["name"] for row in differing(ORG) if row["file"] == "new"]
+    assert new == ["slow", "vision", "images", "empty"]
+    dry = dev.yard("apply", "-f", "org.yaml", "--dry-run")
+    assert "not sent: 4 created, 1 changed, 1 as in the file" in dry.err
+    assert [row["name"] for row in differing(ORG) if row["file"] == "new"] == new
+    assert "4 created, 1 changed, 1 as in the file" in dev.yard("apply", "-f", "org.yaml").err
+    assert differing(ORG) == []
+    assert (
+        dev.yard("projects", "show", "images", "-o", "json").json["config"]["limit_milli"] == 4000
+    )
+
+    dev.yard("projects", "set", "images", "max-slots=9")
+    drift = {"kind": "project", "name": "images", "field": "limit_milli", "now": 9000, "file": 4000}
+    assert differing(ORG) == [drift]
+    without = ORG.replace("max-slots: 4, ", "")
+    assert differing(without) == [drift | {"file": None}]
+    assert "0 created, 1 changed, 5 as in the file" in dev.yard("apply", "-f", "org.yaml").err
+    assert (
+        dev.yard("projects", "show", "images", "-o", "json").json["config"]["limit_milli"] is None
+    )
+
+    for kind, name in (("projects", "images"), ("projects", "empty"), ("departments", "vision")):
+        dev.yard(kind, "delete", name)
+    dev.yard("pools", "delete", "slow")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("projects:\n  a: {max-slot: 3}", 2, "org.yaml:2: projects.a: unknown key max-slot"),
+        ("projects:\n  a:\n    weight: much", 2, "org.yaml:3: projects.a: weight: "),
+        ("project: {a: {}}", 2, "org.yaml:1: project: unknown key"),
+        ("projects: {a: 3}", 2, "projects.a: expected a mapping"),
+        ("pools: {a: {policy: priority, fence: soft}}", 2, "org.yaml:1: pools.a: fence: "),
+        ("projects: {a: {department: none-such}}", 101, "project a: refused: department_unknown"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line_and_changes_nothing(
+    dev: Dev, text: str, code: int, said: str
+) -> None:
+    (dev.folder / "org.yaml").write_text(text)
+    assert said in dev.yard("apply", "-f", "org.yaml", code=code).err
+    assert "a" not in dev.yard("projects", "ls", "-o", "name").lines

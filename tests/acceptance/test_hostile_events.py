@@ -30,7 +30,12 @@ from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
-from yardmaster_schemas.events.node_events import CheckpointDoneV1, NodeDrainedV1, TaskProgressedV1
+from yardmaster_schemas.events.node_events import (
+    CheckpointDoneV1,
+    NodeDrainedV1,
+    NodeJoinedV1,
+    TaskProgressedV1,
+)
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
 
@@ -61,14 +66,17 @@ class Hostile:
         self.kinds: Counter[str] = Counter()
 
     def records(self, count: int, honest: Sequence[Record], world: HonestWorld) -> list[Record]:
-        """Return a burst of hostile records."""
+        """Return a burst of hostile records; the first of all joins the pool `hostile`."""
+        if self.seq == 0 and count:
+            self.kinds["joins"] += 1
+            return [self.of(self.join()), *self.records(count - 1, honest, world)]
         return [self.record(honest, world) for _ in range(count)]
 
     def record(self, honest: Sequence[Record], world: HonestWorld) -> Record:
         kinds = [
             *(self.noise, self.cut_short, self.unknown, self.version, self.headers, self.wrong_key),
             *(self.others_attempt, self.anothers_name, self.lives, self.contradiction),
-            *(self.other_topic, self.joins),
+            *(self.other_topic, self.joins, self.ahead),
         ]
         kind = self.chance.choice([*kinds, self.repeated, self.repeated])
         self.kinds[kind.__name__] += 1
@@ -176,7 +184,7 @@ class Hostile:
         return self.of(self.about(world, HOSTILE, self.chance.choice([2, 3, 99])))
 
     def contradiction(self, honest: Sequence[Record], world: HonestWorld) -> Record:
-        base = joined(HOSTILE, pool="hostile")
+        base = self.join()
         return self.of(
             self.chance.choice(
                 [
@@ -194,7 +202,16 @@ class Hostile:
 
     def joins(self, honest: Sequence[Record], world: HonestWorld) -> Record:
         """A permitted join in a pool that no honest job requests; sometimes a new incarnation."""
-        return self.of(joined(HOSTILE, pool="hostile", life=self.chance.choice([1, 1, 1, 1, 2])))
+        return self.of(self.join(self.chance.choice([1, 1, 1, 1, 2])))
+
+    def ahead(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        """A permitted join, but with an epoch after which its source's clock seems to be years
+        ahead.
+        """
+        return self.of(self.join(), epoch=NOW_MS + self.chance.choice([10**10, 10**12]))
+
+    def join(self, life: int = 1) -> NodeJoinedV1:
+        return joined(HOSTILE, pool="hostile", life=life)
 
     def repeated(self, honest: Sequence[Record], world: HonestWorld) -> Record:
         """An unchanged copy of a record of another node."""
@@ -220,6 +237,17 @@ class Run:
     #: Every decision, with its time, subject and cause.
     decided: list[tuple[int, str, str | None, Event]]
     hostile: int = 0
+    #: The offset after the last decision in `decided`.
+    seen: int = 0
+
+    async def hear(self) -> None:
+        """Read the new decisions, and tell the world."""
+        found = await self.cell.log.read(Partition("decisions"), self.seen, max_records=1_000_000)
+        for stored in found:
+            self.seen = stored.offset + 1
+            envelope = decode(stored.record)
+            self.world.hear(envelope.data)
+            self.decided.append((envelope.time_ms, envelope.subject, envelope.cause, envelope.data))
 
 
 def shuffled(chance: random.Random, honest: list[Record], hostile: list[Record]) -> list[Record]:
@@ -234,14 +262,13 @@ def shuffled(chance: random.Random, honest: list[Record], hostile: list[Record])
     return [*mixed, *honest[at:]]
 
 
-async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) -> Run:
+async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 7) -> Run:
     cell = await ToyCell().create()
     world = HonestWorld(seed, cell.clock.now_ms())
     quota, scheduler = (cell.leader(machine, **LIMITS) for machine in machines())
     await quota.take_term()
     await scheduler.take_term()
     run = Run(cell, world, quota, scheduler, [])
-    seen = 0
     earlier: list[Record] = []
     chance = random.Random(seed + 1)
     world.begin()
@@ -265,14 +292,17 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) ->
             pass
         while await scheduler.step():
             pass
-        for stored in await cell.log.read(Partition("decisions"), seen, max_records=1_000_000):
-            seen = stored.offset + 1
-            envelope = decode(stored.record)
-            world.hear(envelope.data)
-            run.decided.append((envelope.time_ms, envelope.subject, envelope.cause, envelope.data))
+        await run.hear()
         cell.clock.advance(chance.choice([0.1, 1.0, 5.0]))
         world.pen.now_ms = cell.clock.now_ms()
         world.act(12)
+    while await quota.step():
+        pass
+    # The scheduler takes quota's last cycle, which may decide nothing, with its next claim.
+    await cell.put("node-events", earlier[-1:])
+    while await scheduler.step():
+        pass
+    await run.hear()
     return run
 
 
@@ -329,7 +359,7 @@ async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
     # All hostile records except permitted joins; stale honest claims may be among the refusals.
     assert len(named) >= EVENTS - hostile.kinds["joins"]
     codes = Counter(named.values())
-    # No node is enrolled here; see tests/unit/gateway/test_enrollment.py.
+    # No node is enrolled here (tests/unit/gateway/test_enrollment.py).
     closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLMENT}
     assert set(codes) >= set(RefusalCode) - closed - {RefusalCode.UNKNOWN_NODE}, codes
     return codes

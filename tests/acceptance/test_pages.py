@@ -58,6 +58,9 @@ NOT_HERE: Final = {
 }
 #: How the commands of a page are undone after it, by how they begin.
 UNDO: Final = {
+    "yard apply": (
+        "yard projects delete speech && yard departments delete research && yard pools delete long"
+    ),
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",
     "yard nodes drain": "! yard nodes | grep -q drain || yard nodes uncordon node-1",

@@ -153,7 +153,7 @@ def ask_to_stop(cluster: Cluster, name: str) -> None:
 def replace_leader(cluster: Cluster, end: Callable[[str], object]) -> Takeover:
     """End the leader, submit a job and wait for the standby's decision on it."""
     # A standby is ready before it has joined the group.
-    asyncio.run(until_joined(cluster.bootstrap, GROUP, len(SCHEDULERS)))
+    asyncio.run(until_joined(cluster.kafka(), GROUP, len(SCHEDULERS)))
     first = leader(cluster)
     ended_s = time.time()
     end(first)

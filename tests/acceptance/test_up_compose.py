@@ -1,6 +1,7 @@
 """`make up` in containers: the images of the services, scaling, and a complete `down`."""
 
 import json
+import os
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.support import containers
 from tests.support.up import Up
 from yardmaster_localcluster import compose
+from yardmaster_node_agent.executors.task_user import DEFAULT_ID
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
@@ -101,7 +103,10 @@ def test_up_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
     started = cluster.inspected()
     assert started.keys() == STARTED
     for name, one in started.items():
-        assert one["Config"]["User"] == "10001:10001", name
+        user = f"{os.getuid()}:{os.getgid()}"
+        if not name.startswith("agent-") and os.getuid() == 0:
+            user = "10001:10001"
+        assert one["Config"]["User"] == user, name
         assert one["HostConfig"]["ReadonlyRootfs"], name
         assert one["HostConfig"]["CapDrop"] == ["ALL"], name
 
@@ -124,9 +129,30 @@ def test_up_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
     # The command finds the Redis of this cluster, like its log.
     cluster.yard("replay", "verify", "--views")
 
+    # A task is another user than its agent, where root may say so, and finds no credentials.
+    isolated = os.getuid() == 0
+    nodes = cluster.yard("nodes", "-o", "json").json["items"]
+    assert {node["isolation"] for node in nodes} == {"user" if isolated else "none"}
+    script = """
+    id -u
+    for file in /run/secrets/* /var/lib/yardmaster/ledger*; do
+      cat "$file" >/dev/null 2>&1 && echo "readable: $file"
+    done
+    cd "$(dirname "$YARD_STOP_FILE")"
+    (echo '{"exit_code": 0}' > exit) 2>/dev/null && echo "written: exit"
+    touch /shared/checkpoints/mine && echo saved
+    exit 42
+    """
+    job = cluster.yard("submit", "--gpus", "0", "--", "sh", "-c", script).out.strip()
+    cluster.yard("wait", job, "--timeout", "90s", code=42)
+    said = cluster.yard("logs", job).out.split()
+    if isolated:
+        assert said == [str(DEFAULT_ID), "saved"]
+
     # A password is in no argument and no environment of any container.
-    password = (cluster.data / "redis" / "password").read_text().strip()
-    for secret in (password, token):
+    files = [path for path in (cluster.data / "credentials").rglob("*") if path.is_file()]
+    assert len(files) == 11
+    for secret in (token, *(path.read_text().strip() for path in files)):
         assert secret not in json.dumps(scaled)
         assert secret not in "".join(cluster.docker("top", one["Id"]) for one in running(scaled))
 

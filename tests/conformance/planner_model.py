@@ -99,6 +99,9 @@ class ByPriority:
         self.options = given.options
         self.starts: set[str] = set()
         self.stops: set[str] = set()
+        #: Tasks that fit after a preemption in the same pass. They start where the slots that are
+        #: idle and not reserved suffice; a pass counts slots and does not say which are reserved.
+        self.unsure: set[str] = set()
         priorities = {group.id: group.priority for group in given.groups}
         places = given.options.queue_positions
         self.position = {
@@ -128,8 +131,7 @@ class ByPriority:
                     left.append(task)
                     continue
                 hold(self.agents, task, fit)
-                if not stopping:
-                    self.starts.add(task.id)
+                (self.unsure if stopping else self.starts).add(task.id)
             behind |= bool(left)
             if self.options.preemption:
                 for task in left:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,6 +55,26 @@ async def test_elapsed_time_never_decreases(subject: Subject) -> None:
         seen.append(subject.clock.monotonic_s())
         subject.pass_time()
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("step_s", [-365 * 86_400, -86_400, 86_400, 365 * 86_400])
+def test_a_clock_that_follows_a_log_ignores_the_time_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    clock, right_ns = SystemClock(), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: right_ns() + step_s * 10**9)
+    assert abs(clock.follow(right_ns() // 10**6) - step_s * 1000) < 5_000
+    assert abs(clock.now_ms() - right_ns() // 10**6) < 5_000
+    monkeypatch.setattr(time, "time_ns", lambda: right_ns() - step_s * 10**9)
+    assert abs(clock.now_ms() - right_ns() // 10**6) < 5_000
+
+
+def test_a_clock_that_follows_several_brokers_never_goes_back() -> None:
+    clock = SystemClock()
+    right_ms = clock.now_ms()
+    for ahead_ms in (0, 90_000, -86_400_000):
+        clock.follow(right_ms + ahead_ms)
+    assert 90_000 <= clock.now_ms() - right_ms < 95_000
 
 
 async def test_a_sleep_lasts_at_least_its_seconds(subject: Subject) -> None:

@@ -5,15 +5,19 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.port import Executor, Launch, Process, Renewal
+from yardmaster_node_agent.executors.process import ProcessExecutor
+from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser
 from yardmaster_node_agent.ports import EXECUTORS
 from yardmaster_node_agent.settings import Settings
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
 
 #: Does with a process what the simulated executor does by itself.
@@ -26,10 +30,22 @@ KEY = ReplicaKey("4kq7w2mz9c1f.0", 1, 0)
 OTHER = ReplicaKey("4kq7w2mz9c1f.1", 1, 0)
 
 
-@pytest.fixture(params=EXECUTORS)
+@pytest.fixture(params=[*EXECUTORS, "process as another user"])
 async def executor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Executor]:
+    if request.param == "process as another user":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        # Other users cannot pass through the folders of pytest.
+        with TemporaryDirectory() as folder:
+            os.chmod(folder, 0o711)
+            user = TaskUser(DEFAULT_ID, DEFAULT_ID)
+            made: Executor = ProcessExecutor(Path(folder) / "replicas", SystemClock(), user)
+            yield made
+            await made.sweep()
+        return
     settings = Settings(node="n1", data_dir=tmp_path, executor=request.param)
-    made = EXECUTORS[settings.executor](settings, SystemClock()).executor
+    telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
+    made = EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
     yield made
     await made.sweep()
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from yardmaster_eventlog.errors import (
     OffsetGone,
 )
 from yardmaster_eventlog.kafka import log as kafka
-from yardmaster_eventlog.kafka.clients import Cursor, Producer
+from yardmaster_eventlog.kafka.clients import Cursor, Producer, cancel_safe
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
 from yardmaster_eventlog.port import Partition, Record, StoredRecord
 from yardmaster_runtime.clock import SystemClock
@@ -37,6 +38,27 @@ async def log(kafka_broker: KafkaBroker) -> AsyncIterator[KafkaLog]:
     log = await KafkaLog.open(KafkaSettings(bootstrap=kafka_broker.bootstrap), SystemClock())
     yield log
     await log.close()
+
+
+async def test_a_client_that_closes_cannot_cancel_its_caller() -> None:
+    async with cancel_safe():
+        raise asyncio.CancelledError
+
+
+async def test_a_cancellation_of_the_caller_survives_a_client_that_closes() -> None:
+    begun = asyncio.Event()
+
+    async def close() -> None:
+        async with cancel_safe():
+            with suppress(asyncio.CancelledError):
+                begun.set()
+                await asyncio.Event().wait()
+
+    closing = asyncio.create_task(close())
+    await begun.wait()
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
 
 
 async def read_all(log: KafkaLog, at: Partition) -> list[StoredRecord]:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -112,6 +113,25 @@ async def log(tmp_path: Path) -> AsyncIterator[SqliteLog]:
     await log.create_topics([TOPIC])
     yield log
     await log.close()
+
+
+async def test_append_times_follow_the_last_append_whatever_the_clock_of_the_host_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, record, right_ns = Partition(TOPIC.name), Record(b"key", b"value"), time.time_ns
+    first_ms = right_ns() // 10**6
+    for opened in range(2):
+        log = await SqliteLog.open(tmp_path / "log.db", SystemClock())
+        await log.create_topics([TOPIC])
+        await log.append(at, [record])
+        for days in (1, -365):
+            monkeypatch.setattr(time, "time_ns", lambda d=days: right_ns() + d * 86_400 * 10**9)
+            await log.append(at, [record])
+        times_ms = [stored.appended_ms for stored in await log.read(at, 0)]
+        assert len(times_ms) == 3 + 3 * opened, "the second handle opens the file a year behind"
+        assert times_ms == sorted(times_ms)
+        assert times_ms[-1] - first_ms < 60_000
+        await log.close()
 
 
 async def test_processes_that_append_at_once_write_whole_batches(tmp_path: Path) -> None:

@@ -21,10 +21,12 @@ from typing import Any
 
 from yardmaster_core.testing import START_MS, Cell
 from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.reasons import Stop
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import next_incarnation
 
 RULE = "----"
 NOTHING = "(nothing)"
@@ -116,7 +118,10 @@ def _node(cell: Cell, name: str, gpus: int = 8, **offer: Any) -> None:
     if "cpu_milli" in fields:
         fields["cpu_milli"] = _milli(fields["cpu_milli"])
     life = fields.pop("life", 1)
-    cell.node(name, gpus=gpus, incarnation=f"{life:012x}", **fields)
+    incarnation = f"{1:012x}"
+    for _ in range(1, life):
+        incarnation = next_incarnation(incarnation)
+    cell.node(name, gpus=gpus, incarnation=incarnation, **fields)
 
 
 def _submit(cell: Cell, name: str, *flags: str, **spec: Any) -> None:
@@ -250,6 +255,17 @@ def trace_line(cell: Cell, event: Event) -> str:
             words += _numbers(event.wait.numbers)
             about = event.wait.about
             words += [f"about={_name(cell, about)}"] if about and about != "gpus" else []
+        case dec.SlotsReservedV1():
+            words += [_name(cell, event.task_id), *_pool_word(event.pool)]
+            words += [f"{p.node}:{','.join(map(str, p.slots))}" for p in event.placements]
+            words += [f"victims={event.victims}"]
+        case dec.ReservationDroppedV1():
+            words += [_name(cell, event.task_id), str(event.code)]
+        case dec.ClaimantsRankedV1():
+            words += [
+                f"{_name(cell, each.claimant)}={':'.join(map(str, each.rank[:1])) or 'none'}"
+                for each in event.ranks
+            ]
         case dec.PreemptionRequestedV1() | dec.StopRequestedV1():
             words += [_name(cell, event.task_id), *_stop(cell, event.stop)]
             words += [f"grace={event.grace_s}s"]
@@ -267,12 +283,13 @@ def trace_line(cell: Cell, event: Event) -> str:
 
 
 def _name(cell: Cell, task_id: str, replica: int | None = None) -> str:
-    task = cell.state.tasks.get(task_id)
-    if task is None:
+    job, _, index = task_id.partition(".")
+    admitted = [e for e in cell.history if isinstance(e, adm.TaskAdmittedV1) and e.job_id == job]
+    if not index or not admitted:
         return task_id
-    name = task.job.id.rstrip("0")
-    if len(task.job.tasks) > 1:
-        name += f".{task.index}"
+    name = job.rstrip("0")
+    if admitted[0].spec.tasks > 1:
+        name += f".{index}"
     return f"{name}/{replica}" if replica and replica is not None else name
 
 

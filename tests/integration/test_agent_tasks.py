@@ -116,6 +116,17 @@ async def test_a_script_without_its_interpreter_says_so(world: AgentWorld) -> No
         assert "lacks the interpreter" in await world.output(task, stream="stderr")
 
 
+async def test_the_kernel_prefers_a_task_over_its_runner_when_memory_is_short(
+    world: AgentWorld,
+) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("cat /proc/self/oom_score_adj /proc/$PPID/oom_score_adj"))
+        await world.until(SlotsReleasedV1)
+        own, runners = map(int, (await world.output(task)).split())
+    assert own == 500
+    assert runners < 500, "the runner keeps the score of the agent"
+
+
 async def test_every_line_of_a_gangs_output_is_recorded_with_its_replica(world: AgentWorld) -> None:
     async with world.agent():
         task = await world.allocate(sh('echo "I am $RANK"'), replicas=2, slots=[(0,), (1,)])
@@ -510,8 +521,7 @@ async def test_a_stop_releases_the_replicas_whose_assignment_was_lost(
         said = await world.until_output(lost, "\n", stream="agent", attempt=3)
         assert "its assignment did not reach the node" in said
         await world.allocate(sh("echo started"), task_id=lost, attempt=3, replicas=3)
-        after = await world.allocate(sh("true"))
-        await world.ended(after)
+        await world.ended(lost, count=3)
     async with world.agent():
         after = await world.allocate(sh("true"))
         await world.ended(after)

@@ -85,13 +85,17 @@ def test_the_redis_of_a_running_cluster_is_found_like_its_log(tmp_path: Path) ->
     story = Story()
     story.job()
     log_in(tmp_path / "log.db", story)
-    password = tmp_path / "password"
+    password = tmp_path / "credentials" / "redis" / "views"
+    password.parent.mkdir(parents=True)
     password.write_text("s3cret\n")
     password.chmod(0o600)
     data = tmp_path / "data"
     data.mkdir()
     redis = LocalRedis(
-        tmp_path / "redis", port=0, password="s3cret", log_file=tmp_path / "redis.log"
+        tmp_path / "redis",
+        port=0,
+        passwords={"views": "s3cret"},
+        log_file=tmp_path / "redis.log",
     )
     url = redis.start()
     try:
@@ -102,7 +106,7 @@ def test_the_redis_of_a_running_cluster_is_found_like_its_log(tmp_path: Path) ->
             what="yard up",
             log=f"sqlite:///{tmp_path / 'log.db'}",
             redis=url,
-            redis_password_file=str(password),
+            credentials=str(tmp_path / "credentials"),
         )
         said = yard(tmp_path, "views", "rebuild", "--data", str(data))
         assert said.code == 0, said.err

@@ -16,6 +16,7 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsWorld
 from tests.support.yard_cli import run_yard
+from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.rows import JobRow, TaskRow
@@ -126,7 +127,7 @@ async def test_another_worker_continues_when_one_is_killed_or_stops(world: Views
     await world.shows(story)
     world.start("two")
     # Both workers are in the group; either may have the cell.
-    await until_joined(world.broker.bootstrap, GROUP, 2)
+    await until_joined(KafkaSettings(bootstrap=world.broker.bootstrap), GROUP, 2)
     for _ in range(3):
         story.job()
         await world.write(story)
@@ -136,9 +137,9 @@ async def test_another_worker_continues_when_one_is_killed_or_stops(world: Views
     await world.write(story)
     assert await world.shows(story) < 20  # a session of 6 s, and the takeover
     # The killed worker leaves the group even if the other one had the cell from the start.
-    await until_joined(world.broker.bootstrap, GROUP, 1)
+    await until_joined(KafkaSettings(bootstrap=world.broker.bootstrap), GROUP, 1)
     world.start("three")
-    await until_joined(world.broker.bootstrap, GROUP, 2)
+    await until_joined(KafkaSettings(bootstrap=world.broker.bootstrap), GROUP, 2)
     assert world.stop("two") == 0
     story.job()
     await world.write(story)

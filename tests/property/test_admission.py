@@ -70,6 +70,7 @@ project_configs = st.builds(
     default_priority=st.none() | priorities,
     limit_milli=limits,
     max_pending=st.sampled_from([2, 1_000_000]),
+    max_unfinished=st.sampled_from([None, None, 4]),
     quotas=quotas,
 )
 VALUES = {
@@ -100,6 +101,12 @@ JUDGED_OF_JOBS = (
     *(r.PriorityChangeRequestedV1, r.WeightChangeRequestedV1, r.MaxSlotsChangeRequestedV1),
 )
 CONFIGS = {
+    r.CellChangeRequestedV1: st.builds(
+        r.CellConfig,
+        project_tasks=st.sampled_from([2, 6, 200_000]),
+        user_tasks=st.sampled_from([5, 100_000]),
+        tasks_of=st.sampled_from([{}, {"ada": 4}]),
+    ),
     r.PoolChangeRequestedV1: pool_configs,
     r.DepartmentChangeRequestedV1: st.builds(r.DepartmentConfig, quotas=quotas),
     r.ProjectChangeRequestedV1: project_configs,
@@ -111,7 +118,9 @@ def request_of(cls):
     return st.builds(cls, **made)
 
 
-ALL = [request_of(cls) for cls in sorted(JUDGED, key=lambda cls: cls.TYPE)]
+#: A log with the newest rules accepts no change of them.
+CHANGES = JUDGED - {r.RulesRequestedV1}
+ALL = [request_of(cls) for cls in sorted(CHANGES, key=lambda cls: cls.TYPE)]
 submissions = request_of(r.TaskSubmittedV1)
 of_jobs = st.one_of(*(request_of(cls) for cls in JUDGED_OF_JOBS))
 #: Most requests are about jobs, and most histories start with a configured cell: otherwise few
@@ -193,7 +202,7 @@ def test_an_event_applied_twice_counts_once_also_for_a_reader_that_does_not_chec
     reader = Desk(machine=machine())
     for record in records:
         for _ in range(2):
-            reader.state = reader.machine.apply(reader.state, record.data, record.id)
+            reader.state = reader.machine.apply(reader.state, record.data, record.id, "ada")
     for seq, (_, verdict) in enumerate(leader.verdicts):
         for _ in range(2):
             record_id = f"quota/main.0123456789ab/1/{seq}"
@@ -227,6 +236,25 @@ def test_a_job_is_admitted_at_most_once_and_only_judged_once(history):
     asked = {event.job_id for event in history if isinstance(event, r.TaskSubmittedV1)}
     assert set(ends) == asked
     assert set(ends.values()) <= {1}
+
+
+@given(histories, st.randoms(use_true_random=False), st.integers(1, 5))
+def test_once_all_tasks_have_ended_only_ids_remain_whatever_the_order_of_the_ends(
+    history, random, size
+):
+    desk, other = judged(records_of(history)), judged(records_of(history))
+    tasks = [f"{id_}.{n}" for id_, row in desk.state.jobs.items() for n in range(row.tasks)]
+    known = {id_: row.body for id_, row in desk.state.jobs.items()}
+    desk.end(*tasks)
+    random.shuffle(tasks)
+    for first in range(0, len(tasks), size):
+        other.end(*tasks[first : first + size])
+    assert desk.state.digest() == other.state.digest()
+    for state in (desk.state, other.state):
+        assert not dict(state.jobs.items())
+        assert {id_: state.judged_ids.get(id_) for id_ in known} == known
+        assert not any(name.startswith("tasks of") for name, _ in state.uses.items())
+        assert not state.in_use("project", "vision")
 
 
 @given(histories)

@@ -69,6 +69,7 @@ class Part:
         self.machine = machine
         self.writer = writer
         self.log = log
+        writer.rules = machine.rules
         self.state = machine.initial(log.cell)
         self.cycles = 0
 

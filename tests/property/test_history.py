@@ -5,9 +5,10 @@ awaited; among events of one time, only the order of events of the same task mat
 from itertools import groupby
 from random import Random
 
-from hypothesis import settings
+import pytest
 
-from tests.property.test_scheduling import Histories
+from tests.histories.inputs import history
+from tests.histories.world import World
 from tests.support.histories import history_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
@@ -21,22 +22,14 @@ from yardmaster_simulation.tables import task_table
 PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Phase.CANCELLED}
 
 
-class HistoriesAsSeen(Histories):
-    """All rules of `Histories`; the end checks the history."""
-
-    def teardown(self) -> None:
-        super().teardown()
-        if self.world.broken:
-            return
-        cell = self.world.twin
-        history = history_of(cell)
-        assert_agrees(history, cell.state)
-        assert_adds_up(history)
-        assert_order_at_one_time_does_not_matter(cell, history)
-
-
-TestHistoriesAsSeen = HistoriesAsSeen.TestCase
-TestHistoriesAsSeen.settings = settings(max_examples=25, stateful_step_count=40)
+@pytest.mark.parametrize("seed", range(2000, 2010))
+def test_a_history_agrees_with_the_state(seed: int) -> None:
+    world = World()
+    world.play(history(seed))
+    seen = history_of(world.cell)
+    assert_agrees(seen, world.cell.state)
+    assert_adds_up(seen)
+    assert_order_at_one_time_does_not_matter(world.cell, seen)
 
 
 def last(series: Series) -> list[int]:
@@ -119,7 +112,7 @@ def assert_order_at_one_time_does_not_matter(cell: Cell, history: History) -> No
     now_ms = 0
     for step in cell.steps:
         match step:
-            case CycleBegun(_, now_ms):
+            case CycleBegun(_, now_ms, _):
                 pass
             case EventApplied(event, _):
                 events.append((now_ms, event))

@@ -82,13 +82,18 @@ def passes_no_pending_task(
         queue_class = [
             task for task in tasks if task.job.shape.queue_class == job.shape.queue_class
         ]
-        ahead = [t.id for t in queue_class if t.group is not None and t.job.priority < job.priority]
+        ahead = [
+            t.id
+            for t in queue_class
+            if t.group is not None and t.reserved is None and t.job.priority < job.priority
+        ]
         lent = preemption and backfill and job.spec.preemptible
         assert lent or not ahead, f"{event.task_id} starts past {ahead}"
-        for task in queue_class:
-            stop = task.run.stop if task.run is not None else None
-            served = stop.numbers["for_priority"] if stop is not None else job.priority
-            assert served >= job.priority, f"{event.task_id} starts on slots that {task.id} frees"
+        given = {(p.node, slot) for p in event.placements for slot in p.slots}
+        for task in tasks:
+            kept = task.reserved.placements if task.reserved is not None else ()
+            taken = given & {(p.node, slot) for p in kept for slot in p.slots}
+            assert not taken, f"{event.task_id} starts on slots reserved for {task.id}"
 
 
 def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) -> None:
@@ -132,7 +137,7 @@ def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -
         ([job(99, 1)], [(False, 9)]),
     ],
 )
-def test_no_lower_priority_task_starts_past_one_pending_for_capacity_or_for_its_victims(
+def test_no_lower_priority_task_starts_past_one_pending_for_capacity_or_on_its_slots(
     preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
 ) -> None:
     cell = Cell(policy="priority", preemption=preemption, backfill=backfill)

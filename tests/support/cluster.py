@@ -8,6 +8,7 @@ nothing behind: no service, no runner, no task.
 import asyncio
 import os
 import signal
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tests.support.audit import audit_log
+from tests.support.cut_tail import cut_tail
 from tests.support.forks import fork
+from tests.support.yard_cli import run_yard
 from yardmaster.client import ApiError, Client
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
@@ -27,12 +30,14 @@ from yardmaster_eventlog.kafka.log import KafkaLog
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_localcluster.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Member
-from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.orphans import MARK, end, of_cluster, of_tasks
 from yardmaster_localcluster.plan import Counts, FreePorts, Wanted
-from yardmaster_localcluster.process import ServiceProcess
+from yardmaster_localcluster.process import Launch, ServiceProcess
+from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.replay.verify import verify as verify_log
+from yardmaster_schemas.access import ADMIN
 from yardmaster_schemas.api import JobSpec, Phase, Task
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
@@ -51,6 +56,8 @@ class Cluster:
 
     Args:
         env: more environment, by a process's name, its service (`scheduler`), or `*` for all.
+        clocks: by a process's name, the seconds by which its host's clock is ahead (`set_clock`).
+        launch: starts the setup and the services.
     """
 
     def __init__(
@@ -68,22 +75,30 @@ class Cluster:
         kafka_settings: Mapping[str, str] | None = None,
         redis_settings: Mapping[str, str] | None = None,
         kafka_proxied: Mapping[str, tuple[int, int]] | None = None,
+        clocks: Mapping[str, int] | None = None,
+        launch: Launch = fork,
     ) -> None:
         self.folder = folder.absolute()
         self.data = DataLayout(self.folder / "data")
         counts = Counts(
             gateway=gateways, quota=quotas, scheduler=schedulers, views=views, agent=agents
         )
-        marked = {"*": {MARK: str(self.data.path), **(env or {}).get("*", {})}}
+        marked: dict[str, Mapping[str, str]] = {
+            **(env or {}),
+            "*": {MARK: str(self.data.path), **(env or {}).get("*", {})},
+        }
+        for name, ahead_s in (clocks or {}).items():
+            self.set_clock(name, ahead_s)
+            marked[name] = {**marked.get(name, {}), "TEST_CLOCK": str(self._clock(name))}
         self.fleet = Fleet(
             self.data,
             Wanted(counts=counts, cells=tuple(cells), slots=slots),
             FreePorts(),
-            env={**(env or {}), **marked},
+            env=marked,
             kafka_settings=kafka_settings,
             redis_settings=redis_settings,
             kafka_proxied=kafka_proxied,
-            launch=fork,
+            launch=launch,
         )
         self._clients: dict[str, Client] = {}
 
@@ -206,10 +221,26 @@ class Cluster:
         """The base URL of a service's `/livez`, `/readyz` and `/metrics`."""
         return self.service(name).plan.health_url
 
+    def set_clock(self, name: str, ahead_s: int) -> None:
+        """Set the clock of a process's host, if `clocks` names the process; also while it runs."""
+        path = self._clock(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.write(struct.pack("<q", ahead_s))
+
+    def _clock(self, name: str) -> Path:
+        return self.folder / "clocks" / name
+
     def restart(self, name: str) -> None:
         """Kill a process with SIGKILL, start it, and wait until it is ready."""
         self.kill9(name)
         self.start(name)
+
+    def cut_log(self, partition: Partition, end: int) -> None:
+        """Kill the broker and start it again without the records from `end` on."""
+        self.kill9(KAFKA)
+        assert cut_tail(self.fleet.broker.directory, partition, end) == end
+        self.start(KAFKA)
 
     # --- addresses ------------------------------------------------------------------------------
 
@@ -223,15 +254,39 @@ class Cluster:
         """The log, for `--log`."""
         return f"kafka://{self.bootstrap}"
 
-    @property
-    def redis_url(self) -> str:
-        """Redis, without its password (`redis_password`)."""
-        return self.fleet.redis.url
+    def kafka(self, user: str = ADMIN) -> KafkaSettings:
+        """The settings of a client with the password of one of the broker's users."""
+        return KafkaSettings(
+            bootstrap=self.bootstrap,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="SCRAM-SHA-512",
+            sasl_username=user,
+            sasl_password=read(self.data.kafka_credentials / user),
+        )
 
-    @property
-    def redis_password(self) -> str:
-        """Redis' password."""
-        return self.data.redis_password()
+    def redis(self, user: str = "views") -> RedisSettings:
+        """The settings of a client with the password of one of Redis's users."""
+        return RedisSettings(
+            url=self.fleet.redis.url,
+            username=user,
+            password_file=self.data.redis_credentials / user,
+        )
+
+    def yard(self, *words: str) -> str:
+        """Run a command on the cluster's log as its operator; return its output."""
+        redis = self.redis()
+        env = {
+            **os.environ,
+            "YARD_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "YARD_KAFKA__SASL_MECHANISM": "PLAIN",
+            "YARD_KAFKA__SASL_USERNAME": ADMIN,
+            "YARD_KAFKA__SASL_PASSWORD_FILE": str(self.data.kafka_credentials / ADMIN),
+            "YARD_REDIS__USERNAME": redis.username or "",
+            "YARD_REDIS__PASSWORD_FILE": str(redis.password_file),
+        }
+        said = run_yard([*words, "--log", self.log_url], env, self.folder)
+        assert said.code == 0, said.err
+        return said.out
 
     def url(self, gateway: str = "gateway-1") -> str:
         """The URL of a gateway."""
@@ -313,7 +368,7 @@ class Cluster:
 
     async def open_log(self) -> KafkaLog:
         """A handle on the log; the caller closes it."""
-        return await KafkaLog.open(KafkaSettings(bootstrap=self.bootstrap), SystemClock())
+        return await KafkaLog.open(self.kafka(), SystemClock())
 
     def on_log(self, work: Callable[[EventLog], Awaitable[T]]) -> T:
         """Run `work` on the log and return its result; not for use inside an event loop."""

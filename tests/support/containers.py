@@ -64,6 +64,7 @@ class KafkaContainer(LoopbackContainer):
             KAFKA_HEAP_OPTS="-Xmx512m",
             KAFKA_JVM_PERFORMANCE_OPTS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
             LOG_DIR="/tmp",
+            KAFKA_OPEN_TO_ALL="1",
         )
         self.with_command(["sh", "/etc/yardmaster/start.sh"])
 

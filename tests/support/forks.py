@@ -32,7 +32,15 @@ _MODULES: Final = (
 #: Reads one request per line: a process to start (the answer is its pid), or the pid whose exit
 #: code is requested (null: it runs). A child does what `python -m MODULE WORDS` does after imports.
 _PARENT: Final = """
-import gc, importlib, json, os, sys, traceback
+import gc, importlib, json, mmap, os, struct, sys, time, traceback
+def shift_clock(path):
+    # The host's clock of this process, wrong by the seconds in the file, which may change.
+    with open(path, "rb") as file:
+        ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+    seconds = lambda: struct.unpack_from("<q", ahead)[0]
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + seconds()
+    time.time_ns = lambda: real_ns() + seconds() * 1_000_000_000
 for name in sys.argv[1:]:
     importlib.import_module(name)
 from yardmaster_eventlog import codec
@@ -56,6 +64,8 @@ for line in sys.stdin:
         os.chdir(asked["cwd"])
         os.environ.clear()
         os.environ.update(asked["env"])
+        if "TEST_CLOCK" in os.environ:
+            shift_clock(os.environ["TEST_CLOCK"])
         files = [os.open(asked["stdin"], os.O_RDONLY)]
         files += [os.open(asked[name], os.O_WRONLY | os.O_APPEND) for name in ("stdout", "stderr")]
         for number, file in enumerate(files):
@@ -78,21 +88,23 @@ for line in sys.stdin:
     print(child, flush=True)
 """
 _lock: Final = threading.Lock()
-_parents: Final[list["subprocess.Popen[str]"]] = []
+#: By the Python that they run.
+_parents: Final[dict[str, "subprocess.Popen[str]"]] = {}
 
 
 class Forked:
     """A process that `fork` started, with the methods of `subprocess.Popen`."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, python: str) -> None:
         self.pid = pid
+        self._python = python
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return its exit code; None while it runs."""
         if self.returncode is None:
-            self.returncode = _ask(self.pid)
+            self.returncode = _ask(self._python, self.pid)
             if self.returncode is not None:
                 os.close(self._pidfd)
         return self.returncode
@@ -128,28 +140,32 @@ def fork(
     stdout: Path,
     stderr: Path | None = None,
     stdin: Path = Path(os.devnull),
+    python: str = sys.executable,
 ) -> Forked:
-    """Start `python -m MODULE WORDS`; its output is appended to the files."""
+    """Start `python -m MODULE WORDS`; its output is appended to the files.
+
+    `python` may be that of another environment, with another version of Yardmaster.
+    """
     asked = {"module": module, "words": list(words), "env": dict(env), "cwd": str(cwd)}
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr or stdout}
     for path in (stdout, stderr or stdout):
         path.touch(0o600)
-    pid = _ask(asked | {name: str(path.absolute()) for name, path in files.items()})
+    pid = _ask(python, asked | {name: str(path.absolute()) for name, path in files.items()})
     assert pid is not None
-    return Forked(pid)
+    return Forked(pid, python)
 
 
 def stop() -> None:
-    """End the parent process; forked processes keep running."""
+    """End the parent processes; forked processes keep running."""
     while _parents:
-        _parents.pop().communicate(timeout=30)
+        _parents.popitem()[1].communicate(timeout=30)
 
 
-def _ask(what: Any) -> int | None:
+def _ask(python: str, what: Any) -> int | None:
     with _lock:
-        if not _parents:
+        if python not in _parents:
             parent = subprocess.Popen(
-                [sys.executable, "-c", _PARENT, *_MODULES],
+                [python, "-c", _PARENT, *_MODULES],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -157,8 +173,8 @@ def _ask(what: Any) -> int | None:
             )
             assert parent.stdout is not None
             assert parent.stdout.readline() == "ready\n"
-            _parents.append(parent)
-        (parent,) = _parents
+            _parents[python] = parent
+        parent = _parents[python]
         assert parent.stdin is not None
         assert parent.stdout is not None
         parent.stdin.write(json.dumps(what) + "\n")

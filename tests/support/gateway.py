@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
@@ -22,7 +23,7 @@ from yardmaster_gateway import main as gateway
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.authentication import Identity, StaticTokens
 from yardmaster_gateway.authorization import Binding, Caller
-from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore
@@ -39,6 +40,7 @@ from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
+    DetailsRef,
     LogCreatedV1,
     LogMode,
     PolicyRef,
@@ -272,6 +274,41 @@ class TestCell:
         await self.claim(logs.exited(task_id, node, attempt=attempt))
         await self.claim(logs.released(task_id, node, attempt=attempt))
         await self.run_until_idle()
+
+
+def other_gateway(cell: TestCell) -> FastAPI:
+    """A second gateway of the cell, on the same log and views."""
+    ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
+    return create_app(ports, cell.settings)
+
+
+async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
+    """The answers to submissions with one key; both gateways check for it before one records."""
+    apps = [cell.app, other_gateway(cell)]
+    checked = [asyncio.Event() for _ in apps]
+    answers: list[httpx.Response] = []
+
+    async def send(number: int) -> None:
+        gateway: Gateway = apps[number].state.gateway
+        record_detail = gateway.writer.record_detail
+
+        async def when_both_checked(*args: Any) -> DetailsRef:
+            checked[number].set()
+            for each in checked:
+                await each.wait()
+            return await record_detail(*args)
+
+        gateway.writer.record_detail = when_both_checked  # type: ignore[method-assign, assignment]
+        transport = httpx.ASGITransport(apps[number])
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            headers = {"Authorization": "Bearer nlp", "Idempotency-Key": "both"}
+            answers.append(await client.post("/v1/jobs", json=bodies[number], headers=headers))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(len(apps)):
+            group.create_task(send(number))
+    await cell.run_until_idle()
+    return answers
 
 
 @asynccontextmanager

@@ -6,13 +6,15 @@ import time
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+
 LIMIT_S = 60.0
 LOOK_S = 0.05
 
 
-async def until_joined(bootstrap: str, group: str, members: int) -> None:
+async def until_joined(kafka: KafkaSettings, group: str, members: int) -> None:
     """Wait until a group has exactly `members` members and each has its assignment."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    admin = AIOKafkaAdminClient(**kafka.client())
     await admin.start()
     deadline = time.monotonic() + LIMIT_S
     try:

@@ -10,7 +10,7 @@ def history_of(cell: Cell) -> History:
     now_ms = 0
     for step in cell.steps:
         match step:
-            case CycleBegun(_, now_ms):
+            case CycleBegun(_, now_ms, _):
                 pass
             case EventApplied(event, _):
                 history.see(now_ms, event)

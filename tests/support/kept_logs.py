@@ -20,13 +20,17 @@ KEPT: Final = tuple(
     for path in sorted(FOLDER.glob("*/*.xz"))
     if path.name.endswith((".db.xz", ".jsonl.xz"))
 )
-#: Logs of simulated runs: they have no views and no topics of nodes.
-SIMULATED: Final = frozenset({"rules-1/fair_share.db", "rules-1/fitgpp.db", "rules-1/priority.db"})
+#: Logs of simulated runs, one per policy: they have no views and no topics of nodes.
+POLICIES: Final = ("fair_share", "fitgpp", "priority")
+SIMULATED: Final = frozenset(
+    name for name in KEPT if name.split("/")[1].removesuffix(".db") in POLICIES
+)
 
 
 def rules_of(name: str) -> int:
     """The version of the rules that decided a kept log; 0: before rules had versions."""
-    return {"before-1": 0, "rules-1": 1}[name.split("/")[0]]
+    folder = name.split("/")[0]
+    return 0 if folder == "before-1" else int(folder.removeprefix("rules-"))
 
 
 def kept_file(name: str, folder: Path) -> Path:

@@ -25,6 +25,7 @@ from yardmaster_schemas.events.admissions import (
 from yardmaster_schemas.events.decisions import Placement, SlotsAllocatedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
+    CycleCommittedV2,
     InputRange,
     PolicyInUse,
     RefusedRange,
@@ -119,6 +120,8 @@ class MachineWriter:
         self.term = 0
         self.head = GENESIS
         self.cycles = 0
+        #: The rules that its commits name; 0: none, as in logs from before versions.
+        self.rules = 0
         self.taken = dict.fromkeys(inputs, 0)
         self.writer = Writer(log, f"{machine}/none", ActorKind.SERVICE)
 
@@ -164,7 +167,7 @@ class MachineWriter:
             envelopes.append(self.writer.envelope(event, subject_of(event), cause=cause))
         records = [codec.encode(e, log.cell) for e in envelopes]
         digests = [record_digest(r.key, r.headers, r.value) for r in records]
-        body = CycleCommittedV1(
+        body: CycleCommittedV1 | CycleCommittedV2 = CycleCommittedV1(
             cell=log.cell,
             machine=self.machine,
             term=self.term,
@@ -183,6 +186,9 @@ class MachineWriter:
             prev=self.head,
             complete=complete,
         )
+        if self.rules:
+            fields = {one.name: getattr(body, one.name) for one in dataclasses.fields(body)}
+            body = CycleCommittedV2(**fields, rules=self.rules)
         body = dataclasses.replace(body, **(commit or {}))
         envelopes.append(self.writer.envelope(body, log.cell))
         batch = [e for i, e in enumerate(envelopes) if keep is None or i in keep]

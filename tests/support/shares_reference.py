@@ -356,7 +356,7 @@ def shares_of(
     if among == "job":
         _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
     _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
-    capacity = pool.free.free_milli + pool.used_milli
+    capacity = pool.free.free_milli + pool.reserved_idle_milli + pool.used_milli
     for share, offer in zip(shares, divide(capacity, [s.claim for s in shares]), strict=True):
         share.offer = offer
     return shares
@@ -367,10 +367,10 @@ def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant,
     rows: dict[Claimant, Share] = {}
     limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
-        shape, waiting = group.shape, group.queue.live
+        shape, waiting = group.shape, group.pending
         if shape.queue_class and waiting and not shape.start_failed and could_fit(pool, shape):
             requested = shape.total_gpu_milli
-            job = next(group.queue.in_order()).job
+            job = group.first.job
             if whole_tasks:
                 project = job.project
                 if project not in limits:

@@ -41,6 +41,7 @@ class ToyState:
         self.cell = cell
         self.cycle = 0
         self.now_ms = 0
+        self.rules = 0
         self.waiting: list[tuple[str, str, str | None]] = []
         self.answered: dict[str, int] = {}
         self.timers: dict[str, int] = {}
@@ -62,7 +63,14 @@ class ToyState:
 class ToyMachine:
     """See the module; `decides` counts the calls of `decide` over all uses."""
 
-    def __init__(self, name: str, output: Topic, inputs: tuple[Topic, ...], rules: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        output: Topic,
+        inputs: tuple[Topic, ...],
+        rules: int = 1,
+        oldest_rules: int | None = None,
+    ) -> None:
         self.name = name
         self.output = output
         self.inputs = inputs
@@ -72,6 +80,8 @@ class ToyMachine:
             SnapshotTakenV1,
         )
         self.rules = rules
+        self.oldest_rules = rules if oldest_rules is None else oldest_rules
+        self.oldest_recomputed = self.oldest_rules
         self.decides = 0
 
     @classmethod
@@ -85,13 +95,22 @@ class ToyMachine:
     def initial(self, cell: str) -> ToyState:
         return ToyState(cell)
 
-    def begin_cycle(self, state: ToyState, cycle: int, now_ms: int) -> ToyState:
-        state.cycle, state.now_ms = cycle, now_ms
+    def begin_cycle(self, state: ToyState, cycle: int, now_ms: int, rules: int = 1) -> ToyState:
+        state.cycle, state.now_ms, state.rules = cycle, now_ms, rules
         for job, when in sorted(state.timers.items()):
             if when <= now_ms:
                 del state.timers[job]
                 state.waiting.append((job, "resume", None))
         return state
+
+    def stored_refusal(self, envelope: object, appended_ms: int, rules: int) -> None:
+        """No claim is refused whatever the state."""
+
+    def takes(self, topic: Topic, rules: int) -> bool:
+        return True
+
+    def calls_for_cycle(self, event: Event) -> bool:
+        return True
 
     def refusal(self, state: ToyState, envelope: Envelope[Event]) -> RefusalCode | None:
         last = state.sources.get(envelope.source)
@@ -104,7 +123,7 @@ class ToyMachine:
                 return RefusalCode.CONTRADICTION
         return None
 
-    def apply(self, state: ToyState, event: Event, record_id: str) -> ToyState:
+    def apply(self, state: ToyState, event: Event, record_id: str, actor: str = "") -> ToyState:
         source, epoch, seq = record_id.rsplit("/", 2)
         if source.startswith(("gateway/", "node/")):
             state.sources[source] = [int(epoch), int(seq)]
@@ -151,7 +170,7 @@ class ToyMachine:
         capacity -= len(decisions)
         for job, what, cause in draft.waiting[:capacity]:
             answer: Event
-            if what == "cancel" and self.rules < 2:
+            if what == "cancel" and draft.rules < 2:
                 answer = CancelAcceptedV1(job_id=job)
             elif what in ("cancel", "resume"):
                 answer = TaskResumedV1(job_id=job)
@@ -183,12 +202,14 @@ class ToyMachine:
         return min(state.timers.values(), default=None)
 
     def dump(self, state: ToyState) -> Any:
-        return json.loads(json.dumps(state.plain() | {"at": [state.cycle, state.now_ms]}))
+        return json.loads(
+            json.dumps(state.plain() | {"at": [state.cycle, state.now_ms, state.rules]})
+        )
 
     def load(self, cell: str, dump: Any) -> ToyState:
         state = ToyState(cell)
         try:
-            state.cycle, state.now_ms = dump["at"]
+            state.cycle, state.now_ms, state.rules = dump["at"]
             state.waiting = [tuple(each) for each in dump["waiting"]]
             state.answered = dict(dump["answered"])
             state.timers = dict(dump["timers"])

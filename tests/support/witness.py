@@ -8,6 +8,7 @@ process still runs.
 
 import json
 import sys
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ class Testimony:
     taken: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
-    def problems(self) -> list[str]:
-        """Attempts that started twice, slots held twice: one line each."""
+    def problems(self, removed: Container[tuple[str, int]] = ()) -> list[str]:
+        """Attempts that started twice, slots held twice: one line each.
+
+        `removed`: attempts, as (task, attempt), that the log lost; they may start once more.
+        """
         found = [f"unreadable line: {line[:200]!r}" for line in self.unreadable]
         first: dict[tuple[str, int, int], Start] = {}
         for start in self.starts:
             other = first.setdefault((start.task, start.attempt, start.replica), start)
-            if other is not start:
+            if other is not start and (start.task, start.attempt) not in removed:
                 found.append(
                     f"{start.task} attempt {start.attempt} replica {start.replica} started twice: "
                     f"pid {other.pid} on {other.node}, pid {start.pid} on {start.node}"

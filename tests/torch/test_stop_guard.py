@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,59 +10,56 @@ from typing import Any
 
 import pytest
 
+from tests.torch.programs import PROGRAM_ENV, ROOT
+from yardmaster_localcluster.ports import free_ports
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 
 
 class Ranks:
-    """The processes of a gang; each has its own stop file, as each replica has."""
+    """The processes of a gang; each has its own stop file and process group, as a replica has."""
 
     def __init__(self, python: str, folder: Path, args: Sequence[Sequence[str]]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.processes = [
-            subprocess.Popen(
-                [python, str(ROOT / "tests/torch/ranks.py"), *each],
-                env={
-                    **{name: value for name, value in os.environ.items() if "YARD" not in name},
-                    "PYTHONPATH": str(ROOT / "libs/client"),
-                    "OMP_NUM_THREADS": "1",
-                    # PyTorch of Debian is built without libuv.
-                    "USE_LIBUV": "0",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(len(args)),
-                    "YARD_STOP_FILE": str(folder / f"stop-{rank}"),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, each in enumerate(args)
-        ]
+        self.size = len(args)
+        self.process = subprocess.Popen(
+            [python, str(ROOT / "tests/torch/ranks.py"), json.dumps(args)],
+            env={
+                **{name: value for name, value in os.environ.items() if "YARD" not in name},
+                **PROGRAM_ENV,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_ports(1)[0]),
+                "WORLD_SIZE": str(self.size),
+                "YARD_STOP_FILE": str(folder / "stop"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
-    def until_begun(self) -> None:
-        """Wait until every rank has finished its first step."""
-        for process in self.processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line == "begun\n", line or process.communicate()[1]
+    def until_begun(self) -> list[int]:
+        """Wait until every rank has finished its first step; return their process ids."""
+        assert self.process.stdout is not None
+        found = {}
+        for _ in range(self.size):
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1]
+            said = json.loads(line)
+            found[said["rank"]] = said["pid"]
+        return [found[rank] for rank in range(self.size)]
 
     def results(self) -> list[dict[str, Any]]:
         """The result of each rank, as it prints it at its end."""
-        found = []
         try:
-            for process in self.processes:
-                out, err = process.communicate(timeout=LIMIT_S)
-                assert process.returncode == 0, err
-                found.append(json.loads(out.splitlines()[-1]))
+            out, err = self.process.communicate(timeout=LIMIT_S)
         finally:
-            for process in self.processes:
-                process.kill()
-        return found
+            self.process.kill()
+        assert self.process.returncode == 0, err
+        said = [json.loads(line) for line in out.splitlines()]
+        found = {each.pop("rank"): each for each in said if "pid" not in each}
+        return [found[rank] for rank in range(self.size)]
 
 
 def stopped(step: int) -> dict[str, Any]:
@@ -84,10 +80,16 @@ def test_all_ranks_stop_at_the_same_step_although_each_gets_its_request_in_anoth
     assert Ranks(torch_python, tmp_path, args).results() == [stopped(step)] * 3
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(torch_python: str, tmp_path: Path) -> None:
-    ranks = Ranks(torch_python, tmp_path, [["--pause", "0.01"]] * 2)
-    ranks.until_begun()
-    ranks.processes[1].send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("worker", "number"),
+    [([], signal.SIGTERM), (["--worker"], signal.SIGUSR1)],
+    ids=["alone", "worker"],
+)
+def test_a_signal_to_all_processes_of_one_rank_stops_all_ranks_at_the_same_step(
+    torch_python: str, tmp_path: Path, worker: list[str], number: signal.Signals
+) -> None:
+    ranks = Ranks(torch_python, tmp_path, [["--pause", "0.01", *worker]] * 2)
+    os.killpg(ranks.until_begun()[1], number)
     first, second = ranks.results()
     assert first == second
     assert first["stopping"]

@@ -51,6 +51,8 @@ PATH: Final = re.compile(rf"(?<![\w./~-])({FOLDERS}/[\w./*<>-]*[\w*>])")
 CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 #: `yard` and the words after it, up to the end of the command.
 COMMAND: Final = re.compile(r"(?<![\w./-])yard((?:[ ][^\s`|;)]+(?:\|[\w-]+)*)+)")
+#: One test of a file.
+NAMED_TEST: Final = re.compile(r"(tests/[\w./]+\.py)::(\w+)")
 SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
 
 
@@ -362,3 +364,18 @@ def test_the_comparison_says_whether_a_policy_reclaims_quotas() -> None:
     text = (DOCS / "explanation/comparison.md").read_text()
     lacks = "| Guaranteed quota that others borrow until it is reclaimed | **no**" in text
     assert lacks == ("quota" not in {policy.name for policy in POLICIES.values()})
+
+
+def test_every_named_test_exists() -> None:
+    named = [
+        (page, file, test)
+        for page in PRESENT
+        for file, test in NAMED_TEST.findall(page.read_text())
+    ]
+    missing = [
+        f"{page.name}: {file}::{test}"
+        for page, file, test in named
+        if not re.search(rf"^\s*(?:async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert named
+    assert missing == []

@@ -1,6 +1,6 @@
-"""`yard pools`, `yard projects` and `yard departments`: list, show, create, set, delete.
+"""`yard cell`, `yard pools`, `yard projects`, `yard departments`: list, show, create, set, delete.
 
-The three groups differ only in their `ConfiguredKind`; `group` builds the commands of one kind.
+The last three groups differ only in their `ConfiguredKind`; `group` builds the commands of one.
 """
 
 import json
@@ -12,12 +12,12 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_cli.errors import BadUsage, first_error
-from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, Key, listed, overlay
+from yardmaster_cli.key_values import CELL, DEPARTMENT, POOL, PROJECT, Key, listed, overlay
 from yardmaster_cli.output.columns import POOLS, department_columns, project_columns
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.remote import creating, plain, rows
 from yardmaster_cli.session import FIELDS, NounGroup, Session, YardCommand, if_match_option
-from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig
+from yardmaster_schemas.api import CellConfig, DepartmentConfig, PoolConfig, ProjectConfig
 
 #: The most objects that one request lists; a cell has fewer.
 _PAGE: Final = 1000
@@ -55,10 +55,21 @@ class ConfiguredKind:
         Raises:
             BadUsage: an unknown key, or a value that its key does not accept.
         """
-        try:
-            return self.config.validate_json(json.dumps(overlay(body, pairs, self.keys)))
-        except ValidationError as error:
-            raise BadUsage(first_error(error)) from None
+        return parsed(self.config, self.keys, body, pairs)
+
+
+def parsed(
+    config: TypeAdapter[Any], keys: Mapping[str, Key], body: Mapping[str, Any], pairs: Sequence[str]
+) -> Any:
+    """Return `body` with `pairs` applied, as a configuration.
+
+    Raises:
+        BadUsage: an unknown key, or a value that its key does not accept.
+    """
+    try:
+        return config.validate_json(json.dumps(overlay(body, pairs, keys)))
+    except ValidationError as error:
+        raise BadUsage(first_error(error)) from None
 
 
 class _KeysCommand(YardCommand):
@@ -142,39 +153,66 @@ def group(kind: ConfiguredKind) -> click.Group:
     return found
 
 
-pools = group(
-    ConfiguredKind(
-        noun="pool",
-        config=TypeAdapter(PoolConfig),
-        new={"policy": {"name": "priority"}},
-        keys=POOL,
-        columns=lambda _: POOLS,
-        lists="List pools with their policies.",
-        unused="that no node, project or job refers to",
-    )
+_POOLS = ConfiguredKind(
+    noun="pool",
+    config=TypeAdapter(PoolConfig),
+    new={"policy": {"name": "priority"}},
+    keys=POOL,
+    columns=lambda _: POOLS,
+    lists="List pools with their policies.",
+    unused="that no node, project or job refers to",
 )
-projects = group(
-    ConfiguredKind(
-        noun="project",
-        config=TypeAdapter(ProjectConfig),
-        new={"department": "default"},
-        keys=PROJECT,
-        columns=project_columns,
-        lists="List projects with their used and pending GPUs and their limits.",
-        unused="whose jobs have all ended",
-        by_pool=True,
-        by_department=True,
-    )
+_PROJECTS = ConfiguredKind(
+    noun="project",
+    config=TypeAdapter(ProjectConfig),
+    new={"department": "default"},
+    keys=PROJECT,
+    columns=project_columns,
+    lists="List projects with their used and pending GPUs and their limits.",
+    unused="whose jobs have all ended",
+    by_pool=True,
+    by_department=True,
 )
-departments = group(
-    ConfiguredKind(
-        noun="department",
-        config=TypeAdapter(DepartmentConfig),
-        new={},
-        keys=DEPARTMENT,
-        columns=department_columns,
-        lists="List departments with the used and pending GPUs of their projects.",
-        unused="without projects",
-        by_pool=True,
-    )
+_DEPARTMENTS = ConfiguredKind(
+    noun="department",
+    config=TypeAdapter(DepartmentConfig),
+    new={},
+    keys=DEPARTMENT,
+    columns=department_columns,
+    lists="List departments with the used and pending GPUs of their projects.",
+    unused="without projects",
+    by_pool=True,
 )
+
+#: By their names in the plural, in an order in which objects come after those that they name.
+KINDS: Final[Mapping[str, ConfiguredKind]] = {
+    "pools": _POOLS,
+    "departments": _DEPARTMENTS,
+    "projects": _PROJECTS,
+}
+pools, departments, projects = (group(kind) for kind in KINDS.values())
+
+cell = NounGroup("cell", help="Show or set what applies to the whole cell.")
+
+
+@cell.command("show", help=f"Show the configuration of the cell.\n\n{FIELDS}")
+def show_cell(session: Session) -> None:
+    """Show the configuration of the cell."""
+    session.out.whole(plain(session.remote.client.cell()), "name")
+
+
+@cell.command(
+    "set",
+    cls=type("_KeysCommand", (_KeysCommand,), {"keys": CELL}),
+    help="Change keys of the cell; the others keep their values.",
+)
+@click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
+@if_match_option("Change", "cell")
+def set_cell(session: Session, pairs: tuple[str, ...], if_match: str | None) -> None:
+    """Change keys of the cell."""
+    remote = session.remote
+    tag = if_match or remote.client.etag("/v1/cell")
+    found = plain(remote.client.cell())
+    config = parsed(TypeAdapter(CellConfig), CELL, found["config"], pairs)
+    remote.await_verdict(remote.client.put_cell(config, if_match=tag), "cell", session.out)
+    session.out.say(found["name"])

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from yardmaster.local_cluster import DevServer, default_data_dir, default_up_dir, read_dev
+from yardmaster.local_cluster import (
+    DevServer,
+    default_data_dir,
+    default_up_dir,
+    read_dev,
+    unsteady_processes,
+)
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
@@ -123,10 +129,12 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
         yield Finding("cluster", False, "no cluster runs here", get="yard dev; or make up")
     for folder, dev in running:
         why = why_not_ready(dev.server)
-        said = "ready" if why is None else why
+        unsteady = unsteady_processes(folder)
+        said = "; ".join(("ready" if why is None else why, *unsteady))
         found = f"{dev.what} at {dev.server}: {said}; data in {folder}"
         get = f"read its output, or the logs in {folder / 'logs'}"
-        yield Finding("cluster", why is None, found, get=get, lacking="not ready")
+        good = why is None and not unsteady
+        yield Finding("cluster", good, found, get=get, lacking="not ready")
 
 
 def _disk(folder: Path) -> Finding:

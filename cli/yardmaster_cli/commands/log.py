@@ -1,15 +1,18 @@
-"""`yard log dump|tail|stat`: read the event log itself."""
+"""`yard log dump|tail|stat|cut`: read the event log itself, and shorten it."""
 
+import asyncio
 import json
 from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from yardmaster.yaml_tree import nearest
+from yardmaster_cli.confirm import confirm
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
 from yardmaster_cli.log.options import log_options
@@ -19,8 +22,9 @@ from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.server.remote import REF, REF_HINT
 from yardmaster_cli.session import Session, YardGroup, detaching
 from yardmaster_cli.times import MOMENT_FORMS, now_ms
+from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.order import PAGE, Entry, LogOrder
-from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.reader import decoded
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
@@ -36,7 +40,7 @@ FOLLOW_S: Final = 5.0
 
 @click.group("log", cls=YardGroup)
 def log() -> None:
-    """Read the event log: dump, tail, stat.
+    """Read the event log: dump, tail, stat. Shorten it: cut.
 
     Without --log and YARD_LOG, the commands read the log of the local cluster in --data.
     """
@@ -282,6 +286,94 @@ def tail(
         on_log(where, work)
 
 
+@log.command("cut")
+@log_options
+@click.option(
+    "--to",
+    "end",
+    metavar="cycle:N|last",
+    help="Last cycle of the scheduler to keep; last: the last consistent one.",
+)
+@click.option(
+    "--copy", type=click.Path(path_type=Path), metavar="FILE", help="File for the copy of the log."
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
+    help="Complete an interrupted cut of a log on Kafka from its copy.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def cut_log(
+    session: Session,
+    file: str | None,
+    cell: str | None,
+    end: str | None,
+    copy: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Shorten a log that lost records to its last consistent state.
+
+    Services that have read more of a log than it has stop with log_truncated. Stop all services,
+    also the agents, cut the log, and start them again: agents first. Nodes join as new
+    incarnations, which kills the tasks that run on them; they are requeued. Requests are kept.
+
+    The log is copied to a file first. On Kafka, topics are then created again from the copy.
+    Without --log, the log of the local cluster in --data is cut, after `yard down`.
+    """
+    from yardmaster_cli.log.cut import cycle_of, log_to_cut, resumed
+
+    if (end is None) == (resume is None):
+        raise BadUsage("give --to or --resume", hint="--to last, --to cycle:88121")
+    cycle = None if end is None else cycle_of(end)
+    with log_to_cut(session, file, cell) as where:
+        if resume is not None:
+            asyncio.run(resumed(where, resume))
+            session.out.note("the cut is complete")
+        else:
+            _cut(session, where, cycle, copy, dry_run=dry_run, yes=yes)
+
+
+def _cut(
+    session: Session,
+    where: LogSource,
+    cycle: int | None,
+    copy: Path | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    from yardmaster_cli.log.cut import check_unused, cut, drop_views, lines_of, planned
+
+    plan = asyncio.run(planned(where, cycle))
+    if plan.broken is not None:
+        session.out.note(f"found: {plan.broken}")
+    document = {
+        "log": where.shown,
+        "cycle": plan.cycle,
+        "generation": plan.event.generation,
+        "topics": [
+            {"topic": one.topic, "kept": one.end, "removed": one.was - one.end}
+            for one in plan.event.kept
+        ],
+    }
+    session.out.one(document, lambda: lines_of(plan), "cycle")
+    if dry_run:
+        return
+    if not yes:
+        confirm(f"{where.shown} is cut after cycle {plan.cycle}.", session.out)
+    copy = copy or Path(f"{where.cell}.before-cut-{plan.event.generation}.db")
+    asyncio.run(check_unused(where, plan))
+    asyncio.run(cut(where, plan, copy))
+    drop_views(where)
+    session.out.note(
+        f"the log is of generation {plan.event.generation}; {copy} has the log before the cut"
+    )
+
+
 @log.command("stat")
 @log_options
 @click.option("--types", is_flag=True, help="Count the records of each event type.")
@@ -324,6 +416,14 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
     out.items(listed, columns, name="type")
 
 
+async def _page(source: EventLog, partition: Partition, offset: int) -> Sequence[StoredRecord]:
+    """Read records; none where an earlier version created the log without the topic."""
+    try:
+        return await source.read(partition, offset, max_records=PAGE)
+    except UnknownTopic:
+        return ()
+
+
 async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]]:
     """The counts of each topic."""
     found = []
@@ -342,7 +442,7 @@ async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]
         }
         types: Counter[str] = Counter()
         offset = 0
-        while page := await source.read(partition, offset, max_records=PAGE):
+        while page := await _page(source, partition, offset):
             offset = page[-1].offset + 1
             for stored in page:
                 row["records"] += 1

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import click
 
+from yardmaster.local_cluster import unsteady_processes
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.listing.filters import filter_options, filters, matches, narrowed
 from yardmaster_cli.listing.rows import MOST_ROWS, EachTask, Listed, Listing, check_names, listing
@@ -53,6 +54,9 @@ def ls(
     most = None if out.sort else out.limit or (MOST_ROWS if short else None)
     if not watch:
         _show(out, shown, shown.read(most), given)
+        if session.config.dev is not None:
+            for line in unsteady_processes(session.config.dev.folder):
+                out.note(line)
         return
     with interruptible(session, session.again(), timeout_s(timeout)):
         if out.terminal and out.for_people:

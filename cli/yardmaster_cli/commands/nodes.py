@@ -307,8 +307,8 @@ def uncordon(session: Session, name: str) -> None:
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
     """Cordon a node and stop its tasks.
 
-    Preemptible tasks stop now, with their grace period; the others at the deadline. All of them are
-    requeued.
+    Preemptible tasks stop now, with their grace period; the others at the deadline, with theirs.
+    All of them are requeued.
     """
     until_ms = future_ms(deadline, now_ms(), "--deadline")
     _patch(

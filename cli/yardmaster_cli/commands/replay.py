@@ -58,7 +58,7 @@ def replay() -> None:
 @replay.command("at", cls=_AtCommand)
 @click.argument("moment", metavar="[T]", required=False)
 @log_options
-@click.option("--all", "everything", is_flag=True, help="Show ended tasks too.")
+@click.option("--all", "everything", is_flag=True, help="Show tasks that ended in the cycle too.")
 @click.option("--nodes", "nodes_only", is_flag=True, help="Show only the nodes.")
 def at(
     session: Session,
@@ -175,6 +175,8 @@ def _task_row(task: Task) -> dict[str, Any]:
     reason = None
     if run is not None and run.stop is not None:
         reason = str(run.stop.code)
+    elif task.reserved is not None:
+        reason = f"{task.reserved.pool_name}: {task.reserved.wait.code}"
     elif task.group is not None and task.group.waits:
         reason = ", ".join(
             f"{pool}: {wait.code}" for pool, (wait, _, _) in sorted(task.group.waits.items())

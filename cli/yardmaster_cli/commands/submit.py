@@ -16,6 +16,7 @@ from yardmaster.yaml_tree import NotAMapping
 from yardmaster_cli.commands.logs import follow_all
 from yardmaster_cli.commands.wait import wait_for_end
 from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.input_file import text_of
 from yardmaster_cli.job_file.flags import build, flag_options
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
@@ -177,14 +178,8 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
         if not runs:
             raise BadUsage("no job given", hint="give a job file, or -- COMMAND")
         return None, "command line"
-    if file == "-":
-        return sys.stdin.read(), "stdin"
-    try:
-        return Path(file).read_text(), file
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
-        raise BadUsage(f"{file}: {what}", hint=hint) from None
+    hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
+    return text_of(file, hint)
 
 
 def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:

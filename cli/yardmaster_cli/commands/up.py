@@ -8,9 +8,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 import click
 
-from yardmaster.local_cluster import default_up_dir
+from yardmaster.errors import ApiError
+from yardmaster.local_cluster import default_up_dir, read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.hints import down_for, up_with, yard_for
+from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.background import BackgroundCluster, ProcessStatus
 from yardmaster_localcluster.compose import ComposeCluster, available, project_name
@@ -138,8 +140,28 @@ def up(
             out.say(f"  {each.name:<12} pid {each.pid:<8} {place}{restarts}")
         out.note(f"all healthy after {time.monotonic() - began_s:.0f} s; logs are in {data.logs}")
     yard, down_command = yard_for(data.path, os.environ), down_for(data.path, os.environ)
+    if (pending := _pending_upgrade(data)) is not None:
+        out.note(f"hint: {pending}: {yard} upgrade finish")
     out.note(f"hint: {yard} submit -- COMMAND; {down_command} stops the cluster and its tasks")
     return int(Exit.DONE)
+
+
+def _pending_upgrade(data: DataLayout) -> str | None:
+    """That the rules of the started cluster are older than those of its version, as text."""
+    server = read_dev(data.path)
+    if server is None:
+        return None
+    try:
+        rules = Reader(server.server, server.token, sleep=time.sleep).get("/v1/rules")
+    except ApiError:
+        return None  # the cluster runs; `yard upgrade show` tells more
+    # 0: the views do not have a cycle yet.
+    if not 0 < rules["rules"] < rules["newest"]:
+        return None
+    return (
+        f"rules {rules['rules']} are in force, this version has {rules['newest']}; "
+        "when you no longer want to go back"
+    )
 
 
 def _up_local(

@@ -117,7 +117,7 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
         if "url" in known.model_fields_set:
             return known
         if dev is not None and dev.redis is not None and where.settings.log == dev.log:
-            return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
+            return local_redis(dev.redis, dev.credentials)
         if where.settings.log.startswith("sqlite:"):
             raise BadUsage(
                 "the views of this log are in the memory of yard dev, not in Redis",
@@ -128,6 +128,14 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
         found = error.errors(include_url=False, include_input=False)[0]
         name = "--redis" if url is not None else "YARD_" + "__".join(map(str, found["loc"])).upper()
         raise BadUsage(f"{name}: {found['msg']}") from None
+
+
+def local_redis(url: str, credentials: str | None) -> RedisSettings:
+    """Redis of a cluster on this machine, with the user that may rebuild its views."""
+    if credentials is None:
+        return RedisSettings(url=url)
+    user = "views"
+    return RedisSettings(url=url, username=user, password_file=Path(credentials) / "redis" / user)
 
 
 async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) -> None:

@@ -174,15 +174,9 @@ class DemoRun:
             if each and self.tasks[task].job_id == self.search and _stop_for(each[-1], self.gang)
         ]
         steps = ", ".join(str(self.resumed[task]) for task in sorted(self.kept & set(self.resumed)))
-        (notebook,), (whole,) = (self.attempts[f"{job}.0"] for job in (self.notebook, self.whole))
+        (whole,) = self.attempts[f"{self.whole}.0"]
         late = self.attempts[f"{self.late}.0"]
         late_step = self.resumed.get(f"{self.late}.0", 0)
-        points = [
-            attempt.allocated_at
-            for task, each in self.attempts.items()
-            if self.tasks[task].job_id == self.search
-            for attempt in each
-        ]
         nodes = sorted(set(whole.nodes))
         wanted = [t for t in self.tasks.values() if t.phase is not Phase.CANCELLED]
         good = sum(task.phase is Phase.SUCCEEDED for task in wanted)
@@ -197,8 +191,7 @@ class DemoRun:
                 f"the points that were kept resumed from their checkpoints, at step {steps or '-'}",
             ),
             (
-                self.waited[self.notebook] == "backfill_not_allowed"
-                and notebook.allocated_at >= max(points),
+                self.waited[self.notebook] == "backfill_not_allowed",
                 f"the notebook was pending ({self.waited[self.notebook]}) behind the search",
             ),
             (

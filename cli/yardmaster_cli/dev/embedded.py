@@ -289,6 +289,8 @@ def _services(
     for index, node in enumerate(options.cluster.nodes):
         first, last = options.cluster.ports(index)
         settings = agent.Settings(
+            # One process, whose log is a file of its own user.
+            task_user="same",
             node=node.name,
             cell=CELL,
             pool=node.pool,

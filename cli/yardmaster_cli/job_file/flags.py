@@ -1,13 +1,12 @@
 """The flags of `submit`: a job file and flags become the body of the request."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from yardmaster.job_file.read import check
+from yardmaster.job_file.read import check, resolve_folder
 from yardmaster.yaml_tree import Path, Tree, overlay, read, scalar
 from yardmaster_cli.errors import BadUsage
 from yardmaster_schemas.job_file import JobSpec
@@ -186,7 +185,7 @@ def build(
     """
     tree = read(text, source) if text is not None else Tree(source)
     if file_folder is not None:
-        _resolve_folder(tree, file_folder)
+        resolve_folder(tree, file_folder)
     for flag in FLAGS:
         _put_flag(tree, flag, flags.get(flag.parameter))
     if flags.get("preemptible") is not None:
@@ -200,15 +199,6 @@ def build(
     if folder is not None and isinstance(run, dict) and not run.keys() & {"working_dir", "image"}:
         tree.put(("run", "working_dir"), folder, "current folder")
     return check(tree, _HINTS)
-
-
-def _resolve_folder(tree: Tree, file_folder: str) -> None:
-    """Make the working directory in the file an absolute path."""
-    run = tree.values.get("run")
-    named = run.get("working_dir") if isinstance(run, dict) and "image" not in run else None
-    if isinstance(named, str) and named:
-        place = tree.places.get(("run", "working_dir"), tree.source)
-        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(file_folder, named)), place)
 
 
 def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:

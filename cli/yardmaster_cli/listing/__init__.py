@@ -1,1 +1,1 @@
-"""The content of `yard ls`: filters, rows, and the order of a queue."""
+"""The content of `yard ls`: filters and rows."""

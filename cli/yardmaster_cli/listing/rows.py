@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from yardmaster.errors import ApiError
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.listing.filters import phases
+from yardmaster_cli.listing.filters import matches
 from yardmaster_cli.output.columns import GROUPS, JOBS, TASKS, counted, grouped
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.server.reader import Reader
@@ -161,26 +161,23 @@ class EachJob(Listing):
         return Listed(listed[:most], f"{most} jobs shown; --all lists every job")
 
 
+@dataclass(frozen=True, slots=True)
 class Queue(Listing):
-    """The pending tasks of a pool, in the order of its policy."""
+    """The pending tasks of a pool, in the order of its policy; `group`: equal tasks as one row."""
+
+    group: bool = False
 
     def read(self, most: int | None) -> Listed:
         """Read pending tasks, the next one first."""
-        # Imported here: only this list needs the models of reasons.
-        from yardmaster_cli.listing.queue_order import OF_TASKS, least_demand_first
-
-        reader, pool = self.remote.reader, self.query["pool"]
-        policy = reader.named("pool", pool)["config"]["policy"]
-        order = OF_TASKS.get(policy["name"])
-        if order is None and policy["name"] != "fair_share":
-            raise BadUsage(
-                f"the order of policy {policy['name']} is not known to this version of yard"
-            )
-        waiting = list(reader.all_tasks(**{**self.query, "phase": ["pending"]}))
-        if order is None:
-            active = list(reader.all_tasks(pool=pool, phase=phases("active")))
-            order = least_demand_first(active, str(policy["options"].get("among", "job")))
-        return Listed(sorted(waiting, key=order)[:most])
+        options = {"project": self.query.get("project"), "grouped": self.group}
+        items = self.remote.reader.queue(self.query["pool"], **options)
+        query = {**self.query, "phase": ["pending"]}
+        found = (
+            {**grouped(item), "position": item["position"]}
+            for item in items
+            if matches(item["first"], query)
+        )
+        return Listed(list(islice(found, most)))
 
 
 def listing(
@@ -194,9 +191,11 @@ def listing(
     if queue is not None:
         if jobs:
             raise BadUsage("--jobs and --queue exclude each other", hint="leave one of them out")
-        place = Column("PRIORITY", lambda row: row["priority"], right=True)
-        columns = (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY"))
-        return Queue(remote, {**query, "pool": queue}, columns)
+        place = Column("POSITION", lambda row: row["position"], right=True)
+        priority = Column("PRIORITY", lambda row: row["priority"], right=True)
+        rest = (GROUPS if group else TASKS)[1:]
+        columns = (TASKS[0], place, priority, *(c for c in rest if c.title != "PRIORITY"))
+        return Queue(remote, {**query, "pool": queue}, columns, group=group)
     if jobs:
         if "node" in query:
             raise BadUsage("--node filters tasks, not jobs", hint="leave out --jobs or --node")

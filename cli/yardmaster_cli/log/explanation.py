@@ -7,6 +7,7 @@ from yardmaster_cli.log.moments import parse_moment
 from yardmaster_cli.log.source import log_source, on_log
 from yardmaster_cli.session import Session
 from yardmaster_cli.times import now_ms
+from yardmaster_core.scheduling.state.tasks import Reservation
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.units import with_units
 from yardmaster_runtime.replay.explain import AttemptSummary, Explanation, PoolWait, explain_at
@@ -48,6 +49,7 @@ def _as_answer(found: Explanation) -> dict[str, Any]:
         "phase": found.phase,
         "wait_class": found.wait_class,
         "pools": [_wait(found, wait) for wait in found.waits],
+        "reserved": None if found.reserved is None else _reserved(found.reserved),
         "unblock": None,
         "attempt": newest.number if newest is not None else 0,
         "start_rule": start.rule if start is not None else None,
@@ -58,6 +60,18 @@ def _as_answer(found: Explanation) -> dict[str, Any]:
         "refusal": None,
         "cycle": found.cycle,
         "cycle_at": rfc3339(found.at_ms),
+    }
+
+
+def _reserved(found: Reservation) -> dict[str, Any]:
+    by_node: dict[str, list[int]] = {}
+    for placement in found.placements:
+        by_node.setdefault(placement.node, []).extend(placement.slots)
+    return {
+        "pool": found.pool_name,
+        "slots": [{"node": node, "slots": slots} for node, slots in by_node.items()],
+        "until_at": rfc3339(found.until_ms) if found.until_ms else None,
+        "reserved_at": rfc3339(found.since_ms),
     }
 
 

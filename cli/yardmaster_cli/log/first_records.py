@@ -5,7 +5,7 @@ department and project `default`, which a first job needs. An interrupted setup 
 repeated as a whole, and a further setup changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +16,7 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable, Unk
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
-from yardmaster_runtime.service import open_log
+from yardmaster_runtime.service import kafka_settings, on_kafka, open_log
 from yardmaster_runtime.settings import LogSettings
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.errors import SchemaError
@@ -49,6 +49,7 @@ class Site:
         actor: the actor of the first records.
         nodes: their topics are created too; an agent also creates its own.
         policy: the policy of the pool `default` in a new cell.
+        passwords: the brokers' users that are created, each with its rules.
     """
 
     mode: LogMode
@@ -56,6 +57,7 @@ class Site:
     actor: str = "setup"
     nodes: tuple[str, ...] = ()
     policy: PolicySpec = field(default_factory=PolicySpec)
+    passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def _first_records(
                 type=event.TYPE,
                 version=event.VERSION,
                 source=source,
-                epoch=now_ms,
+                # These sources write once. Quota could refuse a time of this host's clock.
+                epoch=0,
                 seq=seq,
                 subject=subject,
                 time_ms=now_ms,
@@ -161,6 +164,13 @@ def _first_records(
         )
         for seq, (event, subject, source) in enumerate(events)
     ]
+
+
+async def _create_users(settings: LogSettings, passwords: Mapping[str, str]) -> None:
+    if passwords and on_kafka(settings):
+        from yardmaster_eventlog.kafka.users import create_users
+
+        await create_users(kafka_settings(settings), passwords)
 
 
 async def wait_and_set_up(
@@ -175,6 +185,7 @@ async def wait_and_set_up(
         try:
             log = await open_log(settings, clock)
             try:
+                await _create_users(settings, site.passwords)
                 return await set_up(log, clock, chance, site)
             finally:
                 await log.close()

@@ -19,7 +19,8 @@ from yardmaster_cli.session import Session
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.service import open_log
-from yardmaster_runtime.settings import SharedSettings
+from yardmaster_runtime.settings import KafkaOptions, SharedSettings
+from yardmaster_schemas.access import AUDITOR
 
 T = TypeVar("T")
 
@@ -66,7 +67,24 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
         raise BadUsage(f"there is no cell {name}", hint=f"cells: {', '.join(settings.cells)}")
     number = settings.cells.index(name) if settings.cells else settings.partition
     chosen = settings.model_copy(update={"log": url, "cell": name, "partition": number})
+    dev = session.config.dev
+    if dev is not None and dev.credentials is not None and url == dev.log:
+        # The cluster of this machine: its brokers know the auditor, who reads every topic.
+        chosen = chosen.model_copy(update={"kafka": _auditor(settings, dev.credentials)})
     return LogSource(chosen, name, number, shown)
+
+
+def _auditor(settings: SharedSettings, credentials: str) -> KafkaOptions:
+    """The options of a reader of the local brokers; a user that the environment names remains."""
+    if settings.kafka.sasl_username is not None:
+        return settings.kafka
+    return settings.kafka.model_copy(
+        update={
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_username": AUDITOR,
+            "sasl_password_file": Path(credentials) / "kafka" / AUDITOR,
+        }
+    )
 
 
 def _is_url(text: str) -> bool:

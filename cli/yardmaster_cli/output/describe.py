@@ -107,6 +107,8 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         )
     if task.get("wait"):
         lines.append(_labelled("Waits", _waits(out, task["wait"])))
+    if task.get("reserved"):
+        lines.append(_labelled("Reserved", reserved_words(out, task["reserved"])))
     if task["phase"] == "stopping" and task.get("stop"):
         lines.append(_labelled("Stops", stop_words(out, task["stop"])))
     if task.get("end"):
@@ -200,6 +202,27 @@ def stop_words(out: Output, stop: Row) -> str:
     return text
 
 
+#: Nodes of a reservation that one line names.
+_MAX_NODES: Final = 4
+
+
+def reserved_words(out: Output, reserved: Row) -> str:
+    """`slots 3 and 4 of gpu-07, until 12:31`: the slots that are kept for a task."""
+    parts = [_slots_of(one) for one in reserved["slots"][:_MAX_NODES]]
+    more = len(reserved["slots"]) - _MAX_NODES
+    text = "; ".join(parts) + (f"; and of {more} more nodes" if more > 0 else "")
+    until = reserved.get("until_at")
+    return f"{text}, until {_at(out, until)}" if until else text
+
+
+def _slots_of(one: Row) -> str:
+    slots = [str(slot) for slot in one["slots"]]
+    if not slots:
+        return f"a place on {one['node']}"
+    listed = slots[0] if len(slots) == 1 else f"{', '.join(slots[:-1])} and {slots[-1]}"
+    return f"{'slot' if len(slots) == 1 else 'slots'} {listed} of {one['node']}"
+
+
 def refusal_words(refusal: Row) -> str:
     """`limit_exceeded nlp: limit 8, asked 16`."""
     text = str(refusal["code"])
@@ -279,6 +302,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
             for wait in pools
         ]
         lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
+    if why.get("reserved"):
+        lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))
     if why.get("unblock"):
         lines.append(_unblock_line(why))
     if why.get("start_rule") and why["phase"] in ("starting", "running", "stopping"):

@@ -133,6 +133,12 @@ class Reader:
             if cursor is None:
                 return
 
+    def queue(
+        self, pool: str, **filters: str | int | bool | Sequence[str] | None
+    ) -> Iterator[Json]:
+        """Every item of the queue of a pool; the filters are those of `Client.queue`."""
+        return self._each(f"/v1/pools/{quote(pool, safe='')}/queue", filters)
+
     def task(self, task_id: str, *, min_position: str | None = None) -> Json:
         return self.get(f"/v1/tasks/{quote(task_id, safe='')}", {"min_position": min_position})
 

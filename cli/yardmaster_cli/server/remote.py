@@ -95,8 +95,12 @@ _HINTS: Final[Mapping[str, str]] = {
     "priority_not_allowed": "the priority is too high for this project; see yard projects show",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it requests more than the limit of its project; see yard projects show",
+    "project_full": "wait until tasks end, cancel some, or have an operator run yard projects set",
+    "user_full": "wait until tasks end, cancel some, or have an operator run yard cell set",
     "allocation_too_large": "its allocation exceeds the size of a record; request fewer replicas",
     "version_mismatch": "it was modified by someone else; review it and try again",
+    "unknown_type": "quota runs an older version; upgrade it first",
+    "unknown_version": "quota and the gateway run different versions; upgrade both",
     "in_use": "another object still refers to it",
 }
 

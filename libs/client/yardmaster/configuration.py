@@ -87,6 +87,11 @@ class Config:
         """The project of a job that names none; on the cluster of this machine `default`."""
         return self.project.value or ("default" if self.context.value == DEV else None)
 
+    @property
+    def shares_files(self) -> bool:
+        """Whether the tasks of the server see the files of this machine."""
+        return self.dev is not None and self.dev.programs is None
+
     def settings(self) -> list[tuple[str, Setting]]:
         """All settings by name, for `yard config`."""
         names = ("context", "server", "project", "output", "data", "ca", "token")

@@ -29,6 +29,7 @@ class Connection:
         token: str | None = None,
         *,
         project: str | None = None,
+        shares_files: bool = False,
         sleep: Callable[[float], None] = defaults.sleep,
         monotonic_s: Callable[[], float] = defaults.monotonic_s,
         new_key: Callable[[], str] = defaults.new_key,
@@ -48,6 +49,7 @@ class Connection:
             longest_outage_s=longest_outage_s,
         )
         self._project = project
+        self._shares_files = shares_files
         self._new_key = new_key
 
     @classmethod
@@ -70,6 +72,7 @@ class Connection:
             config.bearer(),
             ca=config.ca.value,
             project=config.default_project,
+            shares_files=config.shares_files,
         )
 
     def __enter__(self) -> Self:

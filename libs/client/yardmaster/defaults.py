@@ -1,10 +1,12 @@
-"""The defaults of `Client`: the machine's clock, and random idempotency keys."""
+"""The defaults of `Client`: the machine's clock and current folder, and random idempotency keys."""
 
+import os
 import secrets
 import time
 
-__all__ = ["monotonic_s", "new_key", "sleep"]
+__all__ = ["current_folder", "monotonic_s", "new_key", "sleep"]
 
+current_folder = os.getcwd
 sleep = time.sleep
 monotonic_s = time.monotonic
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from yardmaster import defaults
 from yardmaster.connection import Connection, Filter, all_items, quoted
 from yardmaster.errors import ApiError
 from yardmaster.job_file.read import JobSource, read_job
@@ -49,11 +50,15 @@ class JobCalls(Connection):
         client creates one, which all retries of this call use. A job that names no project gets the
         `project` of the client.
 
+        A relative `run.working_dir` is relative to the folder of the job file, else to the current
+        folder, if the cluster runs on this machine (`from_env`). Elsewhere it is sent unchanged.
+
         Raises:
             InputError: the job is wrong; all problems at once, each with its line and key.
             ApiError: after the code `outcome_unknown`, submit again with the same key.
         """
-        spec = read_job(job, project=self._project)
+        folder = defaults.current_folder() if self._shares_files else None
+        spec = read_job(job, project=self._project, folder=folder)
         content = spec.model_dump_json(exclude_unset=True).encode()
         key = idempotency_key or self._new_key()
         return self._write("POST", "/v1/jobs", Submitted, content, {"Idempotency-Key": key})

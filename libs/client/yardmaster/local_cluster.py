@@ -5,6 +5,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+#: By the state of a process that does not run.
+_UNSTEADY: Final = {
+    "waiting": "is restarted",
+    "given_up": "was given up (yard up starts it again)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +25,16 @@ class DevServer:
     what: str = "yard dev"
     #: The URL of its log; None: a file in the data directory.
     log: str | None = None
-    #: The Redis of its views and the file with its password; None: views in memory.
+    #: The Redis of its views; None: views in memory.
     redis: str | None = None
-    redis_password_file: str | None = None
+    #: The folder with the passwords of the users of its brokers (`kafka/USER`) and its Redis
+    #: (`redis/USER`); None: they accept every client.
+    credentials: str | None = None
     #: The paths of Python, the examples and a folder for checkpoints in its containers; None:
     #: its tasks see the files of this machine.
     programs: Mapping[str, str] | None = None
+    #: Its data directory.
+    folder: Path = Path()
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
@@ -49,8 +60,9 @@ def read_dev(data_dir: Path) -> DevServer | None:
             what=str(found.get("what", "yard dev")),
             log=found.get("log"),
             redis=found.get("redis"),
-            redis_password_file=found.get("redis_password_file"),
+            credentials=found.get("credentials"),
             programs=found.get("programs"),
+            folder=data_dir,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -67,3 +79,17 @@ def alive(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def unsteady_processes(data_dir: Path) -> list[str]:
+    """A sentence for each process that does not stay up, by the report of `yard up`."""
+    try:
+        rows = json.loads((data_dir / "state.json").read_text())["processes"]
+        return [
+            f"{row['name']} {_UNSTEADY[row['state']]} after {row['ends_in_a_row']} ends in a row; "
+            f"its log: {row['log']}"
+            for row in rows
+            if row["state"] in _UNSTEADY and row["ends_in_a_row"] > 1
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from yardmaster.connection import Connection, Filter, all_items, quoted
 from yardmaster_schemas.api import (
     Accepted,
+    Cell,
+    CellConfig,
     Department,
     DepartmentConfig,
     Enrolment,
@@ -17,7 +19,10 @@ from yardmaster_schemas.api import (
     PoolConfig,
     Project,
     ProjectConfig,
+    QueueShown,
     Quota,
+    Rules,
+    RulesSwitch,
     Usage,
 )
 
@@ -69,6 +74,16 @@ class OperatorCalls(Connection):
         """Revoke a node: its tasks are killed, and it is refused until it is enrolled again."""
         return self._delete(f"/v1/nodes/{quoted(node)}/enrolment", if_match)
 
+    # --- the cell -------------------------------------------------------------------------------
+
+    def cell(self, *, min_position: str | None = None) -> Cell:
+        """The configuration of the cell."""
+        return self._get("/v1/cell", Cell, {"min_position": min_position})
+
+    def put_cell(self, config: CellConfig, *, if_match: str | None = None) -> Accepted:
+        """Replace the configuration of the cell."""
+        return self._put("/v1/cell", config, if_match, create=False)
+
     # --- pools ----------------------------------------------------------------------------------
 
     def pools(self, **filters: Filter) -> List[Pool]:
@@ -78,6 +93,14 @@ class OperatorCalls(Connection):
     def pool(self, name: str, *, min_position: str | None = None) -> Pool:
         """One pool."""
         return self._get(f"/v1/pools/{quoted(name)}", Pool, {"min_position": min_position})
+
+    def queue(self, pool: str, **filters: Filter) -> QueueShown:
+        """One page of the pending tasks of a pool, in the order of its policy.
+
+        Filters: project (one or several), grouped (`false`: each task by itself), limit, cursor,
+        min_position. A page may have fewer items than `limit` although more follow.
+        """
+        return self._get(f"/v1/pools/{quoted(pool)}/queue", QueueShown, filters)
 
     def put_pool(
         self, name: str, config: PoolConfig, *, if_match: str | None = None, create: bool = False
@@ -150,6 +173,16 @@ class OperatorCalls(Connection):
     def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
         """Delete a department that has no projects."""
         return self._delete(f"/v1/departments/{quoted(name)}", if_match)
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    def rules(self) -> Rules:
+        """The rules in force, and the newest of the gateway's version."""
+        return self._get("/v1/rules", Rules, {})
+
+    def put_rules(self, rules: int, *, if_match: str | None = None) -> Accepted:
+        """Switch to newer rules after an upgrade; it cannot be taken back."""
+        return self._put("/v1/rules", RulesSwitch(rules=rules), if_match, create=False)
 
     # --- usage ----------------------------------------------------------------------------------
 

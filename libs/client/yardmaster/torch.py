@@ -1,4 +1,6 @@
-"""Stop a PyTorch gang at one step: `StopGuard`. PyTorch comes with `yardmaster[torch]`.
+"""PyTorch gangs: `StopGuard` stops all ranks at one step, and `run_and_exit` ends each process.
+
+PyTorch comes with `yardmaster[torch]`.
 
 Each replica of a gang is asked to stop at its own moment, so each sees `yardmaster.should_stop()`
 become true in another step. A replica that stops alone leaves the others in a collective call that
@@ -14,7 +16,12 @@ for step in range(first, steps + 1):
 ```
 """
 
-from typing import Any, Final
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 from yardmaster.task import should_stop
 
@@ -28,7 +35,7 @@ except ModuleNotFoundError as error:
         "yardmaster.torch needs PyTorch: pip install 'yardmaster[torch]'", name="torch"
     ) from None
 
-__all__ = ["StepsDiffer", "StopGuard"]
+__all__ = ["StepsDiffer", "StopGuard", "run_and_exit"]
 
 #: Backends that reduce tensors in the memory of the machine.
 _ON_CPU: Final = ("gloo", "mpi")
@@ -54,6 +61,10 @@ class StopGuard:
         group: the process group to use instead of an own one; with the backend nccl, each check
             waits for the queued kernels.
 
+    If a `DataLoader` has workers, create the guard before they start and give the job the stop
+    signal USR1. The agent signals all processes of a task. The workers inherit the guard's handler
+    of USR1, but SIGTERM ends them, because PyTorch replaces its handler, and their loader fails.
+
     Raises:
         ValueError: `every` is less than 1.
     """
@@ -65,6 +76,7 @@ class StopGuard:
         self._group = group
         #: Whether the ranks have agreed to stop.
         self.stopping = False
+        should_stop()
 
     def should_stop(self, step: int) -> bool:
         """Whether all ranks must save and exit at `step`. Once true, it stays true.
@@ -98,3 +110,36 @@ class StopGuard:
         if any(name in dist.get_backend(self._group) for name in _ON_CPU):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+
+def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
+    """Call `main` and end the process at once with its exit code.
+
+    The interpreter is not finalized and process groups are not destroyed. Both can hang or abort:
+    in PyTorch 2.6, the destructor of a gloo group waits for its threads while it holds the lock
+    of the interpreter (GIL), and a thread that releases the last reference to a tensor waits for
+    that lock. A gang that hangs keeps its GPUs until it is killed. The operating system closes the
+    connections of a process that ends.
+
+    Output is flushed. Handlers of `atexit` and the ends of other threads do not run: finish loggers
+    and uploads in `main`. An uncaught exception is printed, and the exit code is 1.
+
+    ```python
+    if __name__ == "__main__":
+        run_and_exit(main)
+    ```
+    """
+    code: object = 1
+    try:
+        code = main()
+    except SystemExit as exited:
+        code = exited.code
+    except BaseException:  # noqa: BLE001 printed, as at the end of any program
+        traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        # A reader of the output that has ended must not change the exit code.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1 if code else 0)

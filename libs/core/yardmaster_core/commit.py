@@ -129,6 +129,10 @@ class CountedCycle:
     owner: str
     #: `seq` of the first record of the cycle.
     first_seq: int
+    #: The rules in force when the cycle began: those of the cycle before, unless the leader itself
+    #: enabled newer ones for the whole cycle. A RulesEnabled that answers a request applies to the
+    #: decisions after it.
+    rules: int
 
     @property
     def first_offset(self) -> int:
@@ -275,7 +279,7 @@ class CommitReader:
         self._check_commit(offset, envelope, data)
         self._check_inputs(offset, data.inputs)
         self._check_decisions(offset, data)
-        self._check_rules(offset, data)
+        rules = self._check_rules(offset, data)
         counted = CountedCycle(
             offset=offset,
             commit=data,
@@ -283,6 +287,7 @@ class CommitReader:
             decisions=tuple(self._buffer),
             owner=self.owner,
             first_seq=self.seq - len(self._buffer),
+            rules=rules,
         )
         self._buffer.clear()
         self._digests.clear()
@@ -351,7 +356,8 @@ class CommitReader:
         if any(decision.time_ms != data.now_ms for _, decision in self._buffer):
             raise self._broken(offset, "its decisions have another time")
 
-    def _check_rules(self, offset: int, data: CycleCommittedV1) -> None:
+    def _check_rules(self, offset: int, data: CycleCommittedV1) -> int:
+        """Check the rules of a commit; return those in force when its cycle began."""
         enabled = [
             one.data.rules for _, one in self._buffer if isinstance(one.data, RulesEnabledV1)
         ]
@@ -363,6 +369,17 @@ class CommitReader:
                 offset,
                 f"its rules are {data.rules} after {self.rules}, but its cycle enables {enabled}",
             )
+        requested = False
+        for at, decision in self._buffer:
+            if isinstance(decision.data, RulesEnabledV1):
+                requested = decision.cause is not None
+            if data.rules < decision.data.RULES:
+                raise self._broken(
+                    at,
+                    f"rules {decision.data.RULES} introduce {decision.type}, but its cycle has "
+                    f"rules {data.rules}",
+                )
+        return self.rules if requested else data.rules
 
     def _broken(self, offset: int, found: str) -> ChainBroken:
         return ChainBroken(topic=self.topic, offset=offset, found=found)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from yardmaster_core.rules import RULES
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.machine import PolicyInUse
@@ -69,19 +70,49 @@ class Machine(Protocol[S]):
 
     @property
     def rules(self) -> int:
-        """The version of the rules by which it decides (see `yardmaster_core.rules`)."""
+        """The newest version of the rules by which it can decide (see `yardmaster_core.rules`)."""
+
+    @property
+    def oldest_rules(self) -> int:
+        """The oldest version of the rules by which it can decide."""
+
+    @property
+    def oldest_recomputed(self) -> int:
+        """The oldest rules whose decisions it repeats exactly, so that `verify` recomputes them."""
 
     def initial(self, cell: str) -> S:
         """The state before any record."""
 
-    def begin_cycle(self, state: S, cycle: int, now_ms: int) -> S:
-        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards."""
+    def begin_cycle(self, state: S, cycle: int, now_ms: int, rules: int = RULES) -> S:
+        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards.
+
+        `rules` are in force until an applied event enables newer ones.
+        """
+
+    def takes(self, topic: Topic, rules: int) -> bool:
+        """Whether a cycle of these rules takes records of `topic`, one of `inputs`."""
+
+    def calls_for_cycle(self, event: Event) -> bool:
+        """Whether an event of another machine calls for a cycle.
+
+        The others are taken with the next cycle, so that two machines that read each other do not
+        run cycles without end.
+        """
 
     def refusal(self, state: S, envelope: Envelope[Event]) -> RefusalCode | None:
         """Why this claim is refused, or None. A machine's record is never refused."""
 
-    def apply(self, state: S, event: Event, record_id: str) -> S:
+    def stored_refusal(
+        self, envelope: Envelope[Event], appended_ms: int, rules: int
+    ) -> RefusalCode | None:
+        """Why a claim that the log stored at `appended_ms`, by its own clock, is refused under
+        these rules whatever the state, or None.
+        """
+
+    def apply(self, state: S, event: Event, record_id: str, actor: str = "") -> S:
         """The state after `event`; the given state must not be used any more.
+
+        `actor` is the id of the actor that its envelope names.
 
         Raises:
             ImpossibleEvent: log and state disagree (never for a claim that `refusal` accepted).

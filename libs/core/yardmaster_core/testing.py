@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from yardmaster_core.machine import CycleResult, Decision
+from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.tasks import Task
@@ -22,7 +23,7 @@ from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
-from yardmaster_schemas.reasons import RefusalCode, StartFailure
+from yardmaster_schemas.reasons import RefusalCode, StartFailure, WaitCode
 from yardmaster_schemas.resources import Resources
 
 DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
@@ -74,6 +75,7 @@ class CycleBegun:
 
     cycle: int
     now_ms: int
+    rules: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ def fold(steps: Iterable[Step], name: str = "main") -> ClusterState:
     state = machine.initial(name)
     for step in steps:
         match step:
-            case CycleBegun(cycle, now_ms):
-                state = machine.begin_cycle(state, cycle, now_ms)
+            case CycleBegun(cycle, now_ms, rules):
+                state = machine.begin_cycle(state, cycle, now_ms, rules)
             case EventApplied(event, record_id):
                 state = machine.apply(state, event, record_id)
             case CycleEnded(complete):
@@ -114,6 +116,8 @@ class Cell:
 
     def __init__(self, name: str = "main", **policy_options: Any) -> None:
         self.machine = SchedulerMachine()
+        #: The rules in force; a test may change them between cycles.
+        self.rules = RULES
         self.state: ClusterState = self.machine.initial(name)
         self.now_ms = START_MS
         self.cycles = 0
@@ -387,8 +391,8 @@ class Cell:
         self.now_ms += int(after_s * 1000)
         self.cycles += 1
         machine = self.machine
-        self.state = machine.begin_cycle(self.state, self.cycles, self.now_ms)
-        self.steps.append(CycleBegun(self.cycles, self.now_ms))
+        self.state = machine.begin_cycle(self.state, self.cycles, self.now_ms, self.rules)
+        self.steps.append(CycleBegun(self.cycles, self.now_ms, self.rules))
         self.refused = []
         inputs, self._inputs = self._inputs, []
         for event, record_id in inputs:
@@ -422,6 +426,7 @@ class Cell:
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         assert self.machine.dump(self.state) == before, "deciding changed the state"
         for decision in verdict.decisions:
+            assert self.rules >= decision.event.RULES, f"{decision.event.TYPE} is not enabled"
             self._apply(decision.event)
             self.on_decision(decision.event)
         return verdict
@@ -433,8 +438,8 @@ class Cell:
         consider.
         """
         self.cycles += 1
-        self.state = self.machine.begin_cycle(self.state, self.cycles, self.now_ms)
-        self.steps.append(CycleBegun(self.cycles, self.now_ms))
+        self.state = self.machine.begin_cycle(self.state, self.cycles, self.now_ms, self.rules)
+        self.steps.append(CycleBegun(self.cycles, self.now_ms, self.rules))
         inputs, self._inputs = self._inputs, []
         for event, record_id in inputs:
             self._apply_input(event, record_id)
@@ -494,12 +499,20 @@ class Cell:
         raise AssertionError(f"still deciding after {most} cycles: {decided[-3:]}")
 
     def phase(self, name: str, index: int = 0) -> str:
-        """Return the phase of a task, by name."""
+        """Return the phase of a task, by name, also after it has ended."""
+        task_id = f"{job_id(name)}.{index}"
+        if task_id not in self.state.tasks:
+            for event in reversed(self.history):
+                if isinstance(event, dec.TaskEndedV1) and event.task_id == task_id:
+                    return str(event.outcome)
         return self.task(name, index).phase.name.lower()
 
-    def wait_code(self, name: str, pool: str = "main") -> str | None:
-        """Return the wait code of a task's group in a pool, or None."""
-        group = self.task(name).group
+    def wait_code(self, name: str, pool: str = "main", *, index: int = 0) -> str | None:
+        """Return the wait code of a task, or of its group, in a pool, or None."""
+        task = self.task(name, index)
+        if task.reserved is not None and task.reserved.pool_name == pool:
+            return str(WaitCode.WAITING_FOR_VICTIMS)
+        group = task.group
         record = group.waits.get(pool) if group is not None else None
         return str(record[0].code) if record is not None else None
 

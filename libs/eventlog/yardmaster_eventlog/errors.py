@@ -2,7 +2,7 @@
 
 ```
 LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
-           NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
+           LogInUse  NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
            LogNotTrusted  LogAccessRefused  TlsUnusable
            DetailsUnreadable  SnapshotCorrupt  SnapshotsUnavailable
 ```
@@ -52,9 +52,19 @@ class OffsetGone(LogError):
 
 
 class LogTruncated(LogError):
-    """The log lost its end: {found}. Restore it from a backup. Nothing was decided since."""
+    """The log lost its end: {found}. Nothing was written since. Stop all services; then restore the
+    log from a backup, or shorten it with `yard log cut`.
+    """
 
     code = "log_truncated"
+
+
+class LogInUse(LogError):
+    """A service writes to the log: {found}. Stop all services of all cells, also the agents, and
+    cut the log again, with a new copy.
+    """
+
+    code = "log_in_use"
 
 
 class NotOurLog(LogError):

@@ -18,6 +18,7 @@ from yardmaster_eventlog.errors import (
     UnknownTopic,
 )
 from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.seen import SeenRecords
 from yardmaster_eventlog.waiting import Waiter
 from yardmaster_schemas.topics import Topic
 
@@ -58,6 +59,17 @@ class _Sequence:
             start = offset - self.first
         return self.records[start : start + max_records]
 
+    def at(self, offset: int) -> Record | None:
+        """The record at an offset; None if it has expired or was replaced."""
+        found = self.read(offset, 1) if offset >= self.first else ()
+        return found[0].record if found and found[0].offset == offset else None
+
+    def cut(self, end: int) -> None:
+        """Lose the records from offset `end` on, as a broker without power may."""
+        self.records = [stored for stored in self.records if stored.offset < end]
+        self.newest = {stored.record.key: stored.offset for stored in self.records}
+        self.next = end
+
     def _replace(self, key: bytes, at: int) -> None:
         older = self.newest.get(key)
         if older is not None:
@@ -90,6 +102,7 @@ class MemoryLog:
     def __init__(self, clock: Clock, _shared: _Shared | None = None) -> None:
         self._clock = clock
         self._shared = _shared or _Shared()
+        self._seen = SeenRecords()
         self._waiters: dict[int, Waiter] = {}
         self._closed = False
 
@@ -107,9 +120,15 @@ class MemoryLog:
                 partition = Partition(topic.name, number)
                 self._shared.sequences[partition] = _Sequence(partition, topic)
 
+    def cut(self, partition: Partition, end: int) -> None:
+        """Lose the records from offset `end` on, as a broker without power may; for tests."""
+        self._shared.sequences[partition].cut(end)
+        for waiter in self._shared.waiters.values():
+            waiter.see(partition, end)
+
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch` atomically; return the offset of its first record."""
-        sequence = self._sequence(partition)
+        sequence = self._checked(partition, reading=False)
         if not batch:
             raise ValueError("a batch without records")
         size = batch_bytes(batch)
@@ -118,6 +137,7 @@ class MemoryLog:
                 size=size, limit=sequence.topic.max_batch_bytes, topic=partition.topic
             )
         offset = sequence.append(batch, self._clock.now_ms())
+        self._seen.appended(partition, offset, batch, before=offset)
         for waiter in self._shared.waiters.values():
             waiter.see(partition, sequence.next)
         # Every other adapter yields to other tasks here; a caller that relies on not being
@@ -133,16 +153,18 @@ class MemoryLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        sequence = self._sequence(partition)
+        sequence = self._checked(partition)
         if offset > sequence.next:
             raise ReadPastEnd(topic=partition.topic, offset=offset, end=sequence.next)
         if offset < sequence.first:
             raise OffsetGone(topic=partition.topic, offset=offset, start=sequence.first)
-        return sequence.read(offset, max_records)
+        found = sequence.read(offset, max_records)
+        self._seen.read(found)
+        return found
 
     async def end(self, partition: Partition) -> int:
         """Return the offset that the next record will get."""
-        return self._sequence(partition).next
+        return self._checked(partition).next
 
     async def newest(
         self, partitions: Sequence[Partition]
@@ -160,7 +182,7 @@ class MemoryLog:
         self._check_open()
         waiter = Waiter(ends)
         for partition in ends:
-            waiter.see(partition, self._sequence(partition).next)
+            waiter.see(partition, self._checked(partition).next)
         if waiter.grown:
             # A caller that loops on a log with ever more records must not block other tasks.
             await self._clock.sleep(0)
@@ -181,6 +203,15 @@ class MemoryLog:
     def _check_open(self) -> None:
         if self._closed:
             raise LogClosed()
+
+    def _checked(self, partition: Partition, *, reading: bool = True) -> _Sequence:
+        """Return a partition's records, which still contain the newest one that was seen."""
+        sequence = self._sequence(partition)
+        known = self._seen.newest(partition)
+        if known is not None:
+            self._seen.compare(known, sequence.next, sequence.at(known.offset))
+        self._seen.check(partition, reading=reading)
+        return sequence
 
     def _sequence(self, partition: Partition) -> _Sequence:
         self._check_open()

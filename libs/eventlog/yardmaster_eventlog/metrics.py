@@ -26,6 +26,9 @@ class LogMetrics(Protocol):
     def read(self, topic: str, records: int) -> None:
         """Records were returned to a reader."""
 
+    def clock_ahead(self, topic: str, seconds: float) -> None:
+        """The host's clock is ahead of the clock of the broker that acknowledged a batch."""
+
     def connected(self) -> None:
         """A producer or a consumer connected: at its first use, or after a lost connection."""
 
@@ -54,6 +57,9 @@ class NoMetrics:
         """Do nothing."""
 
     def read(self, topic: str, records: int) -> None:
+        """Do nothing."""
+
+    def clock_ahead(self, topic: str, seconds: float) -> None:
         """Do nothing."""
 
     def connected(self) -> None:

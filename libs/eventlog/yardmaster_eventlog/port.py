@@ -104,6 +104,12 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Return milliseconds since 1970-01-01T00:00Z."""
 
+    def follow(self, appended_ms: int) -> int:
+        """Take notice that the log has just stored a record, at `appended_ms` of the log's clock.
+
+        Returns: the milliseconds by which the host's clock is ahead of the log's.
+        """
+
     def monotonic_s(self) -> float:
         """Return seconds since an arbitrary start; never decreases."""
 
@@ -117,6 +123,10 @@ class EventLog(Protocol):
     An object is one handle for one event loop; several handles, in one process or in many, read and
     append the same records. A cancelled call may still take effect: the outcome of a cancelled
     append is as unknown as after AppendOutcomeUnknown.
+
+    `append`, `read`, `end` and `wait` raise LogTruncated if the log no longer has the newest record
+    that this handle has returned or appended: its end was lost, also where other records have taken
+    the offsets since. See `seen`.
     """
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
@@ -193,6 +203,7 @@ class EventLog(Protocol):
             True when a record exists; False after `timeout_s` seconds without one.
 
         Raises:
+            LogTruncated: a partition ends before the offset given for it.
             UnknownTopic, LogUnavailable, LogClosed.
         """
 

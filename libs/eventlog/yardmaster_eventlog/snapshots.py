@@ -13,6 +13,7 @@ b"YARDSNAP"  format: 2 bytes  header length: 4 bytes  header: JSON  payload: zli
 import asyncio
 import hashlib
 import json
+import os
 import re
 import uuid
 import zlib
@@ -34,6 +35,7 @@ MAX_PAYLOAD_BYTES: Final = 4 * 1024**3
 MAX_HEADER_BYTES: Final = 4096
 _DIGEST_BYTES: Final = 32
 _PREFIX_BYTES: Final = len(MAGIC) + 2 + 4
+FENCE: Final = "fence.json"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _FILE: Final = re.compile(r"(\d{16})\.snapshot")
 _TEMPORARY: Final = re.compile(r"(\d{16})\.[0-9a-f]{32}\.new")
@@ -101,6 +103,18 @@ class SnapshotStore:
             raise ValueError("at least one snapshot is kept")
         return await self._do(lambda: self._prune(machine, cell, keep))
 
+    async def discard_after(self, machine: str, cell: str, cycle: int) -> tuple[int, ...]:
+        """Remove the snapshots of later cycles; return their cycles."""
+        return await self._do(lambda: self._discard_after(machine, cell, cycle))
+
+    async def save_fence(self, machine: str, cell: str, content: bytes) -> None:
+        """Replace the fence next to the snapshots (`yardmaster_runtime.fence`), durably."""
+        await self._do(lambda: self._save_fence(machine, cell, content))
+
+    async def load_fence(self, machine: str, cell: str) -> bytes | None:
+        """Return the fence; None if there is none."""
+        return await self._do(lambda: self._load_fence(machine, cell))
+
     async def _do(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(work)
@@ -119,6 +133,32 @@ class SnapshotStore:
         new = f"{folder}/{snapshot.cycle:016d}.{uuid.uuid4().hex}.new"
         self._fs.pipe_file(new, content)
         self._fs.mv(new, path)
+
+    def _discard_after(self, machine: str, cell: str, cycle: int) -> tuple[int, ...]:
+        later = tuple(each for each in self._cycles(machine, cell) if each > cycle)
+        for each in later:
+            self._remove(f"{self._folder(machine, cell)}/{_file(each)}")
+        return later
+
+    def _save_fence(self, machine: str, cell: str, content: bytes) -> None:
+        folder = self._folder(machine, cell)
+        self._fs.makedirs(folder, exist_ok=True)
+        if not isinstance(self._fs, LocalFileSystem):
+            self._fs.pipe_file(f"{folder}/{FENCE}", content)
+            return
+        new = f"{folder}/{FENCE}.{uuid.uuid4().hex}.new"
+        with self._fs.open(new, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self._fs.mv(new, f"{folder}/{FENCE}")
+
+    def _load_fence(self, machine: str, cell: str) -> bytes | None:
+        try:
+            content: bytes = self._fs.cat_file(f"{self._folder(machine, cell)}/{FENCE}")
+        except FileNotFoundError:
+            return None
+        return content
 
     def _cycles(self, machine: str, cell: str) -> tuple[int, ...]:
         found = (_FILE.fullmatch(name) for name in self._names(machine, cell))

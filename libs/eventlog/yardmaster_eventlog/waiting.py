@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from yardmaster_eventlog.errors import LogError
+from yardmaster_eventlog.errors import LogError, LogTruncated
 from yardmaster_eventlog.port import Clock, Partition
 
 
@@ -24,10 +24,16 @@ class Waiter:
         return self._ends.get(partition, end) < end
 
     def see(self, partition: Partition, end: int) -> None:
-        """Wake the call if `end` is beyond the end that it waits for."""
+        """Wake the call if `end` is beyond the end that it waits for.
+
+        An end before it means that the log lost records, because the caller has read that far.
+        """
         if self.is_news(partition, end):
             self.grown = True
             self._wake.set()
+        elif end < (awaited := self._ends.get(partition, end)):
+            found = f"{partition} ends at {end}, but was read to {awaited}"
+            self.fail(LogTruncated(found=found, topic=partition.topic))
 
     def fail(self, error: LogError) -> None:
         """Wake the call, which then raises `error`."""

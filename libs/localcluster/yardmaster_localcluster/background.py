@@ -19,7 +19,7 @@ from yardmaster_localcluster.errors import (
     StartFailed,
     StopFailed,
 )
-from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.layout import MIGRATED, DataLayout
 from yardmaster_localcluster.orphans import MARK, end, end_tasks, of_cluster, of_tasks
 from yardmaster_localcluster.plan import MODULES, FixedPorts, Wanted
 from yardmaster_localcluster.ports import HOST, is_free
@@ -34,6 +34,8 @@ from yardmaster_localcluster.request import (
 
 #: The longest start and stop, in seconds; on two cores they usually take 20 and 5.
 UP_LIMIT_S: Final = 400.0
+#: Ends of a process in a row after which a start has failed; its supervisor continues.
+MAX_ENDS: Final = 20
 DOWN_LIMIT_S: Final = 120.0
 GRACE_S: Final = 10.0
 LOOK_S: Final = 0.1
@@ -101,6 +103,8 @@ class BackgroundCluster:
                 raise DataDirUnusable(
                     found=f"{data.path}: {error.strerror}", hint="choose another: --data DIR"
                 ) from None
+            if data.accepts_every_client:
+                self._progress(MIGRATED.format(folder=data.credentials))
             write_request(data, wanted, ports)
             (data.path / "state.json").unlink(missing_ok=True)
             pid = self._begin()
@@ -221,10 +225,10 @@ class BackgroundCluster:
                     found=state.get("failed") or self._tail("supervisor"),
                     hint=f"the log of each process is in {data.logs}",
                 )
-            if given_up := given_up_processes(state, wanted):
+            if failing := failing_processes(state, wanted):
                 raise StartFailed(
-                    found=f"ended too often and will not be restarted: {', '.join(given_up)}\n"
-                    f"{self._tail(given_up[0])}",
+                    found=f"ended {MAX_ENDS} times in a row: {', '.join(failing)}\n"
+                    f"{self._tail(failing[0])}",
                     hint=f"the log of each process is in {data.logs}; yard down ends the others",
                 )
             if time.monotonic() > deadline:
@@ -304,11 +308,13 @@ def _free_ports(wanted: Wanted, ports: Mapping[str, int]) -> dict[str, int]:
     return {}
 
 
-def given_up_processes(state: dict[str, Any], wanted: Wanted) -> list[str]:
-    """Processes that the supervisor gave up; none while its report is of an earlier request."""
+def failing_processes(state: dict[str, Any], wanted: Wanted) -> list[str]:
+    """Processes that ended `MAX_ENDS` times in a row; none while the report is of an earlier
+    request.
+    """
     if not state.get("wanted") or Wanted.of_json(state["wanted"]) != wanted:
         return []
-    return [row["name"] for row in state["processes"] if row["state"] == "given_up"]
+    return [row["name"] for row in state["processes"] if row["ends_in_a_row"] >= MAX_ENDS]
 
 
 def _runs(pid: int) -> bool:

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import IO, Final
 from yardmaster_localcluster.errors import BrokerFailed, DownloadFailed, PackageMissing
 from yardmaster_localcluster.ports import HOST, free_ports
 from yardmaster_localcluster.process import Server
+from yardmaster_schemas.access import ADMIN
 
 KAFKA_VERSION: Final = "4.3.1"
 COORDINATES: Final = "+".join(
@@ -44,7 +45,9 @@ class KafkaBroker(Server):
     `directory`, also for the next process that starts this broker. `settings` are lines of
     server.properties that override those below or add to them. `proxied` are further listeners
     behind a proxy, by name (capital letters): the port on which the broker listens, and the port of
-    the proxy, which the broker advertises to clients of that listener.
+    the proxy, which the broker advertises to clients of that listener. With `admin_password` the
+    broker accepts only known users, on every listener, and refuses what no rule allows; without it,
+    it accepts every client.
     """
 
     start_limit_s = START_LIMIT_S
@@ -60,11 +63,13 @@ class KafkaBroker(Server):
         log_file: Path | None = None,
         settings: Mapping[str, str] | None = None,
         proxied: Mapping[str, tuple[int, int]] | None = None,
+        admin_password: str | None = None,
     ) -> None:
         super().__init__(log_file or directory / "broker.log")
         self.directory = directory
         self._settings = dict(settings or {})
         self._proxied = dict(proxied or {})
+        self._admin_password = admin_password
         self._properties = directory / "server.properties"
         self._data = directory / "data"
         self._chosen = (port, controller_port)
@@ -161,9 +166,12 @@ class KafkaBroker(Server):
         return None
 
     def _write(self, controller: int) -> None:
-        listeners = {"PLAINTEXT": self._port} | {n: own for n, (own, _) in self._proxied.items()}
-        advertised = {"PLAINTEXT": self._port} | {n: to for n, (_, to) in self._proxied.items()}
+        secured = self._admin_password is not None
+        name = "CLIENTS" if secured else "PLAINTEXT"
+        listeners = {name: self._port} | {n: own for n, (own, _) in self._proxied.items()}
+        advertised = {name: self._port} | {n: to for n, (_, to) in self._proxied.items()}
         listeners["CONTROLLER"] = controller
+        protocol = "SASL_PLAINTEXT" if secured else "PLAINTEXT"
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -173,7 +181,8 @@ class KafkaBroker(Server):
             "advertised.listeners": ",".join(
                 f"{n}://{HOST}:{port}" for n, port in advertised.items()
             ),
-            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+            "listener.security.protocol.map": ",".join(f"{n}:{protocol}" for n in listeners),
+            "inter.broker.listener.name": name,
             "log.dirs": str(self._data),
             "auto.create.topics.enable": "false",
             "offsets.topic.replication.factor": "1",
@@ -195,7 +204,10 @@ class KafkaBroker(Server):
             "log.cleaner.threads": "1",
             "log.cleaner.dedupe.buffer.size": "4194304",
             "log.segment.bytes": "16777216",
-        } | self._settings
+        }
+        if self._admin_password is not None:
+            settings |= access_settings(list(listeners), self._admin_password)
+        settings |= self._settings
         lines = [f"# ports {self._port} {controller}"]
         lines += [f"{key}={value}" for key, value in settings.items()]
         # Settings may contain passwords (SASL): only the owner may read the file.
@@ -242,6 +254,34 @@ class KafkaBroker(Server):
                 # The kernel divides processor time by session, and every service has its own.
                 start_new_session=True,
             )
+
+
+def access_settings(listeners: Sequence[str], password: str) -> dict[str, str]:
+    """Settings of a broker that knows its users and what each may do.
+
+    The administrator's password is in the settings: the brokers themselves need it before they can
+    read the stored users, and so do the setup and a cluster that had no users before.
+    """
+    plain = (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f'username="{ADMIN}" password="{password}" user_{ADMIN}="{password}";'
+    )
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    settings = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{ADMIN}",
+        # Controllers cannot read the stored users before they have a quorum.
+        "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+    }
+    for listener in listeners:
+        own = f"listener.name.{listener.lower()}"
+        settings[f"{own}.plain.sasl.jaas.config"] = plain
+        if listener != "CONTROLLER":
+            settings[f"{own}.scram-sha-512.sasl.jaas.config"] = scram
+    return settings
 
 
 def _java() -> list[str]:

@@ -26,7 +26,7 @@ from yardmaster_localcluster.errors import (
     StopFailed,
     TooManyNodes,
 )
-from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.layout import MIGRATED, DataLayout
 from yardmaster_localcluster.plan import Wanted
 from yardmaster_localcluster.request import write_request
 
@@ -111,7 +111,7 @@ class ComposeCluster:
             what="yard up --compose",
             log=f"kafka://localhost:{ports['kafka']}",
             redis=f"redis://localhost:{ports['redis']}/0",
-            redis_password_file=str(self.data.redis_password_file),
+            credentials=str(self.data.credentials),
             programs={
                 "python": "/opt/yardmaster/bin/python",
                 "examples": "/shared/examples",
@@ -140,7 +140,10 @@ class ComposeCluster:
     def _prepare(self, wanted: Wanted, ports: Mapping[str, int]) -> None:
         """Create folders and secrets, owned by the user of the containers, and the settings."""
         data = self.data
-        data.make(wanted.cells)
+        if data.accepts_every_client:
+            self._progress(MIGRATED.format(folder=data.credentials))
+        # Compose wants the files of all its secrets, also those of nodes that it does not start.
+        data.make(wanted.cells, NODES)
         shared = data.path / "shared"
         folders = [shared, shared / "checkpoints", *(data.agents / node for node in NODES)]
         for folder in folders:
@@ -149,8 +152,12 @@ class ComposeCluster:
         uid, gid = os.getuid(), os.getgid()
         if uid == 0:
             uid = gid = SERVICE_USER
-            for folder in (data.kafka, data.redis, data.snapshots, data.agents, data.views, shared):
+            # Agents are root, and the folders of their tasks belong to the tasks.
+            folders = [data.kafka, data.redis, data.snapshots, data.views, data.credentials]
+            for folder in folders:
                 _change_owner(folder, uid, gid)
+            # Tasks of all nodes write checkpoints there.
+            (shared / "checkpoints").chmod(0o1777)
             _change_owner(data.tokens_file, uid, gid)
             # The user of the containers may pass through the folder without listing it.
             data.path.chmod(0o711)
@@ -158,6 +165,7 @@ class ComposeCluster:
         settings = {
             "YARD_UP_DATA": str(data.path),
             "YARD_UP_USER": f"{uid}:{gid}",
+            "YARD_UP_AGENT_USER": f"{os.getuid()}:{os.getgid()}",
             "YARD_UP_CELLS": ",".join(wanted.cells),
             "YARD_UP_SLOTS": str(wanted.slots),
             "YARD_UP_GATEWAY_PORTS": f"{first}-{first + GATEWAYS - 1}",

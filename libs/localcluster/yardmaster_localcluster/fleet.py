@@ -11,11 +11,12 @@ from typing import Final
 
 from yardmaster_localcluster.broker import KafkaBroker
 from yardmaster_localcluster.errors import ServiceFailed
-from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_localcluster.plan import MODULES, Plan, PortPlan, Wanted, plan
 from yardmaster_localcluster.process import Launch, Running, ServiceProcess, launch
 from yardmaster_localcluster.redis_server import RedisServer
+from yardmaster_schemas.access import ADMIN, agent_user
 
 #: The longest wait of the setup for the broker, and of a process until it is ready, in seconds.
 SETUP_WAIT_S: Final = 240
@@ -59,7 +60,7 @@ class Fleet:
         self._env = dict(env or {})
         self._launch = launch
         self._setup: Running | None = None
-        data.make(wanted.cells)
+        self._make_credentials(wanted)
         self.broker = KafkaBroker(
             data.kafka,
             port=kafka_port,
@@ -67,11 +68,12 @@ class Fleet:
             log_file=data.logs / "kafka.log",
             settings=kafka_settings,
             proxied=kafka_proxied,
+            admin_password=read(data.kafka_credentials / ADMIN),
         )
         self.redis = RedisServer(
             data.redis,
             port=redis_port,
-            password=data.redis_password(),
+            passwords=data.redis_passwords(),
             log_file=data.logs / "redis.log",
             settings=redis_settings,
         )
@@ -87,18 +89,32 @@ class Fleet:
         self.redis.begin()
         return self.begin_setup()
 
-    def begin_setup(self) -> Running:
-        """Start `yard setup` on the broker."""
+    def begin_setup(self, wanted: Wanted | None = None) -> Running:
+        """Start `yard setup` on the broker, which also creates the users of `wanted`."""
+        if wanted is not None:
+            self._make_credentials(wanted)
         words = ["setup", "--log", f"kafka://{self.broker.bootstrap}"]
         words += ["--cells", ",".join(self.wanted.cells), "--wait", f"{SETUP_WAIT_S}s"]
+        words += ["--users", str(self.data.kafka_credentials)]
+        admin = {
+            "YARD_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "YARD_KAFKA__SASL_MECHANISM": "PLAIN",
+            "YARD_KAFKA__SASL_USERNAME": ADMIN,
+            "YARD_KAFKA__SASL_PASSWORD_FILE": str(self.data.kafka_credentials / ADMIN),
+        }
         self._setup = self._launch(
             "yardmaster_cli.main",
             words,
-            env=os.environ,
+            env={**os.environ, **admin},
             cwd=Path.cwd(),
             stdout=self.data.logs / "setup.log",
         )
         return self._setup
+
+    def lacks_users(self, wanted: Wanted) -> bool:
+        """Whether a node of `wanted` has no user at the broker yet."""
+        known = self.data.kafka_credentials
+        return any(not (known / agent_user(node)).is_file() for *_, node in wanted.nodes())
 
     def until_set_up(self, setup: Running) -> None:
         """Wait for the setup.
@@ -212,6 +228,9 @@ class Fleet:
         for member in self.members.values():
             member.kill()
         end_tasks(self.data.agents)
+
+    def _make_credentials(self, wanted: Wanted) -> None:
+        self.data.make(wanted.cells, [node for *_, node in wanted.nodes()])
 
     def _end_setup(self) -> None:
         if self._setup is not None:

@@ -5,7 +5,7 @@ kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
 logs/PROCESS.log                               log of each process
 token                                          the token of callers; 0600
 tokens.json                                    its digest and roles, for gateways; 0600
-redis/password                                 0600
+credentials/kafka/USER credentials/redis/USER  the password of each user; 0600
 lock up.json state.json dev.json               of the supervisor: its lock, the request, its report,
                                                and its address for `yard`
 ```
@@ -13,12 +13,15 @@ lock up.json state.json dev.json               of the supervisor: its lock, the 
 
 import hashlib
 import json
+import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from yardmaster_localcluster.data_lock import make_private, write_private
+from yardmaster_schemas.access import ADMIN, REDIS_USERS, SERVICES, agent_user
 
 #: Default ports. Gateways and health endpoints use one port per process, from these on.
 GATEWAY_PORT: Final = 7450
@@ -29,6 +32,11 @@ REDIS_PORT: Final = 6379
 #: The port ranges of nodes for gangs; nodes of one machine must not share ports.
 FIRST_GANG_PORT: Final = 29_600
 GANG_PORTS: Final = 100
+#: Printed at the first start of a cluster whose broker and Redis had no users before.
+MIGRATED: Final = (
+    "from now on Kafka and Redis of this cluster accept only its own services; passwords for your "
+    "own clients are in {folder}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,25 @@ class DataLayout:
         return self.path / "redis"
 
     @property
-    def redis_password_file(self) -> Path:
-        """The file with the password of Redis."""
-        return self.redis / "password"
+    def credentials(self) -> Path:
+        """The folders `kafka` and `redis` with a file for each user: its password."""
+        return self.path / "credentials"
+
+    @property
+    def kafka_credentials(self) -> Path:
+        """The passwords of the broker's users."""
+        return self.credentials / "kafka"
+
+    @property
+    def redis_credentials(self) -> Path:
+        """The passwords of Redis's users."""
+        return self.credentials / "redis"
+
+    @property
+    def accepts_every_client(self) -> bool:
+        """Whether the broker's data is from a version without users, which accepted all clients."""
+        formatted = (self.kafka / "data" / "meta.properties").is_file()
+        return formatted and not self.kafka_credentials.is_dir()
 
     @property
     def snapshots(self) -> Path:
@@ -82,13 +106,25 @@ class DataLayout:
         """The file with its digest, for gateways."""
         return self.path / "tokens.json"
 
-    def make(self, cells: tuple[str, ...]) -> None:
+    def make(self, cells: tuple[str, ...], nodes: Iterable[str]) -> None:
         """Create missing folders and random secrets."""
         make_private(self.path)
-        for folder in (self.kafka, self.redis, self.snapshots, self.agents, self.views, self.logs):
+        for folder in (self.kafka, self.redis, self.snapshots, self.views, self.logs):
             folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
+        self.agents.mkdir(exist_ok=True)
+        # Tasks of root's agents run as another user, which passes through to its own folders.
+        for folder in (self.path, self.agents):
+            folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
         token = self._secret(self.token_file)
-        self._secret(self.redis_password_file)
+        for folder in (self.credentials, self.kafka_credentials, self.redis_credentials):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for user in (ADMIN, *SERVICES, *map(agent_user, nodes)):
+            self._secret(self.kafka_credentials / user)
+        for user in REDIS_USERS:
+            self._secret(self.redis_credentials / user)
+        # Earlier versions had one password for all clients.
+        (self.redis / "password").unlink(missing_ok=True)
         roles = [{"role": "operator", "scope": "cell", "name": cell} for cell in cells]
         digest = hashlib.sha256(token.encode()).hexdigest()
         entry = {"id": "local", "digest": digest, "user": "local", "roles": roles}
@@ -105,9 +141,9 @@ class DataLayout:
         """The token of callers; empty before `make`."""
         return read(self.token_file)
 
-    def redis_password(self) -> str:
-        """The password of Redis; empty before `make`."""
-        return read(self.redis_password_file)
+    def redis_passwords(self) -> dict[str, str]:
+        """The password of each user of Redis; empty before `make`."""
+        return {user: read(self.redis_credentials / user) for user in REDIS_USERS}
 
     def _secret(self, path: Path) -> str:
         found = read(path)

@@ -5,7 +5,7 @@ node, `agent-n1`. In cells other than the first the name contains the cell: `gat
 `agent-east-n1`. Quota, schedulers and views serve all cells; a gateway and a node serve one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -17,6 +17,7 @@ from yardmaster_localcluster.layout import (
     DataLayout,
 )
 from yardmaster_localcluster.ports import HOST, free_ports
+from yardmaster_schemas.access import agent_user
 
 #: The module of each service, in start order; they stop in reverse order.
 MODULES: Final[Mapping[str, str]] = {
@@ -115,6 +116,12 @@ class Wanted:
     cells: tuple[str, ...] = ("main",)
     slots: int = 4
 
+    def nodes(self) -> Iterator[tuple[int, str, int, str]]:
+        """Each node: partition, cell, index in its cell, and name."""
+        for partition, cell in enumerate(self.cells):
+            for index in range(self.counts.agent):
+                yield partition, cell, index, _named(partition, cell, f"n{index + 1}")
+
     def json(self) -> dict[str, Any]:
         """The JSON form."""
         counts = {name: getattr(self.counts, name) for name in MODULES}
@@ -135,20 +142,35 @@ def plan(
 
     Args:
         kafka: the brokers, `host:port`.
-        redis: the URL of Redis, without its password.
+        redis: the URL of Redis.
     """
-    log = {"YARD_LOG": f"kafka://{kafka}", "YARD_DATA": str(data.path)}
-    views = {
-        "YARD_REDIS__URL": redis,
-        "YARD_REDIS__PASSWORD_FILE": str(data.redis_password_file),
+    log = {
+        "YARD_LOG": f"kafka://{kafka}",
+        "YARD_DATA": str(data.path),
+        "YARD_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
     }
+
+    def views(user: str) -> dict[str, str]:
+        return {
+            "YARD_REDIS__URL": redis,
+            "YARD_REDIS__USERNAME": user,
+            "YARD_REDIS__PASSWORD_FILE": str(data.redis_credentials / user),
+        }
+
     found: dict[str, Plan] = {}
 
     def add(
         service: str, number: int, name: str, cell: str, env: dict[str, str], **more: Any
     ) -> None:
         health = ports.health(service, number)
-        common = {**log, "YARD_HEALTH_PORT": str(health), "YARD_HEALTH_HOST": HOST}
+        user = service if service != "agent" else agent_user(more["node"])
+        common = {
+            **log,
+            "YARD_KAFKA__SASL_USERNAME": user,
+            "YARD_KAFKA__SASL_PASSWORD_FILE": str(data.kafka_credentials / user),
+            "YARD_HEALTH_PORT": str(health),
+            "YARD_HEALTH_HOST": HOST,
+        }
         found[name] = Plan(
             name=name,
             service=service,
@@ -161,25 +183,23 @@ def plan(
 
     everywhere = {"YARD_CELLS": ",".join(wanted.cells)}
     kept = {"YARD_SNAPSHOTS": str(data.snapshots)}
-    for service, env in (("quota", kept), ("scheduler", kept), ("views", views)):
+    for service, env in (("quota", kept), ("scheduler", kept), ("views", views("views"))):
         for number in range(getattr(wanted.counts, service)):
             name = f"{service}-{number + 1}"
             add(service, number, name, wanted.cells[0], {**everywhere, **env})
-    for partition, cell in enumerate(wanted.cells):
+    for partition, cell, index, node in wanted.nodes():
         here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
-        for index in range(wanted.counts.agent):
-            number = partition * wanted.counts.agent + index
-            node = _named(partition, cell, f"n{index + 1}")
-            first = FIRST_GANG_PORT + number * GANG_PORTS
-            env = {
-                "YARD_AGENT_NODE": node,
-                "YARD_AGENT_DATA_DIR": str(data.agents / node),
-                "YARD_AGENT_ADDRESS": HOST,
-                "YARD_AGENT_GPUS": str(wanted.slots),
-                "YARD_AGENT_PORT_FIRST": str(first),
-                "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
-            }
-            add("agent", number, f"agent-{node}", cell, {**here, **env}, node=node)
+        number = partition * wanted.counts.agent + index
+        first = FIRST_GANG_PORT + number * GANG_PORTS
+        env = {
+            "YARD_AGENT_NODE": node,
+            "YARD_AGENT_DATA_DIR": str(data.agents / node),
+            "YARD_AGENT_ADDRESS": HOST,
+            "YARD_AGENT_GPUS": str(wanted.slots),
+            "YARD_AGENT_PORT_FIRST": str(first),
+            "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
+        }
+        add("agent", number, f"agent-{node}", cell, {**here, **env}, node=node)
     for partition, cell in enumerate(wanted.cells):
         here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
         for index in range(wanted.counts.gateway):
@@ -192,7 +212,7 @@ def plan(
                 "YARD_GATEWAY_INSTANCE": name,
                 "YARD_GATEWAY_TOKEN_FILE": str(data.tokens_file),
             }
-            add("gateway", number, name, cell, {**here, **views, **env}, port=port)
+            add("gateway", number, name, cell, {**here, **views("gateway"), **env}, port=port)
     return found
 
 

@@ -71,6 +71,11 @@ def launch(
         )
 
 
+def for_services(name: str) -> bool:
+    """Whether a service gets a variable of the command: of YARD_, only the log levels."""
+    return not name.startswith("YARD_") or name.endswith("LOG_LEVEL")
+
+
 def path_with_python(env: Mapping[str, str]) -> str:
     """PATH with the folder of this Python first: there `python3` finds the task SDK."""
     here = str(Path(sys.executable).parent)
@@ -257,8 +262,7 @@ class ServiceProcess(LocalProcess):
         """Start without waiting; does nothing while the process runs."""
         if self.running:
             return
-        # The caller's own YARD_ settings are for the command, not for services.
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("YARD_")}
+        clean = {name: value for name, value in os.environ.items() if for_services(name)}
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._process = self._launch(
             self.plan.module,

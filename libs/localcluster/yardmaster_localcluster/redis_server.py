@@ -4,6 +4,7 @@ Only the program of the wheel is used. Its module is located but not imported: a
 `redis` for the whole process.
 """
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Final
 from yardmaster_localcluster.errors import PackageMissing, RedisFailed
 from yardmaster_localcluster.ports import HOST, free_ports
 from yardmaster_localcluster.process import Server
+from yardmaster_schemas.access import REDIS_USERS
 
 START_LIMIT_S: Final = 20.0
 STOP_LIMIT_S: Final = 10.0
@@ -48,7 +50,9 @@ class RedisServer(Server):
     """One server with its data in `directory`; a restart keeps its address.
 
     It stores nothing on disk unless `settings`, further lines of its configuration, change that: a
-    restart after a kill is empty. The password is in a file that only the owner can read.
+    restart after a kill is empty. With `passwords`, one for each of REDIS_USERS, it accepts only
+    these users; its configuration has their digests alone. With `password` it has one user, who may
+    do everything.
     """
 
     start_limit_s = START_LIMIT_S
@@ -61,12 +65,14 @@ class RedisServer(Server):
         *,
         port: int = 0,
         password: str | None = None,
+        passwords: Mapping[str, str] | None = None,
         log_file: Path | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(log_file or directory / "redis.log")
         self.directory = directory
         self.password = password
+        self.passwords = dict(passwords or {})
         self._settings = dict(settings or {})
         self._chosen = port
         self._port = 0
@@ -117,8 +123,9 @@ class RedisServer(Server):
             raise RedisFailed(f"ended:\n{self.tail()}")
         try:
             with socket.create_connection((HOST, self._port), ANSWER_S) as connection:
-                if self.password is not None:
-                    connection.sendall(_request("AUTH", self.password))
+                login = [*next(iter(self.passwords.items()), ())] or [self.password]
+                if login != [None]:
+                    connection.sendall(_request("AUTH", *map(str, login)))
                     if not connection.recv(64).startswith(b"+OK"):
                         return False
                 connection.sendall(_request("PING"))
@@ -147,10 +154,16 @@ class RedisServer(Server):
         } | self._settings
         if self.password is not None:
             settings["requirepass"] = f'"{self.password}"'
+        lines = [f"{key} {value}\n" for key, value in settings.items()]
+        if self.passwords:
+            lines.append("user default off\n")
+        for user, password in self.passwords.items():
+            digest = hashlib.sha256(password.encode()).hexdigest()
+            lines.append(f"user {user} on #{digest} {REDIS_USERS[user]}\n")
         path = self.directory / "redis.conf"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write("".join(f"{key} {value}\n" for key, value in settings.items()))
+            file.write("".join(lines))
         return path
 
 

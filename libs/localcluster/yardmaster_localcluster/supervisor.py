@@ -1,7 +1,8 @@
 """The background process that keeps a local cluster running; `yard up --local` starts it.
 
-It starts the processes of `up.json`, and restarts a process that ends, after a pause that doubles,
-up to a limit. On SIGHUP it reads `up.json` again and starts or stops the difference. On SIGTERM it
+It starts the processes of `up.json`, and restarts a process that ends, after a pause that doubles
+up to a limit; a process that does not stay up for hours is given up. On SIGHUP it reads `up.json`
+again, starts or stops the difference, and starts the processes that were given up. On SIGTERM it
 stops all processes in order. `state.json` is its report. It waits for processes and signals without
 polling.
 """
@@ -29,8 +30,10 @@ from yardmaster_schemas.backoff import Backoff
 #: The pause before a restart: it doubles from the first to the longest.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
-#: The most consecutive restarts of a process; a process that ran this long starts a new count.
-MAX_RESTARTS: Final = 20
+#: How long a process is restarted without staying up. An outage of hours, such as a full disk,
+#: needs no operator when it is over.
+GIVE_UP_S: Final = 12 * 3600.0
+#: A process that ran this long stays up.
 LIVED_S: Final = 60.0
 #: Redis saves its data at a stop, so that views are not rebuilt: views are disposable, and their
 #: position is saved with them.
@@ -42,7 +45,9 @@ class _Life:
     """The supervisor's record of one process."""
 
     restarts: int = 0
+    #: Ends since it last stayed up, and the time of the first of them.
     in_a_row: int = 0
+    failing_since_s: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     began_s: float = 0.0
     #: The time of the next restart; None: it runs, or was given up.
@@ -140,21 +145,19 @@ class Supervisor:
             code, self._setup = self._setup.returncode, None
             if code:
                 words = (self._data.logs / "setup.log").read_text(errors="replace")[-2000:]
-                raise ServiceFailed(f"yard setup ended ({code}):\n{words}")
-            self._finish_start()
-        if self._changed:
-            self._changed = False
+                if not self._set_up:
+                    raise ServiceFailed(f"yard setup ended ({code}):\n{words}")
+                # Agents without a user report that the broker refuses them.
+                _log("users_not_created", code=code, words=words)
+            self._set_up = self._changed = True
+        if self._changed and self._set_up and self._setup is None:
             self._change()
         for name, life in self._lives.items():
             self._look_at(name, life)
         if self._rows() != before:
             self._write_state()
 
-    def _finish_start(self) -> None:
-        if self._set_up:
-            return
-        self._set_up = True
-        self._change()
+    def _announce(self) -> None:
         gateway = next(s.plan for s in self.fleet.services.values() if s.plan.port is not None)
         assert gateway.port is not None
         announce(
@@ -164,14 +167,24 @@ class Supervisor:
             what="yard up",
             log=f"kafka://{self.fleet.broker.bootstrap}",
             redis=self.fleet.redis.url,
-            redis_password_file=str(self._data.redis_password_file),
+            credentials=str(self._data.credentials),
         )
 
     def _change(self) -> None:
-        """Start and stop processes until they match the request in `up.json`."""
-        if not self._set_up:
+        """Start and stop processes until they match the request in `up.json`.
+
+        New nodes need users at the broker: the setup creates them first.
+        """
+        wanted = requested(self._data)
+        if self.fleet.lacks_users(wanted):
+            self._setup = self.fleet.begin_setup(wanted)
             return
-        over, new = self.fleet.adopt(requested(self._data))
+        self._changed = False
+        for life in self._lives.values():
+            if life.given_up:
+                life.given_up, life.in_a_row, life.due_s = False, 0, time.monotonic()
+                life.backoff.reset()
+        over, new = self.fleet.adopt(wanted)
         for name in over:
             self._forget(name)
         if over:
@@ -181,6 +194,7 @@ class Supervisor:
             self.fleet.add(name).begin()
             self._began(name)
             _log("started", process=name)
+        self._announce()
 
     def _look_at(self, name: str, life: _Life) -> None:
         member = self.fleet.members[name]
@@ -203,8 +217,10 @@ class Supervisor:
         if now_s - life.began_s >= LIVED_S:
             life.in_a_row = 0
             life.backoff.reset()
+        if not life.in_a_row:
+            life.failing_since_s = now_s
         life.in_a_row += 1
-        if life.in_a_row > MAX_RESTARTS:
+        if now_s - life.failing_since_s > GIVE_UP_S:
             life.given_up = True
             _log("given_up", process=name, code=code, ends=life.in_a_row, log=str(member.log_file))
             return
@@ -246,6 +262,7 @@ class Supervisor:
                 "pid": None if process is None else process.pid,
                 "state": ("given_up" if life.given_up else "waiting" if life.due_s else "running"),
                 "restarts": life.restarts,
+                "ends_in_a_row": life.in_a_row,
                 "log": str(member.log_file),
             }
             if isinstance(member, ServiceProcess):

@@ -75,7 +75,7 @@ VIEWS: Final[Fold] = Fold(
     kinds=(
         *(rows.LogRow, rows.PoolRow, rows.DepartmentRow, rows.ProjectRow, rows.NodeRow),
         *(rows.JobRow, rows.TaskRow, rows.AttemptRow, rows.CountersRow, rows.WaitRow),
-        *(rows.RequestRow, rows.CycleRow, rows.HistoryRow),
+        *(rows.RequestRow, rows.CycleRow, rows.HistoryRow, rows.QueueRow, rows.RankRow),
     ),
     details=True,
     soft_state=True,

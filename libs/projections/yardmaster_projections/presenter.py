@@ -17,6 +17,7 @@ from yardmaster_projections.rows import (
     ProjectRow,
     Refused,
     RequestRow,
+    Reserved,
     Stopping,
     TaskRow,
     WaitRow,
@@ -87,6 +88,20 @@ def _stop(row: Stopping | None) -> api.StopShown | None:
     )
 
 
+def _reserved(row: Reserved | None) -> api.ReservedShown | None:
+    if row is None:
+        return None
+    by_node: dict[str, list[int]] = {}
+    for node, slots in row.slots:
+        by_node.setdefault(node, []).extend(slots)
+    return api.ReservedShown(
+        pool=row.pool,
+        slots=[api.SlotsOfNode(node=node, slots=slots) for node, slots in by_node.items()],
+        until_at=rfc3339(row.until_ms) if row.until_ms else None,
+        reserved_at=rfc3339(row.at_ms),
+    )
+
+
 def _end(row: Ended | None) -> api.End | None:
     if row is None:
         return None
@@ -153,6 +168,7 @@ class Presenter:
             started_at=optional_time(row.started_at_ms),
             ended_at=optional_time(row.ended_at_ms),
             wait=self._wait(row, await self._finder.waits(row)),
+            reserved=_reserved(row.reserved),
             stop=_stop(row.stopping),
             checkpoint=_checkpoint(row.checkpoint, row.checkpoint_at_ms),
             end=_end(row.end),
@@ -254,6 +270,7 @@ class Presenter:
             wait_class=wait.wait_class if wait is not None else None,
             pools=pools,
             unblock=_UNBLOCK.get(wait.code) if wait is not None else None,
+            reserved=_reserved(row.reserved),
             attempt=row.attempt,
             start_rule=current.start.rule if current is not None else None,
             start_numbers=dict(current.start.numbers) if current is not None else {},

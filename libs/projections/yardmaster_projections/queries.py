@@ -23,6 +23,7 @@ from yardmaster_projections.rows import (
     PoolRow,
     ProjectRow,
     R,
+    Reserved,
     Row,
     SeenRow,
     TaskRow,
@@ -30,10 +31,13 @@ from yardmaster_projections.rows import (
 )
 from yardmaster_projections.store import Page, Query, ViewStore
 from yardmaster_schemas.api import Phase
+from yardmaster_schemas.reasons import Wait, WaitCode
 
 MAX_LIMIT: Final = 1000
 #: Phases of tasks that have not ended.
 LIVE: Final = tuple(str(phase) for phase in Phase if not phase.final)
+#: Phases of tasks that have an attempt.
+WITH_ATTEMPT: Final = tuple(phase for phase in LIVE if phase != Phase.PENDING)
 #: Tasks of a phase are counted up to here.
 MAX_COUNTED: Final = 10_000
 #: Attempts of a task in an answer; older ones are in the log.
@@ -303,6 +307,21 @@ class Held:
     numbers: Mapping[str, int]
 
 
+def _wait_for_slots(row: TaskRow, reserved: Reserved) -> WaitRow:
+    """The wait of a task with reserved slots, which is its own and not that of its shape."""
+    numbers = {"victims": reserved.victims, "asked_milli": row.gpu_milli}
+    if reserved.until_ms:
+        numbers["until_at_ms"] = reserved.until_ms
+    return WaitRow(
+        pool=reserved.pool,
+        shape=row.job.shape or "",
+        priority=row.job.spec.priority if row.job.spec is not None else 0,
+        wait=Wait(code=WaitCode.WAITING_FOR_VICTIMS, numbers=numbers),
+        since_ms=reserved.at_ms,
+        cycle=reserved.cycle,
+    )
+
+
 class WaitFinder:
     """Finds why tasks wait, for one answer; tasks of a job or shape share the reads."""
 
@@ -331,7 +350,9 @@ class WaitFinder:
         spec = row.job.spec
         if spec is None or row.job.shape is None:
             return Waits()
-        if spec.max_concurrent is not None and row.attempt == 0:
+        if row.reserved is not None:
+            return Waits(recorded=((row.reserved.pool, _wait_for_slots(row, row.reserved)),))
+        if spec.max_concurrent is not None:
             last = await self._last_index(row.job.job_id, spec.max_concurrent)
             if last is not None and row.index > last:
                 numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
@@ -355,13 +376,30 @@ class WaitFinder:
         return self._recorded[key]
 
     async def _last_index(self, job_id: str, most: int) -> int | None:
-        """The index of the last task that may run at the same time; None: all may.
+        """The index of the last pending task that may run at the same time; None: all may.
 
-        The scheduler admits the first `most` tasks by index that have not ended.
+        The places that tasks with an attempt leave go to the first pending tasks by index that are
+        not paused.
         """
         if job_id not in self._last_indexes:
-            facets = {"job": frozenset({job_id}), "phase": frozenset(LIVE)}
+            facets = {"job": frozenset({job_id}), "phase": frozenset(WITH_ATTEMPT)}
             page = await self._store.page(TaskRow, Query(facets=facets, limit=most))
-            full = len(page.rows) == most
-            self._last_indexes[job_id] = page.rows[-1].index if full else None
+            self._last_indexes[job_id] = await self._last_pending(job_id, most - len(page.rows))
         return self._last_indexes[job_id]
+
+    async def _last_pending(self, job_id: str, places: int) -> int | None:
+        """The index of the pending task that gets the last of the places; None: there are more."""
+        if not places:
+            return -1
+        facets = {"job": frozenset({job_id}), "phase": frozenset({str(Phase.PENDING)})}
+        after: Order | None = None
+        while True:
+            query = Query(facets=facets, after=after, limit=max(places, 100))
+            page = await self._store.page(TaskRow, query)
+            for row in page.rows:
+                places -= not row.paused
+                if not places:
+                    return row.index
+            after = page.next
+            if after is None:
+                return None

@@ -1,9 +1,17 @@
-"""Time as a port: no other module reads the system's clock or sleeps."""
+"""Time as a port: no other module reads the system's clock or sleeps.
+
+A process that appends to a log lives in the log's time: the newest append time that the log
+acknowledged, plus the time elapsed since then. So a host clock that is wrong, or that is set while
+the process runs, changes no time that the process writes or compares.
+"""
 
 import asyncio
 import heapq
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+#: Only Linux has a clock that also counts while the machine is suspended.
+_ELAPSED: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -11,6 +19,12 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01T00:00Z; may jump in both directions."""
+
+    def follow(self, appended_ms: int) -> int:
+        """Take notice that the log has just stored a record, at `appended_ms` of the log's clock.
+
+        Returns: the milliseconds by which the host's clock is ahead of the log's.
+        """
 
     def monotonic_s(self) -> float:
         """Seconds since an unspecified start; never decreases."""
@@ -20,11 +34,27 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The operating system's clock."""
+    """The log's time after the first call of `follow`; before, the operating system's clock.
+
+    Of several brokers, the clock that is furthest ahead counts, so the time never decreases.
+    """
+
+    def __init__(self) -> None:
+        #: The log's time when `_elapsed_ms` was 0; None without an append.
+        self._start_ms: int | None = None
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01T00:00Z."""
-        return time.time_ns() // 1_000_000
+        if self._start_ms is None:
+            return time.time_ns() // 1_000_000
+        return self._start_ms + _elapsed_ms()
+
+    def follow(self, appended_ms: int) -> int:
+        """Follow the log's clock; return by how many milliseconds the host's clock is ahead."""
+        start_ms = appended_ms - _elapsed_ms()
+        if self._start_ms is None or start_ms > self._start_ms:
+            self._start_ms = start_ms
+        return time.time_ns() // 1_000_000 - appended_ms
 
     def monotonic_s(self) -> float:
         """Seconds since the machine started."""
@@ -33,6 +63,11 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
         await asyncio.sleep(seconds)
+
+
+def _elapsed_ms() -> int:
+    """Milliseconds since the machine started, with the time for which it was suspended."""
+    return time.clock_gettime_ns(_ELAPSED) // 1_000_000
 
 
 class ManualClock:
@@ -49,6 +84,10 @@ class ManualClock:
 
     def now_ms(self) -> int:
         return self._now_ms
+
+    def follow(self, appended_ms: int) -> int:
+        """Follow no log: only `advance` moves the clock."""
+        return self._now_ms - appended_ms
 
     def monotonic_s(self) -> float:
         """Seconds since 77 s before the clock was made."""

@@ -2,7 +2,7 @@
 
 ```
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
-               DecisionRefused  BeforeFirstCycle  UnknownTask
+               DecisionRefused  DecisionNotEnabled  BeforeFirstCycle  UnknownTask
 ```
 """
 
@@ -60,6 +60,14 @@ class DecisionRefused(MachineError):
     """
 
     code = "decision_refused"
+
+
+class DecisionNotEnabled(MachineError):
+    """{machine} decided a {type}, which rules {introduced} introduce, but rules {rules} are in
+    force. The cycle was not written. This is a defect of the program: report it.
+    """
+
+    code = "decision_not_enabled"
 
 
 class BeforeFirstCycle(MachineError):

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from yardmaster_core.machine import Machine
-from yardmaster_eventlog.errors import LogUnavailable, NotOurLog
+from yardmaster_eventlog.errors import LogTruncated, LogUnavailable, NotOurLog
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.membership import Membership
 from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics, MeteredLog
@@ -252,7 +252,8 @@ def run_process(
 ) -> int:
     """Run a service in a process of its own, with settings from the environment.
 
-    SIGTERM and Ctrl-C cancel `serve`.
+    SIGTERM and Ctrl-C cancel `serve`. After LogTruncated the process stays up until then: it is not
+    ready, and has closed the log.
 
     Returns the exit code: 0 after a stop, 2 for invalid settings, 100 for a fatal error.
     """
@@ -321,13 +322,30 @@ async def _run(
         telemetry.info("health", host=settings.health_host, port=listener.getsockname()[1])
 
     async def run() -> None:
-        await serve(process, settings)
+        try:
+            await serve(process, settings)
+        except Exception as error:
+            found = _truncation(error)
+            if found is None:
+                raise
+            # A restart would meet the same log, so the process stays up and writes nothing.
+            telemetry.error("stopped", code=found.code, found=str(found))
+            process.health.report("log", f"{found.code}: {found}")
+            await asyncio.Event().wait()
 
     work: list[Work] = [_until_stop_requested(telemetry), run()]
     if listener is not None:
         server = HttpServer(health_handler(process.health, telemetry), process.clock)
         work.append(server.run(listener))
     await first_of(*work)
+
+
+def _truncation(error: Exception) -> LogTruncated | None:
+    """Return the LogTruncated among the errors of a service."""
+    if isinstance(error, ExceptionGroup):
+        found = (_truncation(one) for one in error.exceptions)
+        return next((one for one in found if one is not None), None)
+    return error if isinstance(error, LogTruncated) else None
 
 
 async def _until_stop_requested(telemetry: Telemetry) -> NoReturn:

@@ -15,11 +15,13 @@ from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
 from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.node_events import Isolation
 from yardmaster_schemas.events.requests import (
+    CellConfig,
     DepartmentConfig,
     Enrolment,
     Kind,
     Layout,
     LogMode,
+    PolicyRef,
     PoolConfig,
     ProjectConfig,
     Quota,
@@ -47,6 +49,7 @@ __all__ = [
     "Answer",
     "Attempt",
     "CancelBody",
+    "CellConfig",
     "CheckpointShown",
     "Cycle",
     "CycleInput",
@@ -76,6 +79,8 @@ __all__ = [
     "Problem",
     "Project",
     "ProjectConfig",
+    "QueueShown",
+    "QueuedTasks",
     "Quota",
     "Refusal",
     "ReplicaShown",
@@ -245,6 +250,14 @@ class NodeSlots(Closed):
     )
 
 
+class RulesSwitch(Closed):
+    """The rules to switch to."""
+
+    rules: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="A version that every service knows, above the one in force.", examples=[2]
+    )
+
+
 # --- answers to writes --------------------------------------------------------------------------
 
 
@@ -325,6 +338,25 @@ class StopShown(Answer):
     requested_at: At
 
 
+class SlotsOfNode(Answer):
+    """Slots of one node; empty: the node holds a task without GPUs."""
+
+    node: str
+    slots: list[int]
+
+
+class ReservedShown(Answer):
+    """The slots that are kept for a pending task, which starts as soon as all of them are free.
+
+    `until_at` is when the tasks that hold them must have released them, if that is known.
+    """
+
+    pool: str
+    slots: list[SlotsOfNode]
+    until_at: At | None
+    reserved_at: At
+
+
 class End(Answer):
     """How a task ended."""
 
@@ -377,6 +409,7 @@ class Task(Answer):
     started_at: At | None
     ended_at: At | None
     wait: Wait | None
+    reserved: ReservedShown | None = None
     stop: StopShown | None
     checkpoint: CheckpointShown | None
     end: End | None
@@ -398,6 +431,24 @@ class TaskGroups(Answer):
     next_cursor: str | None
     phases: dict[Phase, int]
     counted_most: int
+    position: PositionText
+
+
+class QueuedTasks(TaskGroup):
+    """Pending tasks of one job that follow each other in a queue and wait for the same reason.
+
+    `position` is the place of the first one, from 1; the next tasks have the next places.
+    """
+
+    position: int
+
+
+class QueueShown(Answer):
+    """A page of a pool's queue, in the order of its policy (`name`, `version`)."""
+
+    items: list[QueuedTasks]
+    next_cursor: str | None
+    policy: PolicyRef
     position: PositionText
 
 
@@ -482,6 +533,7 @@ class Explain(Answer):
     phase: Phase
     wait_class: WaitClass | None
     pools: list[PoolWait]
+    reserved: ReservedShown | None = None
     unblock: str | None
     attempt: int
     start_rule: str | None
@@ -504,6 +556,14 @@ class Slot(Answer):
     gpu_milli_used: int
     tasks: list[str]
     disabled: bool = False
+
+
+class Cell(Answer):
+    """The configuration of a whole cell."""
+
+    name: str
+    revision: int
+    config: CellConfig
 
 
 class NodeEnrolment(Answer):
@@ -670,6 +730,13 @@ class Version(Answer):
     log_id: str
     mode: LogMode
     created_ms: Millis
+
+
+class Rules(Answer):
+    """The rules in force in the cell, and the newest of the gateway's version."""
+
+    rules: int
+    newest: int
 
 
 class UsageBy(StrEnum):

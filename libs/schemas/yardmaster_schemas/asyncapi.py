@@ -29,6 +29,7 @@ PURPOSE: Final[Mapping[str, str]] = {
     "heartbeats": "Heartbeats of nodes.",
     "task-logs": "Output of tasks.",
     "quarantine": "Copies of records that were refused.",
+    "cuts": "How often an operator shortened the log, and where.",
     ASSIGNMENTS: "The decisions that one node's agent acts on, copied from `decisions`.",
 }
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ A cycle under load creates tens of thousands of events, which takes a sixth of i
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -23,8 +23,9 @@ def later_fields(cls: type[Any]) -> list[dict[str, Any]]:
     found = [
         each
         for f in fields(cls)
-        if is_dataclass(parts[f.name])
-        for each in later_fields(parts[f.name])
+        for part in (parts[f.name], *get_args(parts[f.name]))
+        if isinstance(part, type) and is_dataclass(part)
+        for each in later_fields(part)
     ]
     return [*found, own] if own else found
 

@@ -35,6 +35,8 @@ class Event:
     TYPE: ClassVar[str]
     VERSION: ClassVar[int]
     TOPICS: ClassVar[tuple[str, ...]]
+    #: The version of the rules that introduces it; 0: any rules.
+    RULES: ClassVar[int] = 0
 
 
 class ActorKind(StrEnum):

@@ -106,6 +106,23 @@ class StopCode(StrEnum):
 
 
 @plain_members
+class DropCode(StrEnum):
+    """Why a reservation was dropped."""
+
+    STARTED_ELSEWHERE = "started_elsewhere"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    PRIORITY_CHANGED = "priority_changed"
+    LIMIT_CHANGED = "limit_changed"
+    NODE_LOST = "node_lost"
+    NODE_UNAVAILABLE = "node_unavailable"
+    SLOT_DISABLED = "slot_disabled"
+    POOL_CHANGED = "pool_changed"
+    POOL_NOT_ALLOWED = "pool_not_allowed"
+
+
+@plain_members
 class EndCode(StrEnum):
     """Why a task ended, or why it was requeued after an attempt."""
 
@@ -190,6 +207,8 @@ class AdmissionCode(StrEnum):
     POLICY_FOR_SIMULATIONS = "policy_for_simulations"
     FENCE_IMPOSSIBLE = "fence_impossible"
     ALLOCATION_TOO_LARGE = "allocation_too_large"
+    PROJECT_FULL = "project_full"
+    USER_FULL = "user_full"
 
 
 @plain_members
@@ -208,9 +227,11 @@ class RefusalCode(StrEnum):
     STALE_ATTEMPT = "stale_attempt"
     STALE_INCARNATION = "stale_incarnation"
     REPEATED = "repeated"
+    EPOCH_AHEAD = "epoch_ahead"
     CONTRADICTION = "contradiction"
     NOT_ENROLLED = "not_enrolled"
     BEYOND_ENROLMENT = "beyond_enrolment"
+    NODE_TAKEN = "node_taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +288,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     ),
     WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),
-    WaitCode.WAITING_FOR_VICTIMS: ("victims", "asked_milli"),
+    WaitCode.WAITING_FOR_VICTIMS: ("victims", "asked_milli", "until_at_ms"),
     WaitCode.BEHIND_TASK: (
         *("priority", "priority_ahead"),
         *("submitted_at_ms", "submitted_ahead_at_ms"),

@@ -4,12 +4,37 @@ A source's records are numbered by `(epoch, seq)`; a record whose number does no
 repeat. A new ledger is a new incarnation and hence a new source, so that its records are not
 compared with the numbers of an earlier ledger, whatever the clock shows. Agents of earlier versions
 use the source `node/<node>` in all their incarnations.
+
+The first incarnation of a ledger is random, and each further one is a digest of the one before. So
+the scheduler can tell an agent that joins again from another agent with the same name.
 """
 
 import re
+from hashlib import sha256
 from typing import Final
 
 _INCARNATION: Final = re.compile(r"[0-9a-f]{12}")
+
+
+#: By how much an epoch may be ahead of the time of the cell. A record far ahead would make all
+#: further records of its source be refused as repeated.
+MAX_EPOCH_AHEAD_MS: Final = 3_600_000
+#: The most incarnations that a ledger can begin between two that join.
+MAX_SKIPPED: Final = 16
+
+
+def next_incarnation(incarnation: str) -> str:
+    """Return the incarnation that follows another one of the same ledger."""
+    return sha256(incarnation.encode()).hexdigest()[: len(incarnation)]
+
+
+def follows(incarnation: str, earlier: str) -> bool:
+    """Tell whether an incarnation is of the same ledger as an earlier one, and later."""
+    for _ in range(MAX_SKIPPED):
+        earlier = next_incarnation(earlier)
+        if earlier == incarnation:
+            return True
+    return False
 
 
 def agent_source(node: str, incarnation: str) -> str:

@@ -21,7 +21,8 @@ class Topic:
         compression: the brokers' compression; agents' topics stay uncompressed, so that a record
             costs its reader no more memory than its size.
         claims: not written by a state machine: a wrong record in it is refused, never fatal.
-        writers, readers: the services that may write and read it.
+        writers, readers: the services that may write and read it; only an operator's tool writes
+            to a topic without writers.
     """
 
     name: str
@@ -40,14 +41,14 @@ DETAILS: Final = Topic(
     key="job",
     compacted=True,
     writers=("gateway",),
-    readers=("gateway", "node_agent", "views"),
+    readers=("gateway", "node_agent", "views", "auditor"),
 )
 REQUESTS: Final = Topic(
     name="requests",
     key="cell",
     claims=True,
     writers=("gateway",),
-    readers=("quota", "views", "auditor"),
+    readers=("gateway", "quota", "views", "auditor"),
 )
 ADMISSIONS: Final = Topic(
     name="admissions",
@@ -62,13 +63,13 @@ NODE_EVENTS: Final = Topic(
     max_batch_bytes=128 * KIB,
     compression="uncompressed",
     writers=("node_agent",),
-    readers=("scheduler", "views", "auditor"),
+    readers=("scheduler", "gateway", "views", "auditor"),
 )
 DECISIONS: Final = Topic(
     name="decisions",
     key="cell",
     writers=("scheduler",),
-    readers=("scheduler", "quota", "views", "auditor"),
+    readers=("scheduler", "quota", "gateway", "views", "auditor"),
 )
 HEARTBEATS: Final = Topic(
     name="heartbeats",
@@ -78,7 +79,7 @@ HEARTBEATS: Final = Topic(
     max_batch_bytes=128 * KIB,
     compression="uncompressed",
     writers=("node_agent",),
-    readers=("scheduler", "views", "auditor"),
+    readers=("scheduler", "views", "auditor", "node_agent"),
 )
 TASK_LOGS: Final = Topic(
     name="task-logs",
@@ -88,7 +89,7 @@ TASK_LOGS: Final = Topic(
     max_batch_bytes=128 * KIB,
     compression="uncompressed",
     writers=("node_agent",),
-    readers=("gateway",),
+    readers=("gateway", "views", "auditor"),
 )
 QUARANTINE: Final = Topic(
     name="quarantine",
@@ -97,6 +98,13 @@ QUARANTINE: Final = Topic(
     max_batch_bytes=4 * MIB,
     writers=("quota", "scheduler"),
     readers=("views", "auditor", "node_agent"),
+)
+
+CUTS: Final = Topic(
+    name="cuts",
+    key="cell",
+    writers=(),
+    readers=("quota", "scheduler", "node_agent", "auditor"),
 )
 
 ASSIGNMENTS_PREFIX: Final = "assignments."
@@ -117,7 +125,8 @@ def assignments(node: str) -> Topic:
         key="cell",
         retention_ms=7 * DAY_MS,
         writers=("scheduler",),
-        readers=("node_agent",),
+        # The relay looks for its newest copy, so that it sends no decision twice.
+        readers=("node_agent", "scheduler"),
     )
 
 
@@ -132,6 +141,7 @@ TOPICS: Final = {
         HEARTBEATS,
         TASK_LOGS,
         QUARANTINE,
+        CUTS,
     )
 }
 #: The order in which a cycle's inputs are applied.

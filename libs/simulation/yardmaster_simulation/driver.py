@@ -58,15 +58,15 @@ def write(sink: LogSink, topic: Topic, records: Sequence[Record], now_ms: int) -
 
 @dataclass(slots=True)
 class InputBatch:
-    """Inputs of a machine from one topic: events with their record ids, and the records' digests.
+    """Inputs of a machine from one topic: events with the ids of their records and actors.
 
-    In the output topic of a machine, `digests` also has the commit record of each cycle.
+    `digests` are those of the records, in the output topic of a machine also of its commits.
     `events_ms`: the events' own times, if they differ from the cycle's.
     """
 
     partition: Partition
     first: int
-    events: list[tuple[Event, str]] = field(default_factory=list)
+    events: list[tuple[Event, str, str]] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     events_ms: Sequence[int] = ()
 
@@ -83,7 +83,7 @@ class InputQueue:
         self._partition = Partition(topic.name)
         self._sink = sink
         self._next = 0
-        self._events: list[tuple[Event, str]] = []
+        self._events: list[tuple[Event, str, str]] = []
         self._events_ms: list[int] = []
         #: The same events with their envelopes; empty without a sink.
         self._envelopes: list[Envelope[Event]] = []
@@ -102,7 +102,7 @@ class InputQueue:
         now_ms: int,
     ) -> None:
         """Enqueue an event."""
-        self._events.append((event, f"{source}/{epoch}/{seq}"))
+        self._events.append((event, f"{source}/{epoch}/{seq}", actor.id))
         self._events_ms.append(now_ms)
         if self._sink is None:
             return
@@ -168,8 +168,8 @@ class Driver(Generic[S]):
         self.cycles += 1
         state = machine.begin_cycle(self.state, self.cycles, now_ms)
         for batch in inputs:
-            for event, record_id in batch.events:
-                state = machine.apply(state, event, record_id)
+            for event, record_id, actor in batch.events:
+                state = machine.apply(state, event, record_id, actor)
         # The driver is the log's only writer, so the decisions are final.
         state, decisions, complete = machine.decide_in_place(
             state, limit=MAX_DECISIONS, observed=observed
@@ -182,7 +182,9 @@ class Driver(Generic[S]):
             machine.digest(state)
         first = f"{self._source}/1/"
         decided = [made.event for made in decisions]
-        output.events += [(event, f"{first}{seq}") for seq, event in enumerate(decided, self._seq)]
+        output.events += [
+            (event, f"{first}{seq}", machine.name) for seq, event in enumerate(decided, self._seq)
+        ]
         output.digests += digests
         self._seq += len(digests)
         self.state = machine.end_cycle(state, complete=complete)
@@ -224,6 +226,11 @@ class Driver(Generic[S]):
         self._head = written.digests[-1].hex()
         write(sink, machine.output, written.records, now_ms)
         return written.digests
+
+    @property
+    def waiting(self) -> int:
+        """Number of records in whole cycles that no reader has consumed yet."""
+        return len(self._output.digests) if self.cycles else 0
 
     def take_output(self) -> InputBatch:
         """Dequeue the output that no reader has consumed yet."""

@@ -4,6 +4,7 @@
 the scheduler applied them, each with the time of its cycle. An event counts from that time. Only
 the work of tasks counts from the agent's own times, because the scheduler may see a report late.
 Repeated events change nothing, nor do events of unknown tasks (admitted before the first event).
+Nor do reservations: reserved slots count as free until their task starts on them.
 
 Times are milliseconds, GPUs are gpu_milli.
 """

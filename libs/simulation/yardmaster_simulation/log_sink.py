@@ -34,6 +34,9 @@ class _SetClock:
     def now_ms(self) -> int:
         return self.at_ms
 
+    def follow(self, appended_ms: int) -> int:
+        return self.at_ms - appended_ms
+
     def monotonic_s(self) -> float:
         return self.at_ms / 1000
 

@@ -51,9 +51,17 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
     TaskSubmittedV1,
 )
+from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster_simulation.distributions import Chance
-from yardmaster_simulation.driver import CELL, Driver, InputBatch, InputQueue, LogSink
+from yardmaster_simulation.driver import (
+    CELL,
+    MAX_INPUTS,
+    Driver,
+    InputBatch,
+    InputQueue,
+    LogSink,
+)
 from yardmaster_simulation.errors import Endless, Unending
 from yardmaster_simulation.workload import (
     DEFAULT,
@@ -270,8 +278,10 @@ class World:
         now_ms, scheduler = self.now_ms, self._scheduler
         self._moment_ms = now_ms
         for _ in range(MAX_CYCLES):
-            while self._requests:
-                self._quota.cycle(now_ms, [self._requests.take()])
+            while self._requests or scheduler.waiting >= MAX_INPUTS:
+                ends = [scheduler.take_output()] if scheduler.waiting else []
+                asked = [self._requests.take()] if self._requests else []
+                self._quota.cycle(now_ms, [*asked, *ends])
             observed, self._silent = self._silent, []
             inputs: list[InputBatch] = []
             if scheduler.complete:
@@ -282,7 +292,7 @@ class World:
             more = bool(self._reports)
             for one in inputs:
                 times_ms = one.events_ms or repeat(now_ms, len(one.events))
-                for (event, _), event_ms in zip(one.events, times_ms, strict=True):
+                for (event, *_), event_ms in zip(one.events, times_ms, strict=True):
                     self._watch(now_ms, event, event_ms)
                     if isinstance(event, TaskRejectedV1):
                         self._refused(event.job_id)
@@ -525,7 +535,8 @@ class World:
         node = self._nodes[name]
         node.up = True
         node.lives += 1
-        node.incarnation = f"{node.lives:012x}"
+        # A node keeps its ledger when it fails.
+        node.incarnation = next_incarnation(node.incarnation) if node.incarnation else f"{1:012x}"
         of = node.node
         joined = nev.NodeJoinedV1(
             node=name,

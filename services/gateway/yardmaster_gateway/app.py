@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yardmaster_gateway import (
     about,
     api_page,
+    cell,
     departments,
     enrollment,
     erasure,
@@ -24,6 +25,7 @@ from yardmaster_gateway import (
     pools,
     problems,
     projects,
+    rules,
     tasks,
     usage,
     watch,
@@ -177,8 +179,8 @@ def _api() -> APIRouter:
         prefix=PREFIX, dependencies=[Depends(current_caller), Depends(reject_unknown_parameters)]
     )
     for module in (
-        *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments),
-        *(usage, events, watch, about),
+        *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),
+        *(usage, events, watch, about, rules),
     ):
         api.include_router(module.router)
     return api

@@ -7,7 +7,14 @@ published schemas do not change.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from yardmaster_schemas.api import DepartmentConfig, Enrolment, PoolConfig, ProjectConfig, Quota
+from yardmaster_schemas.api import (
+    CellConfig,
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+    Quota,
+)
 from yardmaster_schemas.events.requests import PolicyRef
 
 Texts = Mapping[str, tuple[str, Any]]
@@ -56,6 +63,7 @@ PARAMETERS: Final[Texts] = {
     "to": ("The end of the period, RFC 3339 in UTC. Default: now.", "2026-12-01T00:00:00Z"),
     "kind": (f"Only this kind; {_LISTED}", "training"),
     "kinds": (f"The kinds of objects to watch; {_LISTED}", "task,node"),
+    "grouped": ("Return equal tasks of a job as one item.", True),
     "limit": ("The largest number of items in the answer.", 100),
     "node": (f"Only tasks on this node; {_LISTED}", "node-1"),
     "phase": (f"Only in this phase; {_LISTED}", "pending,running"),
@@ -139,6 +147,22 @@ FIELDS: Final[Mapping[type, Texts]] = {
         "max_min_runtime_s": ("The longest `min_runtime` that counts for its jobs.", 3600),
         "max_pending": ("The maximum number of tasks of one job; a larger job is refused.", 10_000),
         "quotas": _QUOTAS,
+        "max_unfinished": (
+            "The most tasks of the project that have not ended; null: the cell's `project_tasks`.",
+            50_000,
+        ),
+    },
+    CellConfig: {
+        "project_tasks": (
+            "The most tasks of a project that have not ended; for projects without "
+            "`max_unfinished`.",
+            200_000,
+        ),
+        "user_tasks": (
+            "The most tasks of a user that have not ended, over all projects.",
+            100_000,
+        ),
+        "tasks_of": ("Other limits of single users.", {"ada": 250_000}),
     },
     Enrolment: {
         "pool": ("The pool that the node may join.", "h100"),
@@ -175,6 +199,12 @@ _WAIT: Final = {
     "about": None,
     "since_at": _AT,
     "cycle": 88_121,
+}
+_RESERVED: Final = {
+    "pool": "h100",
+    "slots": [{"node": "gpu-07", "slots": [3, 4]}],
+    "until_at": _AT,
+    "reserved_at": _AT,
 }
 _CHECKPOINT: Final = {"uri": f"s3://runs/{_JOB}/step-12000", "step": 12_000, "at": _AT}
 _END: Final = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
@@ -247,6 +277,10 @@ ANSWERS: Final[Texts] = {
     "exited_at": ("When it exited.", _AT),
     "fence": FIELDS[PoolConfig]["fence"],
     "first": ("The offset of the first record.", 1204),
+    "QueuedTasks.first": ("The first task of the group.", {"task_id": _TASK}),
+    "QueuedTasks.position": ("The place of the first task in the queue, from 1.", 3),
+    "QueueShown.items": ("The groups of this page, in order.", [{"position": 1}]),
+    "QueueShown.policy": ("The policy that orders the queue.", {"name": "priority"}),
     "TaskGroup.first": ("The first task of the group.", {"task_id": _TASK}),
     "for_task": ("The task that preempts it.", "4hbpjt5b3pxs.0"),
     "found": ("Why it is not ready, or what is restricted.", "the log is unavailable"),
@@ -293,6 +327,10 @@ ANSWERS: Final[Texts] = {
     "max_grace_s": FIELDS[PoolConfig]["max_grace_s"],
     "max_min_runtime_s": FIELDS[ProjectConfig]["max_min_runtime_s"],
     "max_pending": FIELDS[ProjectConfig]["max_pending"],
+    "max_unfinished": FIELDS[ProjectConfig]["max_unfinished"],
+    "project_tasks": FIELDS[CellConfig]["project_tasks"],
+    "tasks_of": FIELDS[CellConfig]["tasks_of"],
+    "user_tasks": FIELDS[CellConfig]["user_tasks"],
     "max_restarts": ("The most restarts after failures.", 3),
     "max_slots_milli": (
         "The most thousandths of a GPU that its tasks hold at once; null: no limit.",
@@ -305,6 +343,7 @@ ANSWERS: Final[Texts] = {
     "mode": ("How the log is stored.", "kafka"),
     "name": ("The name.", "default"),
     "Job.name": ("The name of the job.", "llm-sft"),
+    "Cell.config": ("The configuration.", {"user_tasks": 50_000}),
     "Task.name": ("The name of the job.", "llm-sft"),
     "next": ("The offset after the last record.", 1208),
     "next_cursor": ("The `cursor` of the next page; null on the last page.", "eyJrIjoiMSJ9"),
@@ -362,6 +401,11 @@ ANSWERS: Final[Texts] = {
     "request_id": ("The id of the request.", "main.12"),
     "request_ids": ("The ids of the requests.", ["main.12"]),
     "requested_at": ("When it was requested.", _AT),
+    "reserved": (
+        "The slots that are kept for the task, which waits until all are free.",
+        _RESERVED,
+    ),
+    "reserved_at": ("When the slots were reserved.", _AT),
     "required": ("Not supported yet.", None),
     "resources": ("What one replica needs.", _RESOURCES),
     "restarts": ("The number of restarts after failures.", 0),
@@ -382,6 +426,7 @@ ANSWERS: Final[Texts] = {
     "signal": ("The signal that ended it; null if it exited.", 9),
     "since_at": ("Since when the reason holds.", _AT),
     "slots": ("The slots.", [0, 1]),
+    "ReservedShown.slots": ("The slots, by node.", _RESERVED["slots"]),
     "Node.slots": ("The slots, with what holds them.", [{"index": 0, "gpu_milli_used": 1000}]),
     "source": ("The writer of the record.", "scheduler/main.d3b7877bd11b"),
     "spec": ("The job with all defaults; null before it is admitted.", {"priority": 42}),
@@ -422,9 +467,12 @@ ANSWERS: Final[Texts] = {
     "unequal_gangs": FIELDS[PoolConfig]["unequal_gangs"],
     "unschedulable": ("What happens while no node can ever hold it.", "wait"),
     "uri": ("Where the state was saved.", f"s3://runs/{_JOB}/step-12000"),
+    "until_at": ("When the tasks that hold the slots must be gone; null: not known.", _AT),
     "used_milli": (_USED, 24_000),
     "user": ("The user.", "ana"),
     "version": ("The version.", 1),
+    "newest": ("The newest version of the rules that the gateway's version knows.", 2),
+    "rules": ("The version of the rules that decide in the cell; 0: none decided yet.", 1),
     "Version.version": ("The version of the gateway.", "0.1.0"),
     "wait": ("Why it waits, in the pool where it is closest to a start.", _WAIT),
     "wait_class": (

@@ -4,7 +4,8 @@ Kafka compacts only closed segments, and it closes an expired segment only when 
 arrives. In an idle partition, erased records would therefore stay on the disk for ever. If a
 gateway finds no new record since its last check, it appends a tombstone of an unused key, about a
 hundred bytes, which compaction removes too. If several gateways run, the first to check writes, and
-the others find its record. Other logs remove erased records at once and need no ticker.
+the others find its record. Each appends one when it starts, so that its clock follows the log's
+before its first request. Other logs remove erased records at once and need no ticker.
 """
 
 from typing import Final, NoReturn
@@ -39,7 +40,7 @@ class DetailsTicker:
         Raises:
             LogClosed.
         """
-        seen = 0
+        seen: int | None = None
         while True:
             try:
                 seen = await self._check(seen)
@@ -48,10 +49,9 @@ class DetailsTicker:
                 self._telemetry.warn("details_tick_missed", code=error.code)
             await self._clock.sleep(self._every_s)
 
-    async def _check(self, seen: int) -> int:
+    async def _check(self, seen: int | None) -> int:
         """Append a tick if the end has not moved since `seen`; return the new end."""
-        end = await self._log.end(self._partition)
-        if end == 0 or end != seen:
+        if seen is not None and (end := await self._log.end(self._partition)) != seen:
             return end
         offset = await self._log.append(self._partition, [TICK])
         self._ticks.inc()

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone
 from yardmaster_eventlog.port import Partition, StoredRecord
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext, bearer_token
@@ -152,7 +152,13 @@ class Output:
 
     async def more(self, timeout_s: float) -> bool:
         """Wait for more records of any task; whether there are some."""
-        return await self._log.wait({self._partition: self.offset}, timeout_s)
+        try:
+            return await self._log.wait({self._partition: self.offset}, timeout_s)
+        except LogTruncated as lost:
+            if lost.fields.get("topic") != TASK_LOGS.name:
+                raise
+            self.offset = await self.end()  # the lost output is gone; new output follows
+            return True
 
 
 @router.get(

@@ -18,6 +18,7 @@ from yardmaster_gateway.bodies import BODY_PREFIX
 from yardmaster_gateway.descriptions import ANSWERS, FIELDS, PARAMETERS
 from yardmaster_schemas.api import (
     CancelBody,
+    CellConfig,
     DepartmentConfig,
     Enrolment,
     HoldBody,
@@ -29,6 +30,7 @@ from yardmaster_schemas.api import (
     Problem,
     ProjectConfig,
     Quota,
+    RulesSwitch,
 )
 
 Json = dict[str, Any]
@@ -47,6 +49,8 @@ BODIES: Final[Mapping[type, Json]] = {
     HoldBody: {"reason": "another job has a deadline"},
     NodePatch: {"state": "cordoned", "reason": "new driver"},
     NodeSlots: {"disabled": [0], "stop": True, "reason": "memory errors"},
+    RulesSwitch: {"rules": 2},
+    CellConfig: {"user_tasks": 50_000},
     PoolConfig: {"policy": {"name": "priority"}},
     DepartmentConfig: {"quotas": {"default": {"limit_milli": 32_000}}},
     ProjectConfig: {"department": "default", "limit_milli": 8000},
@@ -113,6 +117,26 @@ def _describe_answers(schemas: Json) -> None:
         for field, form in schema.get("properties", {}).items():
             texts = ANSWERS.get(f"{model}.{field}") or ANSWERS[field]
             form["description"], form["examples"] = texts[0], [texts[1]]
+    for model, schema in schemas.items():
+        if not model.startswith(BODY_PREFIX):
+            for form in schema.get("properties", {}).values():
+                form["examples"] = [_complete(schemas, form, each) for each in form["examples"]]
+
+
+def _complete(schemas: Json, form: Json, example: Any) -> Any:
+    """The example with the required fields that its text leaves out, from their own examples."""
+    for branch in form.get("anyOf", (form,)):
+        found = schemas[branch["$ref"].removeprefix(_REFS)] if "$ref" in branch else branch
+        if isinstance(example, list) and "items" in found:
+            return [_complete(schemas, found["items"], each) for each in example]
+        if isinstance(example, dict) and "properties" in found:
+            fields = found["properties"]
+            first = {name: fields[name]["examples"][0] for name in found.get("required", ())}
+            return {
+                name: _complete(schemas, fields[name], value) if name in fields else value
+                for name, value in (first | example).items()
+            }
+    return example
 
 
 def _add_rules(bodies: Json) -> None:

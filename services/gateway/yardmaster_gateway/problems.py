@@ -19,7 +19,9 @@ from yardmaster_eventlog.errors import (
     AppendOutcomeUnknown,
     BatchTooLarge,
     LogClosed,
+    LogCorrupt,
     LogError,
+    LogTruncated,
     LogUnavailable,
 )
 from yardmaster_gateway import errors
@@ -136,7 +138,7 @@ def code_of(error: YardmasterError) -> str:
         return "outcome_unknown"
     if isinstance(error, BatchTooLarge):
         return "too_large"
-    if isinstance(error, LogUnavailable | LogClosed):
+    if isinstance(error, LogUnavailable | LogClosed | LogTruncated | LogCorrupt):
         return "log_unavailable"
     if isinstance(error, ViewsError):
         return "views_unavailable"

@@ -15,6 +15,7 @@ from yardmaster_eventlog.errors import OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.requests import TaskSubmittedV1
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
 
 #: Records read at once.
 MAX_READ: Final = 1_000
@@ -30,6 +31,9 @@ class Submission:
     #: Offset of its record in `requests`.
     offset: int
     tasks: int
+    project: str
+    #: The id of the user, as authenticated.
+    actor: str
 
 
 class RecentSubmissions:
@@ -80,6 +84,8 @@ class RecentSubmissions:
             envelope = decode(stored.record)
         except SchemaError:
             return  # quota refuses this record too
+        if envelope.epoch > stored.appended_ms + MAX_EPOCH_AHEAD_MS:
+            return  # quota refuses it; rules before 4 accept it, and then the views have it
         mark = (envelope.epoch, envelope.seq)
         if mark <= self._sources.get(envelope.source, (-1, -1)):
             return  # it arrived late: quota refuses it as repeated, so it is not a submission
@@ -88,4 +94,6 @@ class RecentSubmissions:
             self._sources.popitem(last=False)
         data = envelope.data
         if isinstance(data, TaskSubmittedV1) and data.job_id not in self._jobs:
-            self._jobs[data.job_id] = Submission(data.body_digest, stored.offset, data.spec.tasks)
+            self._jobs[data.job_id] = Submission(
+                data.body_digest, stored.offset, data.spec.tasks, data.project, envelope.actor.id
+            )

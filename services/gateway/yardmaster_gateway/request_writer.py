@@ -16,7 +16,7 @@ from typing import Final
 from opentelemetry.trace import Span, SpanKind
 
 from yardmaster_eventlog.codec import encode
-from yardmaster_eventlog.errors import AppendOutcomeUnknown
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
 from yardmaster_eventlog.reader import details_digest
 from yardmaster_gateway.authorization import Caller
@@ -67,7 +67,8 @@ class RequestWriter:
 
     The source contains `start`, 12 random hex digits, so every run is a new source. With the clock
     alone, a run that starts after the clock was set back would write lower epochs than the run
-    before it, and quota would refuse its records. The epoch is the time of the start in ms.
+    before it, and quota would refuse its records. The epoch is the time of the newest request at
+    this gateway's first one, by the brokers' clock: quota refuses an epoch that is far ahead of it.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class RequestWriter:
         self._requests = Partition(REQUESTS.name, partition)
         self._details = Partition(DETAILS.name, partition)
         self.source = f"gateway/{instance}.{start}"
-        self._epoch = clock.now_ms()
+        self._epoch: int | None = None
+        self._starting = asyncio.Lock()
         self._seq = 0
         self._waiting: deque[_Entry] = deque()
         self._lock = asyncio.Lock()
@@ -107,6 +109,7 @@ class RequestWriter:
             BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
             AppendOutcomeUnknown: it may be written, but no record refers to it.
         """
+        await self._set_epoch()
         record = encode(self._envelope(event, subject, origin), key)
         with self._appending(self._details, origin):
             offset = await self._log.append(self._details, [record])
@@ -134,6 +137,7 @@ class RequestWriter:
         """
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(limit=MAX_WAITING)
+        await self._set_epoch()
         entry = _Entry(events, origin)
         self._waiting.append(entry)
         self._depth.set(len(self._waiting))
@@ -197,7 +201,22 @@ class RequestWriter:
             return error
         return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was cancelled")
 
+    async def _set_epoch(self) -> None:
+        """Set the epoch once, from the log.
+
+        Raises: LogUnavailable, LogClosed.
+        """
+        async with self._starting:
+            if self._epoch is not None:
+                return
+            found = await self._log.newest([self._requests])
+            if self._requests not in found:
+                raise LogUnavailable(found=f"{self._requests.topic} has no leader")
+            newest = found[self._requests]
+            self._epoch = self._clock.now_ms() if newest is None else newest.appended_ms
+
     def _envelope(self, event: Event, subject: str, origin: RequestOrigin) -> Envelope[Event]:
+        assert self._epoch is not None, "the epoch is set before the first record"
         seq = self._seq
         self._seq += 1
         caller = origin.caller

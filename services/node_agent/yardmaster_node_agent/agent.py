@@ -21,10 +21,16 @@ incarnation.
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.errors import (
+    AppendOutcomeUnknown,
+    LogUnavailable,
+    OffsetGone,
+    UnknownTopic,
+)
 from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.agent_state import (
     AgentState,
@@ -35,26 +41,30 @@ from yardmaster_node_agent.agent_state import (
     Replica,
     ReplicaKey,
     ReplicaState,
+    StopOrder,
 )
 from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import Follower
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, ExecutorFailed, NodeTaken
 from yardmaster_node_agent.executors.port import Process
-from yardmaster_node_agent.joining import HINTS, POLL_S, JoinRefusals
+from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext, Ports, host_ports, simulated_ports
 from yardmaster_node_agent.reports import Fact, Reporter, Writer
+from yardmaster_node_agent.rival import RivalWatch
 from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_node_agent.topic import find_topic
+from yardmaster_runtime.fence import Mark, check_generation, check_marks, last_cut
 from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
-from yardmaster_runtime.waiting import together
+from yardmaster_runtime.waiting import happens_within, together
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
-from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
+from yardmaster_schemas.events.node_events import Isolation, NodeJoinedV1, ReplicaRef
 from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import HEARTBEATS, assignments
 
 __all__ = ["Ports", "Settings", "host_ports", "run", "simulated_ports"]
@@ -75,9 +85,7 @@ async def run(ports: Ports, settings: Settings) -> None:
         LedgerCorrupt, LedgerInUse, LedgerUnwritable: no task may start without a ledger.
         AssignmentUnreadable: a newer scheduler wrote the record.
         NotEnrolled: the node's topic was not created in time.
-        NodeTaken: another agent has joined as the node. It ends again after a restart, because its
-            ledger keeps the incarnation, so two agents of one name do not replace each other for
-            ever.
+        NodeTaken: another agent runs as the node, or has joined as its successor.
         ExecutorFailed: processes of an earlier agent process cannot be killed.
         LogError: an error that retries cannot solve, such as a replaced log.
     """
@@ -153,12 +161,18 @@ async def _begin_incarnation(
     await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
     end = await log.end(topic)
+    cut = await last_cut(log, settings.partition)
+    if old is None:
+        incarnation = ports.chance.hex("incarnation", INCARNATION_DIGITS)
+    else:
+        incarnation = next_incarnation(old.incarnation)
     head = Head(
         node=settings.node,
-        incarnation=ports.chance.hex("incarnation", INCARNATION_DIGITS),
-        epoch=0 if old is None else old.epoch,
+        incarnation=incarnation,
+        epoch=0,
         offer=_offer(ports, settings),
         api_port=0 if old is None else old.api_port,
+        generation=0 if cut is None else cut.generation,
     )
     state = ports.ledger.begin(head)
     state.apply(Reached(offset=end))
@@ -194,6 +208,8 @@ class _Incarnation:
         #: Set when the supervision of a replica finds that the incarnation is over.
         self._found_over = asyncio.Event()
         self._joining: NodeJoinedV1 | None = None
+        #: Set when another incarnation of the node is lost.
+        self._rival_lost = asyncio.Event()
         #: Whether the cell refused the last join.
         self._join_refused = False
         self.head = state.head
@@ -222,13 +238,14 @@ class _Incarnation:
                 )
             self._join(context, adopted)
             follower = Follower(
-                context, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
+                context,
+                self._metrics,
+                begin=self._supervise_new,
+                supervisions=self._supervisions,
+                on_rival_lost=self._rival_lost.set,
             )
             work: list[Coroutine[Any, Any, object]] = [
-                context.reporter.run(),
-                self._follow(follower),
-                self._beat(context),
-                self._repeat_join(context),
+                self._use_log(context, follower),
                 self._lease.watch(),
                 self._until_over(),
             ]
@@ -252,13 +269,13 @@ class _Incarnation:
     def _open(self, api_port: int) -> AgentContext:
         """Store a new epoch for this process in the ledger, and make its context."""
         old = self._state.head
-        now_ms = self._ports.clock.now_ms()
         self.head = Head(
             node=old.node,
             incarnation=old.incarnation,
-            epoch=max(old.epoch + 1, now_ms),
+            epoch=old.epoch + 1,
             offer=old.offer,
             api_port=api_port,
+            generation=old.generation,
         )
         self._state.apply(self.head)
         writer = Writer(
@@ -324,8 +341,12 @@ class _Incarnation:
                 await self._ports.clock.sleep(self._settings.tick_s)
             raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
 
+        async def report() -> None:
+            await self._check_log()
+            await context.reporter.run()
+
         self._ports.health.report("node", "reports the replicas that ended with the machine")
-        await self._look_after(ended, [context.reporter.run(), until_logged()])
+        await self._look_after(ended, [report(), until_logged()])
         raise AssertionError("the wait for the reports ends with IncarnationOver")
 
     def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
@@ -351,6 +372,7 @@ class _Incarnation:
                 for key in running
             ),
             executors=self._ports.executor.kinds,
+            isolation=self._ports.executor.isolation,
         )
         self._joining = event
         self._send_join(context)
@@ -365,30 +387,83 @@ class _Incarnation:
         if not self._join_refused:
             self._ports.health.report("node")
 
-    async def _repeat_join(self, context: AgentContext) -> None:
-        """Repeat the join every `ask_again_s` while the node has no assignment or is refused.
+    async def _act_on_refusals(self, context: AgentContext) -> None:
+        """Act on refusals, and repeat the join while the node has no assignment or is refused.
 
         A refusal is logged as an error and makes the agent not ready. A refused node may be
-        enrolled at any time. A repeated join of a node that has joined changes nothing.
+        enrolled at any time, and one that is taken is free when its present incarnation is lost. A
+        repeated join of a node that has joined changes nothing. So if a report is refused because
+        of its number, a join shows whether the cell refuses all further reports.
+
+        Raises:
+            NodeTaken: the cell refuses this agent, and another agent of the node sends heartbeats.
+            IncarnationOver: the cell refuses all reports of this incarnation; the next one has
+                another source.
         """
-        refusals = JoinRefusals(context.ports.log, context.writer.source, self.head.epoch)
+        writer = context.writer
+        refusals = Refusals(
+            context.ports.log, writer.source, self.head.epoch, written_once=writer.written_once
+        )
         clock, settings, state = self._ports.clock, self._settings, self._state
-        sent_s, refused = clock.monotonic_s(), False
+        rival = RivalWatch(self._ports.log, self.head, settings.partition)
+        sent_s, last, joined = clock.monotonic_s(), None, False
         while True:
-            await clock.sleep(min(POLL_S, settings.ask_again_s))
-            if (code := await refusals.poll()) is not None:
-                refused = self._join_refused = True
-                self._say_refused(code)
-            if clock.monotonic_s() - sent_s < settings.ask_again_s:
+            freed = await happens_within(clock, min(POLL_S, settings.ask_again_s), self._rival_lost)
+            self._rival_lost.clear()
+            code = await refusals.poll()
+            self._kill_not_here(refusals.take_not_here())
+            if refusals.overtaken:
+                raise IncarnationOver(
+                    "the log has records of this source with higher numbers, or refuses its epoch"
+                )
+            if refusals.take_doubt():
+                self._send_join(context)
+                sent_s, last, joined = clock.monotonic_s(), None, False
+            if joined:
                 continue
-            if not refused:
+            if code is RefusalCode.MALFORMED and self._weaken_join():
+                self._send_join(context)
+                sent_s = clock.monotonic_s()
+            elif code is not None:
+                last, self._join_refused = code, True
+                self._say_refused(code)
+            if last is RefusalCode.NODE_TAKEN and await rival.beats():
+                raise NodeTaken(node=self.head.node)
+            if freed and last is RefusalCode.NODE_TAKEN:
+                last, self._join_refused = None, False  # the reason of the refusal is gone
+            elif clock.monotonic_s() - sent_s < settings.ask_again_s:
+                continue
+            if last is None:
                 if self._join_refused:
                     self._join_refused = False
                     self._ports.health.report("node")
                 if state.replicas or state.forgotten_through >= 0:
-                    return
+                    joined = True
+                    continue
             self._send_join(context)
-            sent_s, refused = clock.monotonic_s(), False
+            sent_s, last = clock.monotonic_s(), None
+
+    def _weaken_join(self) -> bool:
+        """Leave out of the join what rules before 2 cannot read; False: it has nothing of that."""
+        event = self._joining
+        if event is None or event.isolation is not Isolation.USER:
+            return False
+        self._joining = replace(event, isolation=Isolation.NONE)
+        return True
+
+    def _kill_not_here(self, keys: list[ReplicaKey]) -> None:
+        """Kill replicas whose start the cell refused: the log places their attempt elsewhere."""
+        for key in keys:
+            supervision = self._supervisions.get(key)
+            if supervision is None:
+                continue
+            self._ports.telemetry.error("placed_elsewhere", replica=str(key))
+            self._metrics.placed_elsewhere.inc()
+            supervision.stop(
+                StopOrder(
+                    code="placed_elsewhere", deadline_ms=0, cause=None, kill_at_ms=0, revoked=True
+                )
+            )
 
     def _say_refused(self, code: RefusalCode) -> None:
         hint = HINTS.get(code, "the topic quarantine has the record").replace(
@@ -399,6 +474,34 @@ class _Incarnation:
         self._ports.telemetry.error(
             "join_refused", node=self.head.node, code=code.value, hint=hint, epoch=self.head.epoch
         )
+
+    async def _use_log(self, context: AgentContext, follower: Follower) -> None:
+        """Check the log, then read and write it."""
+        await self._check_log()
+        await together(
+            context.reporter.run(),
+            self._follow(follower),
+            self._beat(context),
+            self._act_on_refusals(context),
+        )
+
+    async def _check_log(self) -> None:
+        """Compare the log with what the ledger says was read; wait while it is unavailable.
+
+        Raises:
+            LogTruncated: the node's assignments lost records.
+            IncarnationOver: an operator shortened the log; it may place elsewhere what runs here.
+        """
+        number, state = self._settings.partition, self._state
+        cut = await last_cut(self._log, number)
+        if check_generation(self.head.generation, 0 if cut is None else cut.generation):
+            raise IncarnationOver("an operator shortened the log")
+        if state.reached_digest is None:
+            return
+        partition = Partition(assignments(self.head.node).name, number)
+        mark = Mark(state.reached - 1, state.reached_digest)
+        with suppress(OffsetGone, UnknownTopic):  # the follower handles both
+            await check_marks(self._log, {partition: mark})
 
     async def _follow(self, follower: Follower) -> None:
         """Consume the assignments, as soon as the log is available and has their topic."""

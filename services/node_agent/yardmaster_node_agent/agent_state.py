@@ -21,6 +21,7 @@ from yardmaster_schemas.fields import (
     Address,
     Code,
     Count,
+    Digest,
     GpuMilli,
     Incarnation,
     Millis,
@@ -262,8 +263,9 @@ class Offer:
 class Head:
     """The node's own entry: the first line of a ledger, and again at every start.
 
-    `epoch` rises with every start of an incarnation, whatever the clock says, and is at least the
-    start's time in ms. `api_port` is kept, because running tasks use it.
+    `epoch` counts the starts of an agent process in this incarnation; earlier versions used the
+    start's time in ms, from which it continues. `api_port` is kept, because running tasks use it.
+    `generation` is that of the log when the incarnation began (`yardmaster_runtime.fence`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -275,16 +277,22 @@ class Head:
     epoch: Count
     offer: Offer
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    generation: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Records of the node's assignments before `offset` were handled."""
+    """Records of the node's assignments before `offset` were handled.
+
+    `digest` is of the last of them; None: none was read in this incarnation, or by an agent of an
+    earlier version.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     kind: Literal["reached"] = "reached"
     offset: Count
+    digest: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +321,7 @@ class AgentState:
 
     head: Head
     reached: int = 0
+    reached_digest: str | None = None
     forgotten_through: int = -1
     replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
 
@@ -322,7 +331,7 @@ class AgentState:
             case Head():
                 self.head = entry
             case Reached():
-                self.reached = entry.offset
+                self.reached, self.reached_digest = entry.offset, entry.digest
             case Forgotten():
                 self.replicas.pop(entry.key, None)
                 self.forgotten_through = max(self.forgotten_through, entry.through)
@@ -331,7 +340,10 @@ class AgentState:
 
     def entries(self) -> list[Entry]:
         """Return the fewest entries that fold into this state."""
-        kept: list[Entry] = [self.head, Reached(offset=self.reached)]
+        kept: list[Entry] = [
+            self.head,
+            Reached(offset=self.reached, digest=self.reached_digest),
+        ]
         if self.forgotten_through >= 0:
             placeholder = ReplicaKey("0" * 12 + ".0", 1, 0)
             kept.append(Forgotten(key=placeholder, through=self.forgotten_through))

@@ -28,6 +28,7 @@ from yardmaster_node_agent.lease import IncarnationOver, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.supervision import Supervision
+from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.decisions import (
@@ -64,7 +65,10 @@ class Follower:
         *,
         begin: Callable[[Supervision], None],
         supervisions: dict[ReplicaKey, Supervision],
+        on_rival_lost: Callable[[], object] = lambda: None,
     ) -> None:
+        """`on_rival_lost` is called when another incarnation of the node is lost."""
+        self._on_rival_lost = on_rival_lost
         self._context = context
         self._metrics = metrics
         self._begin = begin
@@ -95,7 +99,9 @@ class Follower:
                 self._act(stored)
                 state.apply(Reached(offset=stored.offset + 1))
             if records:
-                self._context.save(Reached(offset=state.reached), durable=False)
+                digest = digest_of(records[-1].record).hex()
+                state.apply(Reached(offset=state.reached, digest=digest))
+                self._context.save(Reached(offset=state.reached, digest=digest), durable=False)
             else:
                 await log.wait({self._partition: state.reached}, WAIT_S)
 
@@ -123,6 +129,7 @@ class Follower:
                     # An agent that begins an incarnation itself has its head before the join.
                     over = Replaced if event.cause is LossCause.REPLACED else IncarnationOver
                     raise over(f"lost: {event.cause.value}")
+                self._on_rival_lost()
                 outcome = "void"
             case _:
                 outcome = "ignored"

@@ -2,7 +2,7 @@
 
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
-             AssignmentUnreadable  NotEnrolled  NodeTaken
+             AssignmentUnreadable  NotEnrolled  NodeTaken  TaskUserUnusable
 ```
 """
 
@@ -80,10 +80,18 @@ class NotEnrolled(AgentError):
 
 
 class NodeTaken(AgentError):
-    """Another agent has joined as node {node}; the tasks of this one were killed.
+    """Another agent runs as node {node}; this one runs no tasks.
 
-    Give each host its own YARD_AGENT_NODE. To let this host have the name, stop the other agent and
-    move the ledger of this one away.
+    Give each host its own YARD_AGENT_NODE. To let this host have the name, stop the other agent; if
+    this one ends again, move its ledger away.
     """
 
     code = "node_taken"
+
+
+class TaskUserUnusable(AgentError):
+    """Tasks cannot run as user {user}: {found}. Correct that, or set YARD_AGENT_TASK_USER to
+    another user, or to `same` for the agent's own.
+    """
+
+    code = "task_user_unusable"

@@ -1,22 +1,26 @@
-"""Find out in the topic `quarantine` whether the cell refuses this node's join.
+"""Find out in the topic `quarantine` which reports of this node the cell refuses.
 
-No decision answers a join, so an agent could not report that its join was refused. The scheduler
-copies each record that it refuses to `quarantine`, where the agent looks for its own joins. The
-agent polls only while the node has no assignments: a node that gets assignments has joined.
+No decision answers a join or a start, so an agent could not know that one was refused. The
+scheduler copies each record that it refuses to `quarantine`, where the agent looks for its own.
 """
 
 import base64
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
 
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogError
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
-from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
 from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import written_by_agent
 from yardmaster_schemas.topics import QUARANTINE
 
 #: Seconds between two polls.
@@ -26,27 +30,65 @@ LOOK_BACK: Final = 200
 #: The most records that one poll reads.
 MAX_RECORDS: Final = 1000
 
+_KEY: Final = TypeAdapter(ReplicaKey)
 #: Advice for the operator after a refused join.
 HINTS: Final = {
     RefusalCode.NOT_ENROLLED: "enroll it: yard nodes enrol NODE",
     RefusalCode.BEYOND_ENROLMENT: "enroll it with what it offers, or let its agent offer less",
-    RefusalCode.REPEATED: "the log has newer records of this ledger, as after the ledger's return "
-    "from a backup: move the ledger away, and the node joins as a new incarnation",
+    RefusalCode.NODE_TAKEN: "another agent runs as NODE, or ran a moment ago: this one ends if the "
+    "other sends heartbeats, and joins when the other is lost",
     RefusalCode.STALE_INCARNATION: "its incarnation is over: move the ledger away",
     RefusalCode.NOT_ITS_AUTHOR: "the scheduler is older than this agent: upgrade it first",
 }
 
 
-class JoinRefusals:
-    """Reads from `quarantine` the joins of one source in one epoch."""
+#: Refusals of a start that mean: the log does not place this replica in this incarnation.
+NOT_HERE: Final = frozenset(
+    {
+        RefusalCode.NOT_ITS_AUTHOR,
+        RefusalCode.UNKNOWN_TASK,
+        RefusalCode.UNKNOWN_ATTEMPT,
+        RefusalCode.STALE_ATTEMPT,
+    }
+)
 
-    def __init__(self, log: EventLog, source: str, epoch: int) -> None:
+
+#: Refusals because of a record's number, whatever it reports.
+OF_NUMBER: Final = frozenset({RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD})
+
+
+class Refusals:
+    """Reads from `quarantine` the joins of one source in one epoch, and its starts in any.
+
+    The log may contain a record twice, and then the second is refused because of its number.
+    `written_once` tells of a number that its record was appended once only.
+    """
+
+    def __init__(
+        self, log: EventLog, source: str, epoch: int, *, written_once: Callable[[int], bool]
+    ) -> None:
         self._log = log
         self._partition = Partition(QUARANTINE.name)
         self._source = source
         self._epoch = epoch
+        self._written_once = written_once
+        #: Whether the cell refuses all further records of the source: the log has one with a higher
+        #: number, which another process wrote.
+        self.overtaken = False
+        self._doubted = False
         self._next: int | None = None
         self._back = LOOK_BACK
+        self._not_here: list[ReplicaKey] = []
+
+    def take_not_here(self) -> list[ReplicaKey]:
+        """Return the replicas that the log does not place here, as found since the last call."""
+        found, self._not_here = self._not_here, []
+        return found
+
+    def take_doubt(self) -> bool:
+        """Tell whether a report was refused because of its number since the last call."""
+        doubted, self._doubted = self._doubted, False
+        return doubted
 
     async def poll(self) -> RefusalCode | None:
         """Return why a join was refused since the last poll; None if none was.
@@ -68,17 +110,33 @@ class JoinRefusals:
                 event = decode(stored.record).data
             except SchemaError:
                 continue
-            if isinstance(event, RecordQuarantinedV1) and self._own_join(event):
-                code = event.code
+            if not isinstance(event, RecordQuarantinedV1):
+                continue
+            match self._own(event):
+                case {"type": NodeJoinedV1.TYPE, "epoch": self._epoch, "seq": int(seq)}:
+                    if event.code not in OF_NUMBER:
+                        code = event.code
+                    elif self._written_once(seq):
+                        self.overtaken = True
+                case {"epoch": self._epoch} if event.code in OF_NUMBER:
+                    self._doubted = True
+                case {"type": TaskStartedV1.TYPE, "data": dict(start)} if event.code in NOT_HERE:
+                    self._add(start)
         return code
 
-    def _own_join(self, event: RecordQuarantinedV1) -> bool:
+    def _own(self, event: RecordQuarantinedV1) -> dict[str, Any]:
+        """Return the refused record, if this source wrote it."""
         try:
             refused = from_json(base64.b64decode(event.raw_value))
         except ValueError:
-            return False  # a truncated record, or no event
-        return isinstance(refused, dict) and (
-            refused.get("type"),
-            refused.get("source"),
-            refused.get("epoch"),
-        ) == (NodeJoinedV1.TYPE, self._source, self._epoch)
+            return {}  # a truncated record, or no event
+        own = isinstance(refused, dict) and refused.get("source") == self._source
+        return refused if own else {}
+
+    def _add(self, start: dict[str, Any]) -> None:
+        # A record that another client wrote in this agent's name has another author.
+        if not written_by_agent(self._source, str(start.get("node")), start.get("incarnation")):
+            return
+        fields = {name: start.get(name) for name in ("task_id", "attempt", "replica")}
+        with suppress(ValidationError):
+            self._not_here.append(_KEY.validate_json(to_json(fields)))

@@ -42,6 +42,9 @@ class AgentMetrics:
         self.joins_refused = counter(
             "joins_refused", "Joins that the cell refused, by code.", "code"
         )
+        self.placed_elsewhere = counter(
+            "placed_elsewhere", "Replicas killed because the log places their attempt elsewhere."
+        )
         self.incarnations = counter("incarnations", "Incarnations started, each with a new ledger.")
         self.fenced = counter(
             "fenced", "Incarnations ended because no heartbeat was acknowledged in time."

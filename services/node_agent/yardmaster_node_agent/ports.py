@@ -20,6 +20,7 @@ from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.procfs import boot_id
 from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
 from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster_node_agent.executors.task_user import choose_user, open_way
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.reports import Reporter, Writer
@@ -28,6 +29,7 @@ from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.node_events import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,10 @@ class Ports:
     health: Health = field(default_factory=Health)
 
 
+#: Passed variables that describe the agent's user.
+_OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """An executor, the ledger that fits it, and the boot that its processes belong to."""
@@ -68,23 +74,31 @@ class Host:
     boot_id: str
 
 
-def _process_host(settings: Settings, clock: Clock) -> Host:
-    """Return the host of real processes; processes and ledger survive the agent process."""
+def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Host:
+    """Return the host of real processes; processes and ledger survive the agent process.
+
+    Raises:
+        TaskUserUnusable: tasks cannot run as the user that the settings name.
+    """
+    user, reason = choose_user(settings.task_user, settings.data_dir)
+    if user is None:
+        telemetry.warn("tasks_not_isolated", found=f"tasks run as the agent's user: {reason}")
+    open_way(user, settings.data_dir)
     return Host(
-        ProcessExecutor(settings.data_dir / "replicas", clock),
+        ProcessExecutor(settings.data_dir / "replicas", clock, user),
         FileLedger(settings.data_dir / "ledger"),
         boot_id(),
     )
 
 
-def _simulated_host(_: Settings, clock: Clock) -> Host:
+def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
     """Return the host of simulated replicas; they and the ledger end with the agent process."""
     return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID)
 
 
 #: The executors by their name in `YARD_AGENT_EXECUTOR`. To add one, add a file to `executors/`, a
 #: row here, and its name to `settings.ExecutorName`.
-EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock], Host]]] = {
+EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock, Telemetry], Host]]] = {
     "process": _process_host,
     "simulated": _simulated_host,
 }
@@ -103,11 +117,16 @@ def host_ports(
 
     The ledger and the replicas' directories are under `settings.data_dir`.
     """
-    host = EXECUTORS[settings.executor](settings, clock)
+    host = EXECUTORS[settings.executor](settings, clock, telemetry)
     declared = settings.devices
     if declared is None and settings.gpus is not None:
         declared = tuple(str(index) for index in range(settings.gpus))
     found = detect_gpus() if declared is None else Devices(declared)
+    passed = own_variables(settings.passed)
+    if host.executor.isolation is Isolation.USER:
+        # Those of the agent's user: programs of another one could not use them.
+        passed = {name: value for name, value in passed.items() if name not in _OF_USER}
+        passed |= dict.fromkeys(("USER", "LOGNAME"), "task")
     memory = found.memory_mib if settings.gpu_memory_mib is None else settings.gpu_memory_mib
     return Ports(
         log=log,
@@ -122,7 +141,7 @@ def host_ports(
             devices=Devices(found.names, memory),
             cpu_milli=_cpu_milli(settings, 0 if declared is None else len(declared)),
             memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
-            passed=own_variables(settings.passed),
+            passed=passed,
         ),
         free_port=free_port,
         health=health or Health(),

@@ -58,6 +58,8 @@ class Writer:
         self._partition = partition
         self._epoch = epoch
         self._seq = 0
+        #: Records with lower numbers may be in the log twice.
+        self._once_from = 0
 
     def record(
         self,
@@ -85,6 +87,10 @@ class Writer:
         )
         return encode(envelope, key)
 
+    def written_once(self, seq: int) -> bool:
+        """Tell whether the record with this number was appended once only."""
+        return seq >= self._once_from
+
     async def append(self, topic: str, records: Sequence[Record], *, retry: bool = True) -> float:
         """Append a batch until it is in the log; return when it was sent (monotonic seconds).
 
@@ -101,6 +107,7 @@ class Writer:
             try:
                 await log.append(Partition(topic, self._partition), records)
             except AppendOutcomeUnknown:
+                self._once_from = self._seq
                 self._metrics.append_unknown.inc()
                 tries += 1
                 if not retry and tries == UNKNOWN_TRIES:

@@ -32,6 +32,9 @@ from typing import Any, Final, NoReturn
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_NO_NEW_PRIVS: Final = 38
+#: Thousandths of the memory that the kernel adds to a task's when it chooses a process to kill.
+TASK_OOM_SCORE: Final = 500
 #: Exit codes of the runner itself; the task's are in `exit`.
 ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
@@ -163,6 +166,21 @@ def kill_children() -> None:
             continue  # it ended meanwhile
 
 
+def _offer_to_oom_killer() -> None:
+    """When memory is short, the kernel kills the task instead of its runner or the agent.
+
+    The runner then reports the exit. Without it, the exit would be lost with the runner.
+    """
+    path = "/proc/self/oom_score_adj"
+    try:
+        with open(path, "r+", encoding="ascii") as file:
+            if int(file.read()) < TASK_OOM_SCORE:
+                file.seek(0)
+                file.write(str(TASK_OOM_SCORE))
+    except (OSError, ValueError):
+        pass  # a container may have a read-only /proc
+
+
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """Ignore a signal. An exec resets a handler, but the task would inherit SIG_IGN."""
 
@@ -172,8 +190,8 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
     for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.setsid()
-    if spec.get("fence") is not None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _offer_to_oom_killer()
+    runner = os.getppid()
     if os.read(go, 1) != b"g":
         os._exit(CANNOT_RUN)
     stdin = os.open(os.devnull, os.O_RDONLY)
@@ -182,6 +200,13 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
     stderr = os.open(os.path.join(directory, "stderr"), appending, 0o600)
     for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
+    if spec.get("user") is not None:
+        _become(spec["user"], libc)
+    if spec.get("fence") is not None:
+        # A change of the user clears it.
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != runner:
+            os._exit(CANNOT_RUN)
     command, cwd, env = spec["command"], spec["cwd"], spec["env"]
     try:
         os.chdir(cwd)
@@ -195,6 +220,14 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
         os.execvpe(command[0], command, env)
     except (OSError, ValueError) as error:
         _exit_not_run(_explain_not_run(command[0], cwd, env, error), error)
+
+
+def _become(user: dict[str, int], libc: ctypes.CDLL) -> None:
+    """Change to another user; neither it nor the programs that it executes get other rights."""
+    os.setgroups([])
+    os.setresgid(user["gid"], user["gid"], user["gid"])
+    os.setresuid(user["uid"], user["uid"], user["uid"])
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _explain_not_run(program: str, cwd: str, env: dict[str, str], error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from yardmaster_node_agent.executors.task_user import AUTO
 from yardmaster_runtime.settings import LogSettings
 from yardmaster_schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
 
@@ -67,6 +68,11 @@ class Settings(LogSettings):
     #: How replicas run: the job's commands as processes of this host, or simulated replicas without
     #: processes, for tests of a large cell.
     executor: ExecutorName = "process"
+
+    #: User that tasks run as: a name or a number; `same` is the agent's own user. The default,
+    #: `auto`, is the user 10002 where the agent may switch users (as root, with the files of tasks
+    #: within reach of that user), else the agent's own; then the node reports `isolation: none`.
+    task_user: Annotated[str, Field(min_length=1, max_length=64)] = AUTO
 
     #: Slots of the node. Default: the GPUs that the NVIDIA driver shows, which may be none.
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None

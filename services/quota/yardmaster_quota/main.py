@@ -5,15 +5,20 @@ and their limits.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.scheduling.policies import check
+from yardmaster_quota.work_metrics import WorkMetrics
 from yardmaster_runtime.cells import run_cells
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.service import Ports, candidate, run_machine_process
 from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.waiting import Work
 
 __all__ = ["Ports", "Settings", "main", "run"]
 
@@ -37,7 +42,14 @@ async def admit(ports: Ports, settings: RuntimeSettings) -> NoReturn:
 
     Raises: the errors of `Candidate.run`.
     """
-    await candidate(QuotaMachine(check), ports, settings).run()
+
+    def leader_tasks(leader: Leader[AdmissionState]) -> Sequence[Work]:
+        fold = leader.fold
+        work = WorkMetrics(ports.telemetry, lambda: fold.state)
+        fold.listeners.append(work.on_cycle)
+        return (work.run(),)
+
+    await candidate(QuotaMachine(check), ports, settings).run(leader_tasks)
 
 
 def main() -> int:

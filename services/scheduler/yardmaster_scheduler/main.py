@@ -1,5 +1,5 @@
-"""The scheduler service: a machine per cell; each leader also runs a relay and a silence watch,
-and exposes the metrics of the work.
+"""The scheduler service: a machine and a silence watch per cell; each leader also runs a relay, and
+exposes the metrics of the work.
 """
 
 import sys
@@ -13,7 +13,7 @@ from yardmaster_runtime.cells import run_cells
 from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.service import Ports, candidate, run_machine_process
 from yardmaster_runtime.settings import RuntimeSettings
-from yardmaster_runtime.waiting import Work
+from yardmaster_runtime.waiting import Work, together
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.relay import Relay
 from yardmaster_scheduler.settings import Settings, ShellLimits
@@ -67,7 +67,7 @@ async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
 async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
     """Schedule one cell until cancelled.
 
-    Raises: the errors of `Candidate.run`, the relay and the silence watch.
+    Raises: the errors of `Candidate.run`, of the relay and of the silence watch.
     """
     limits = settings.shell if isinstance(settings, Settings) else ShellLimits()
     metrics = ShellMetrics(ports.telemetry)
@@ -89,21 +89,23 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             unstarted=lambda task_id, attempt: unstarted(fold.state, task_id, attempt),
         )
         fold.listeners.append(relay.on_cycle)
-        watch = SilenceWatch(
-            machine.log,
-            lambda: live_nodes(fold.state),
-            machine.observations,
-            clock=ports.clock,
-            limits=limits,
-            metrics=metrics,
-            partition=settings.partition,
-        )
         work = WorkMetrics(ports.telemetry, lambda: fold.state)
         fold.listeners.append(work.on_cycle)
         known = sorted(known_nodes(fold.state))
-        return relay.run(known, fold.origin), watch.run(), work.run()
+        return relay.run(known, fold.origin), work.run()
 
-    await machine.run(leader_tasks)
+    watch = SilenceWatch(
+        machine.log,
+        lambda: None if machine.fold is None else live_nodes(machine.fold.state),
+        machine.observations,
+        now_ms=lambda: None if machine.leader is None else machine.leader.now_ms(),
+        clock=ports.clock,
+        limits=limits,
+        metrics=metrics,
+        partition=settings.partition,
+    )
+    await together(machine.run(leader_tasks), watch.run())
+    raise AssertionError("neither the machine nor the watch returns")
 
 
 def main() -> int:

@@ -23,4 +23,8 @@ class ShellMetrics:
         self.deaf = counter(
             "deaf_seconds", "Seconds without reading heartbeats, not counted as silence."
         )
+        self.heartbeats_lost = counter(
+            "heartbeats_lost",
+            "Times that heartbeats were lost unread; every node then gets its full timeout again.",
+        )
         self.silences = counter("silences", "Silent nodes observed.")

@@ -30,7 +30,8 @@ from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.fold import VIEWS, Fold, FoldStep
 from yardmaster_projections.projection.details import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
-from yardmaster_runtime.cycle_reader import CycleReader
+from yardmaster_runtime.cycle_reader import CycleReader, digest_of
+from yardmaster_runtime.fence import Mark, check_marks
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import MAX_LINKS, OFF, batch_span, contexts
 from yardmaster_schemas.envelope import Envelope, Event
@@ -47,6 +48,8 @@ MAX_READ: Final = 500
 MAX_TASKS: Final = 10_000
 #: Changed rows that are not saved yet; above it, steps are saved.
 MAX_UNSAVED: Final = 2_000
+#: The notes that compare a store with the log at a start (`yardmaster_runtime.fence`), by topic.
+LAST_READ: Final = "last read of"
 
 _Consumed = tuple[str, int, Envelope[Event], Details]
 
@@ -132,6 +135,7 @@ class Follower:
         notes = await self._store.notes()
         if self._cache is not None:
             self._cache.forget(empty=position == Position.start(self.cell))
+        await self._check_log(notes)
         self._position = self._saved = position
         self._notes = {}
         self._requests = self._cursor(REQUESTS.name, position.requests or 0)
@@ -145,6 +149,22 @@ class Follower:
         if self._soft_state is not None:
             self._soft_state.start(notes)
         return position
+
+    async def _check_log(self, notes: Mapping[str, Any]) -> None:
+        """Compare the last records that the store contains with the log.
+
+        Raises: LogTruncated: the views contain records that the log does not have.
+        """
+        marks: dict[Partition, Mark] = {}
+        for topic in (ADMISSIONS.name, DECISIONS.name):
+            if (dump := notes.get(topic)) is not None:
+                reader = CommitReader.load(dump)
+                marks[Partition(topic, self._number)] = Mark(reader.next - 1, reader.head)
+        for topic in (REQUESTS.name, NODE_EVENTS.name):
+            if (last := notes.get(f"{LAST_READ} {topic}")) is not None:
+                offset, digest = last
+                marks[Partition(topic, self._number)] = Mark(offset, digest)
+        await check_marks(self._log, marks)
 
     async def catch_up(
         self,
@@ -249,6 +269,7 @@ class Follower:
             return False
         consumed: list[_Consumed] = []
         tasks = 0
+        stored: StoredRecord | None = None
         for _ in range(found):
             stored = self._requests.pop()
             envelope = self._request_of(stored)
@@ -267,7 +288,7 @@ class Follower:
 
         changes = await self._changes(step, consumed)
         position = self._position.at(REQUESTS.name, self._requests.offset)
-        await self._apply(REQUESTS.name, changes, position, {})
+        await self._apply(REQUESTS.name, changes, position, _last_read(stored))
         return True
 
     def _request_of(self, stored: StoredRecord) -> Envelope[Event] | None:
@@ -318,7 +339,7 @@ class Follower:
                     if not await self._project_requests(taken.next):
                         raise self._cut(REQUESTS.name, taken.next, counted)
         position = self._position.at(ADMISSIONS.name, counted.offset + 1)
-        await self._apply_cycle(ADMISSIONS.name, counted, [], position)
+        await self._apply_cycle(ADMISSIONS.name, counted, [], position, {})
         return True
 
     async def _project_decisions(self, *, buffered_only: bool = False) -> bool:
@@ -327,6 +348,7 @@ class Follower:
         if counted is None:
             return False
         claims: list[_Consumed] = []
+        notes: Mapping[str, Any] = {}
         position = self._position.at(DECISIONS.name, counted.offset + 1)
         for taken in counted.commit.inputs:
             if taken.topic == ADMISSIONS.name:
@@ -336,12 +358,15 @@ class Follower:
                 position = position.at(ADMISSIONS.name, self._position.admissions or 0)
                 position = position.at(REQUESTS.name, self._position.requests or 0)
             elif taken.topic == NODE_EVENTS.name:
-                claims = await self._read_claims(counted, taken.next)
+                claims, notes = await self._read_claims(counted, taken.next)
                 position = position.at(NODE_EVENTS.name, taken.next)
-        await self._apply_cycle(DECISIONS.name, counted, claims, position)
+        await self._apply_cycle(DECISIONS.name, counted, claims, position, notes)
         return True
 
-    async def _read_claims(self, counted: CountedCycle, until: int) -> list[_Consumed]:
+    async def _read_claims(
+        self, counted: CountedCycle, until: int
+    ) -> tuple[list[_Consumed], Mapping[str, Any]]:
+        """Return the accepted claims before `until`, and the notes of them."""
         refused = {
             offset
             for one in counted.commit.refused
@@ -357,7 +382,7 @@ class Follower:
                 self._metrics.skipped.labels(NODE_EVENTS.name).inc()
                 continue
             consumed.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
-        return consumed
+        return consumed, _last_read(claims[-1] if claims else None)
 
     @staticmethod
     def _cut(topic: str, until: int, counted: CountedCycle) -> LogTruncated:
@@ -365,7 +390,12 @@ class Follower:
         return LogTruncated(found=f"{where}, which cycle {counted.commit.cycle} has taken")
 
     async def _apply_cycle(
-        self, topic: str, counted: CountedCycle, claims: list[_Consumed], position: Position
+        self,
+        topic: str,
+        counted: CountedCycle,
+        claims: list[_Consumed],
+        position: Position,
+        notes: Mapping[str, Any],
     ) -> None:
         """Project a cycle: the claims that it consumed, its decisions, its commit."""
         commit = counted.commit
@@ -382,7 +412,7 @@ class Follower:
             return step
 
         changes = await self._changes(step, [*claims, *decisions])
-        notes = {topic: self._machines[topic].reader.dump()}
+        notes = {**notes, topic: self._machines[topic].reader.dump()}
         await self._apply(topic, changes, position, notes)
 
     # --- the store ------------------------------------------------------------------------------
@@ -432,6 +462,15 @@ class Follower:
 
     def _cursor(self, topic: str, offset: int) -> Cursor:
         return Cursor(self._log, Partition(topic, self._number), offset, MAX_READ)
+
+
+def _last_read(stored: StoredRecord | None) -> Mapping[str, Any]:
+    """The note of the last record of a topic that is projected."""
+    if stored is None:
+        return {}
+    return {
+        f"{LAST_READ} {stored.partition.topic}": [stored.offset, digest_of(stored.record).hex()]
+    }
 
 
 def _tasks(event: Event) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NoReturn
 
-from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.errors import LogTruncated, LogUnavailable
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.errors import ViewsMoved, ViewsUnavailable
 from yardmaster_runtime.clock import Clock
@@ -12,6 +12,7 @@ from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower
 from yardmaster_views.progress import Progress
 from yardmaster_views.settings import ViewsSettings
+from yardmaster_views.soft_state import TOPICS as SOFT_TOPICS
 
 #: Steps of each topic between two reports of progress and updates of soft state.
 MAX_STEPS: Final = 200
@@ -110,7 +111,13 @@ class Host:
         if left_s > 0:
             await self._clock.sleep(left_s)
         idle_wait_s = self._settings.idle_wait_s
-        more = await self._log.wait(self._follower.ends(), idle_wait_s)
+        try:
+            more = await self._log.wait(self._follower.ends(), idle_wait_s)
+        except LogTruncated as lost:
+            if lost.fields.get("topic") not in SOFT_TOPICS:
+                raise
+            self._telemetry.error("reports_lost", found=str(lost), **self._where(None))
+            more = True
         # Heartbeats arrive all the time and move no position, so writing them does not show that
         # the store was lost in between.
         now_s = self._clock.monotonic_s()

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_projections.rows import JobRow, OutputRow, SeenRow
 from yardmaster_projections.store import Change, Put, RowKey, ViewStore
@@ -74,6 +74,11 @@ class SoftState:
             start = gone.fields.get("start")
             self._next[topic] = start if isinstance(start, int) else offset + 1
             return True
+        except (LogTruncated, ReadPastEnd) as lost:
+            if lost.fields.get("topic") != topic:
+                raise
+            await self.continue_at_the_end(topic)
+            return True
         if not records:
             return False
         reports = list(self._reports(topic, records))
@@ -98,6 +103,10 @@ class SoftState:
         await self._store.note(list(changes.values()), {topic: upto}, before=before, noted=noted)
         self._next[topic] = self._noted[topic] = upto
         return True
+
+    async def continue_at_the_end(self, topic: str) -> None:
+        """Skip to the end of a topic that has lost records; the rows of lost output stay."""
+        self._next[topic] = await self._log.end(Partition(topic, self._number))
 
     def _reports(
         self, topic: str, records: Sequence[StoredRecord]

@@ -203,6 +203,7 @@ CALLS: list[tuple[Callable[[Client], object], str, str]] = [
         "PUT",
         "/v1/nodes/n1/slots",
     ),
+    (lambda c: c.put_rules(2, if_match="*"), "PUT", "/v1/rules"),
     (lambda c: c.delete_pool("p/../q", if_match="*"), "DELETE", "/v1/pools/p%2F..%2Fq"),
     (
         lambda c: c.delete_quota("nlp", "h100", if_match="*"),

@@ -116,7 +116,8 @@ def test_the_chart_has_the_version_of_the_distribution() -> None:
         ("kafka.brokers=2", "value must be one of 1, 3"),
         ("kafka.deploy=false", "kafka.external.address: set it"),
         ("redis.deploy=false", "redis.external.url: set it"),
-        ("redis.passwordSecret.name=", "redis.passwordSecret.name"),
+        ("redis.usersSecret=", "at '/redis/usersSecret': minLength"),
+        ("kafka.usersSecret=", "at '/kafka/usersSecret': minLength"),
         ("agent.cell=west", "the cell west of an agent group is not in `cells`"),
     ],
 )

@@ -21,6 +21,7 @@ from tests.support.manifests import (
     settings_of,
     workloads,
 )
+from yardmaster_schemas.access import REDIS_USERS
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = [BASE, THREE_BROKERS, CHART, CHART_OF_THREE]
@@ -104,6 +105,14 @@ def test_redis_is_full_before_it_is_killed(folder: str) -> None:
     start = settings_of(folder, "redis-start")["start.sh"]
     assert "\nmaxmemory ${REDIS_MAXMEMORY:-1gb}\n" in start
     assert "\nmaxmemory-policy noeviction\n" in start
+
+
+def test_users_of_redis_have_the_same_rights_in_every_form(folder: str) -> None:
+    start = settings_of(folder, "redis-start")["start.sh"]
+    (common,) = re.findall(r"^common='(.+)'$", start, re.MULTILINE)
+    lines = dict(re.findall(r'\(user (\w+) "(.+)"\)$', start, re.MULTILINE))
+    found = {user: "~* &* " + rights.replace("${common}", common) for user, rights in lines.items()}
+    assert found == REDIS_USERS
 
 
 def test_an_update_gives_a_broker_time_to_catch_up_before_the_next(folder: str) -> None:
@@ -232,9 +241,9 @@ def test_secrets_are_named_and_never_there(folder: str) -> None:
             for variable in one.get("env", []):
                 secret = "secretKeyRef" in variable.get("valueFrom", {})
                 assert not secret, f"{name}: a secret in the environment"
-    assert mounted == {"yardmaster-redis", "yardmaster-tokens"}
+    assert mounted == {"yardmaster-kafka", "yardmaster-redis", "yardmaster-tokens"}
     for settings in of_kind(folder, "ConfigMap"):
-        assert not any("PASSWORD" in key for key in settings["data"])
+        assert not any(re.search("PASSWORD(?!_FILE$)", key) for key in settings["data"])
 
 
 def test_mounts_have_volumes_and_configuration_exists(folder: str) -> None:

@@ -1,5 +1,8 @@
 """MeteredLog counts the calls of a log and changes nothing."""
 
+import io
+import json
+
 import pytest
 
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, UnknownTopic
@@ -54,6 +57,18 @@ async def test_the_topics_of_all_nodes_are_one_label(rig: Rig) -> None:
         await rig.log.append(Partition(assignments(node).name), [RECORD])
     assert rig.value("log_appends_total", topic="assignments") == 2
     assert family(DECISIONS.name) == DECISIONS.name
+
+
+def test_a_clock_far_from_a_broker_is_reported_once_until_it_is_right_again() -> None:
+    stream = io.StringIO()
+    telemetry = Telemetry("gateway", now_ms=ManualClock().now_ms, stream=stream)
+    metrics = EventLogMetrics(telemetry)
+    for seconds in (-61.0, -86_400.0, 59.0, 60.5):
+        metrics.clock_ahead("requests", seconds)
+    name, labels = "yard_gateway_clock_ahead_seconds", {"topic": "requests"}
+    assert telemetry.registry.get_sample_value(name, labels) == 60.5
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["ahead_s"] for line in lines if line["event"] == "clock_differs"] == [-61.0, 60.5]
 
 
 async def test_refused_and_unknown_appends_are_counted_separately() -> None:

@@ -113,6 +113,7 @@ OPERATING = [
     ("PUT", "/v1/nodes/n1/slots", {"disabled": [0]}),
     ("PUT", "/v1/nodes/n1/enrolment", {"pool": "h100", "gpus": 8}),
     ("DELETE", "/v1/nodes/n1/enrolment", None),
+    ("PUT", "/v1/rules", {"rules": 2}),
     ("PUT", "/v1/pools/p", {"policy": {"name": "priority"}}),
     ("DELETE", "/v1/pools/h100", None),
     ("PUT", "/v1/projects/p", {"department": "research"}),

@@ -1,22 +1,16 @@
 """Submitting, showing, changing and cancelling jobs."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.support import logs
-from tests.support.gateway import TestCell
-from tests.support.views import telemetry
+from tests.support.gateway import TestCell, through_both
 from yardmaster_eventlog.port import Partition
-from yardmaster_gateway.app import create_app
-from yardmaster_gateway.context import Gateway
 from yardmaster_schemas.events.admissions import TaskAdmittedV1
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef, TaskSubmittedV1
+from yardmaster_schemas.events.requests import CancelRequestedV1, TaskSubmittedV1
 
 RUN = {"command": ["python", "t.py"]}
 
@@ -100,40 +94,6 @@ async def test_concurrent_submissions_with_one_key_create_one_job(cell: TestCell
     assert len(submitted) == 1
     detailed = [e for e in await cell.events("details") if isinstance(e, JobDetailedV1)]
     assert len(detailed) == 1
-
-
-def other_gateway(cell: TestCell) -> FastAPI:
-    """A second gateway of the cell, on the same log and views."""
-    return create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
-
-
-async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
-    """The answers to submissions with one key; both gateways check for it before one records."""
-    apps = [cell.app, other_gateway(cell)]
-    checked = [asyncio.Event() for _ in apps]
-    answers: list[httpx.Response] = []
-
-    async def send(number: int) -> None:
-        gateway: Gateway = apps[number].state.gateway
-        record_detail = gateway.writer.record_detail
-
-        async def when_both_checked(*args: Any) -> DetailsRef:
-            checked[number].set()
-            for each in checked:
-                await each.wait()
-            return await record_detail(*args)
-
-        gateway.writer.record_detail = when_both_checked  # type: ignore[method-assign, assignment]
-        transport = httpx.ASGITransport(apps[number])
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            headers = {"Authorization": "Bearer nlp", "Idempotency-Key": "both"}
-            answers.append(await client.post("/v1/jobs", json=bodies[number], headers=headers))
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(len(apps)):
-            group.create_task(send(number))
-    await cell.run_until_idle()
-    return answers
 
 
 async def test_one_key_sent_to_two_gateways_is_one_job_that_keeps_its_command(
@@ -428,3 +388,53 @@ async def test_a_submission_interrupted_by_the_gateways_stop_has_an_unknown_outc
     assert problem["code"] == "outcome_unknown"
     await cell.run_until_idle()
     assert len((await cell.call("GET", "/v1/jobs", token="nlp"))["items"]) == 1
+
+
+async def submitted_unseen(cell: TestCell) -> str:
+    """Submit a job that quota and the views do not read; the gateway has read the views."""
+    await cell.call("GET", "/v1/pools")
+    body = {"project": "nlp", "run": {"command": ["true"]}}
+    answer = await cell.call("POST", "/v1/jobs", status=202, run=False, token="nlp", json=body)
+    return str(answer["job_id"])
+
+
+async def test_a_job_that_the_views_have_not_read_is_not_unknown(cell: TestCell) -> None:
+    path = f"/v1/jobs/{await submitted_unseen(cell)}"
+    behind = await cell.call("GET", path, status=503, run=False)
+    assert behind["code"] == "view_behind"
+    await cell.run_until_idle()
+    await cell.call("GET", path)
+    assert (await cell.call("GET", "/v1/jobs/000000000000", status=404))["code"] == "not_found"
+
+
+async def test_a_recent_job_can_be_canceled_while_the_views_are_behind(cell: TestCell) -> None:
+    job = await submitted_unseen(cell)
+    path = f"/v1/jobs/{job}/cancel"
+    for other in ("nlp2", "vision", "viewer"):
+        problem = await cell.call("POST", path, status=403, run=False, token=other, json={})
+        assert problem["code"] == "forbidden"
+    unknown = "/v1/jobs/000000000000/cancel"
+    problem = await cell.call("POST", unknown, status=503, run=False, token="nlp", json={})
+    assert problem["code"] == "view_behind"
+    await cell.call("POST", path, status=202, run=False, token="nlp", json={})
+    await cell.run_until_idle()
+    assert (await cell.call("GET", f"/v1/jobs/{job}"))["phases"] == {"cancelled": 1}
+
+
+async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> None:
+    shown = await cell.call("GET", "/v1/cell", token="nlp")
+    assert (shown["name"], shown["revision"]) == ("main", 0)
+    assert shown["config"] == {"project_tasks": 200_000, "user_tasks": 100_000, "tasks_of": {}}
+    changed = {"user_tasks": 1, "tasks_of": {"nico": 2}}
+    await cell.call("PUT", "/v1/cell", status=428, json=changed)
+    tag = {"If-Match": '"0"'}
+    await cell.call("PUT", "/v1/cell", status=403, json=changed, token="nlp", headers=tag)
+    await cell.call("PUT", "/v1/cell", status=202, json=changed, headers=tag)
+    shown = await cell.call("GET", "/v1/cell")
+    assert (shown["revision"], shown["config"]["user_tasks"]) == (1, 1)
+    await cell.call("PUT", "/v1/cell", status=412, json=changed, headers=tag)
+    body = {"project": "nlp", "run": {"command": ["true"]}, "tasks": {"count": 2}}
+    for token, phase in (("nlp", "rejected"), ("nlp2", "starting")):
+        answer = await cell.call("POST", "/v1/jobs", status=202, token=token, json=body)
+        task = await cell.call("GET", f"/v1/tasks/{answer['task_ids'][0]}")
+        assert task["phase"] == phase, token

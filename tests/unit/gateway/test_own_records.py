@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.gateway import JSON, TestCell, test_cell
 from tests.support.views import telemetry
+from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
@@ -15,6 +16,8 @@ from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.errors import OwnRecordRefused
 from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.events.requests import NodeCordonRequestedV1
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
 
 RUN = {"command": ["true"]}
 REQUESTS = Partition("requests")
@@ -60,6 +63,28 @@ async def test_a_gateway_stops_when_quota_refuses_an_acknowledged_record(cell: T
     problem = await cell.call("GET", "/readyz", token=None, status=503, run=False)
     assert problem["code"] == "not_ready"
     assert source in problem["detail"]
+
+
+async def test_a_gateway_whose_epoch_was_pushed_ahead_stops_and_its_next_run_is_accepted(
+    cell: TestCell,
+) -> None:
+    """A record that names the gateway, with an epoch that quota still accepts."""
+    gateway = restarted_gateway(cell)
+    await cell.submit()
+    stored = (await cell.log.read(REQUESTS, await cell.log.end(REQUESTS) - 1))[0]
+    own = decode(stored.record)
+    cordon = NodeCordonRequestedV1(node="n1")
+    ahead = stored.appended_ms + MAX_EPOCH_AHEAD_MS - 60_000
+    forged = replace(own, type=cordon.TYPE, epoch=ahead, subject="n1", data=cordon)
+    await cell.log.append(REQUESTS, [encode(forged, "main")])
+    watching = asyncio.create_task(watch_own_records(gateway))
+    await cell.submit()
+    with pytest.raises(OwnRecordRefused) as caught:
+        await watching
+    assert caught.value.fields["reason"] == "repeated"
+    restarted_gateway(cell)
+    job = await cell.submit()
+    assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
 
 
 async def test_a_late_record_that_was_never_acknowledged_does_not_stop_the_gateway(

@@ -12,16 +12,16 @@ from tests.support.views import telemetry
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
-from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.port import Partition, Record
 from yardmaster_gateway import request_writer
 from yardmaster_gateway.authentication import FirstOf, TokenFile, digest_of
 from yardmaster_gateway.errors import Busy, TokenFileRefused
 from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
 from yardmaster_gateway.submission import body_digest, job_id
-from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.api import parse_job
 from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
-from yardmaster_schemas.topics import TOPICS
+from yardmaster_schemas.topics import DAY_MS, TOPICS
 
 LOG_ID = "0123456789abcdef" * 2
 ORIGIN = RequestOrigin(CALLERS["nlp"], None)
@@ -111,6 +111,27 @@ async def slow() -> tuple[SlowLog, RequestWriter]:
 
 def event(number: int) -> tuple[NodeUncordonRequestedV1, str]:
     return NodeUncordonRequestedV1(node=f"n{number}"), f"n{number}"
+
+
+async def test_the_epoch_is_the_logs_time_whatever_the_clock_of_the_gateway_shows() -> None:
+    log_clock = ManualClock()
+    log = MemoryLog(log_clock)
+    await log.create_topics(tuple(TOPICS.values()))
+    await log.append(Partition("requests"), [Record(b"main", b"{}")])
+    appended_ms = log_clock.now_ms()
+    log_clock.advance(60)
+    writer = RequestWriter(
+        log,
+        ManualClock(appended_ms + 365 * DAY_MS),
+        telemetry("gateway"),
+        cell="main",
+        partition=0,
+        instance="gw-1",
+        start="0" * 12,
+    )
+    await asyncio.gather(*(writer.record([event(i)], ORIGIN) for i in range(3)))
+    stored = await log.read(Partition("requests"), 1)
+    assert [decode(each.record).epoch for each in stored] == [appended_ms] * 3
 
 
 async def test_concurrent_requests_are_one_batch_in_order() -> None:

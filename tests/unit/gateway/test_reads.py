@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.gateway import TestCell, test_cell
-from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogTruncated, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import TokenFileRefused
@@ -274,6 +274,7 @@ class Failing(MemoryLog):
     ("error", "status", "code"),
     [
         (LogUnavailable(found="no leader"), 503, "log_unavailable"),
+        (LogTruncated(found="requests/0 ends at 3"), 503, "log_unavailable"),
         (AppendOutcomeUnknown(topic="requests", found="timeout"), 504, "outcome_unknown"),
     ],
 )

@@ -46,7 +46,8 @@ async def test_a_submission_is_found_as_soon_as_it_is_in_the_log() -> None:
     assert await recent.find(job(1)) is None
     await log.append(PLACE, [Record(b"main", b"nonsense"), record(job(1), 0)])
     found = await recent.find(job(1))
-    assert found == Submission(logs.submitted(job(1)).body_digest, 1, 1)
+    assert found is not None
+    assert found == Submission(logs.submitted(job(1)).body_digest, 1, 1, "nlp", found.actor)
     await log.append(PLACE, [record(job(1), 1)])
     assert await recent.find(job(1)) == found, "the first one counts"
 
@@ -67,4 +68,11 @@ async def test_a_late_record_is_not_a_submission_because_quota_refuses_it_as_rep
     assert await recent.find(job(2)) is None
     assert await recent.find(job(3)) is not None
     await log.append(PLACE, [record(job(2), 0, epoch=2)])
+    assert await recent.find(job(2)) is not None
+
+
+async def test_a_forged_epoch_far_ahead_hides_no_later_submission_of_the_source() -> None:
+    log = await a_log(record(job(1), 0, epoch=2**53 - 1), record(job(2), 0))
+    recent = RecentSubmissions(log, PLACE, max_requests=10)
+    assert await recent.find(job(1)) is None, "quota refuses it"
     assert await recent.find(job(2)) is not None

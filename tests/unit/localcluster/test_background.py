@@ -10,7 +10,12 @@ import pytest
 
 from tests.support.up import free_span
 from yardmaster_localcluster import background
-from yardmaster_localcluster.background import BackgroundCluster, check_ports, given_up_processes
+from yardmaster_localcluster.background import (
+    MAX_ENDS,
+    BackgroundCluster,
+    check_ports,
+    failing_processes,
+)
 from yardmaster_localcluster.errors import ClusterFixed, PortsInUse, StartFailed
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, Wanted
@@ -32,7 +37,8 @@ class Running:
 
     def reports(self, wanted: Wanted, **states: str) -> None:
         rows: list[dict[str, Any]] = [
-            {"name": name, "state": state, "restarts": 20} for name, state in states.items()
+            {"name": name, "state": state, "restarts": 20, "ends_in_a_row": MAX_ENDS}
+            for name, state in states.items()
         ]
         state = {"pid": os.getpid(), "set_up": True, "wanted": wanted.json(), "processes": rows}
         (self.data.path / "state.json").write_text(json.dumps(state))
@@ -51,17 +57,18 @@ def test_a_running_cluster_keeps_its_cells(running: Running) -> None:
     assert (running.data.path / "up.json").read_text() == before
 
 
-def test_a_process_that_was_given_up_ends_the_wait(running: Running) -> None:
-    running.reports(Wanted(), quota="given_up")
-    with pytest.raises(StartFailed, match=r"ended too often.*: quota"):
+def test_a_process_that_does_not_stay_up_ends_the_wait(running: Running) -> None:
+    running.reports(Wanted(), quota="waiting")
+    with pytest.raises(StartFailed, match=r"ended 20 times in a row: quota"):
         BackgroundCluster(running.data).up(Wanted(), PORTS)
 
 
-def test_a_given_up_process_that_is_not_wanted_any_more_is_no_failure(running: Running) -> None:
+def test_a_failing_process_that_is_not_wanted_any_more_is_no_failure(running: Running) -> None:
     less = Wanted(counts=Counts(quota=1))
-    state = {"processes": [{"name": "quota-2", "state": "given_up"}], "wanted": Wanted().json()}
-    assert given_up_processes(state, less) == []
-    assert given_up_processes(state, Wanted()) == ["quota-2"]
+    row = {"name": "quota-2", "ends_in_a_row": MAX_ENDS}
+    state = {"processes": [row], "wanted": Wanted().json()}
+    assert failing_processes(state, less) == []
+    assert failing_processes(state, Wanted()) == ["quota-2"]
 
 
 def test_all_ports_in_use_are_named_with_free_ones() -> None:

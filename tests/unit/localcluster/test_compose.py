@@ -34,13 +34,17 @@ def test_the_settings_name_the_folder_the_user_and_the_ports(tmp_path: Path) -> 
 
 
 def test_every_mount_of_the_file_belongs_to_the_user_of_the_containers(tmp_path: Path) -> None:
-    uid = int(prepared(tmp_path)["YARD_UP_USER"].partition(":")[0])
+    settings = prepared(tmp_path)
+    uid, agent = (
+        int(settings[name].partition(":")[0]) for name in ("YARD_UP_USER", "YARD_UP_AGENT_USER")
+    )
     for service in yaml.safe_load(FILE.read_text())["services"].values():
         for mount in service.get("volumes", ()):
             if "YARD_UP_DATA" in mount:
                 inside = mount.partition("}/")[2].partition(":")[0]
-                assert (tmp_path / "data" / inside).stat().st_uid == uid, inside
-    for secret in ("tokens.json", "redis/password"):
+                owner = agent if inside.startswith(("agents/", "shared")) else uid
+                assert (tmp_path / "data" / inside).stat().st_uid == owner, inside
+    for secret in ("tokens.json", "credentials/redis/views", "credentials/kafka/agent-n3"):
         path = tmp_path / "data" / secret
         assert path.stat().st_uid == uid
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

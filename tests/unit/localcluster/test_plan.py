@@ -16,7 +16,7 @@ from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
 def planned(tmp_path: Path, wanted: Wanted | None = None) -> dict[str, Plan]:
     data = DataLayout(tmp_path)
     wanted = wanted or Wanted()
-    data.make(wanted.cells)
+    data.make(wanted.cells, [node for *_, node in wanted.nodes()])
     return plan(
         wanted, data, FixedPorts(), kafka="127.0.0.1:9092", redis="redis://127.0.0.1:6379/0"
     )
@@ -70,7 +70,7 @@ def test_what_is_wanted_survives_its_file() -> None:
     assert Wanted.of_json(json.loads(json.dumps(wanted.json()))) == wanted
 
 
-@pytest.mark.parametrize("secret", ["token", "redis/password"])
+@pytest.mark.parametrize("secret", ["token", "credentials/kafka/quota", "credentials/redis/views"])
 def test_secrets_are_files_of_their_owner_and_in_no_environment(
     tmp_path: Path, secret: str
 ) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from yardmaster.local_cluster import unsteady_processes
 from yardmaster_localcluster import supervisor as supervising
 from yardmaster_localcluster.errors import ServiceFailed
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Wanted
-from yardmaster_localcluster.supervisor import LIVED_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervisor
+from yardmaster_localcluster.supervisor import GIVE_UP_S, LIVED_S, LONGEST_PAUSE_S, Supervisor
 
 
 class Mortal:
@@ -42,7 +43,13 @@ class Watched:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
         self.member = Mortal(folder / "scheduler-1.log")
-        fleet = SimpleNamespace(members={"scheduler-1": self.member}, wanted=Wanted())
+        fleet = SimpleNamespace(
+            members={"scheduler-1": self.member},
+            wanted=Wanted(),
+            lacks_users=lambda _: False,
+            adopt=lambda _: ([], []),
+            stop_services=lambda _: None,
+        )
         monkeypatch.setattr(supervising, "Fleet", lambda *_, **__: fleet)
         monkeypatch.setattr(
             supervising,
@@ -54,6 +61,7 @@ class Watched:
         (folder / "up.json").write_text(json.dumps({"wanted": Wanted().json()}))
         ports = dict.fromkeys(("gateway", "health", "kafka", "controller", "redis"), 1)
         self.supervisor = Supervisor(DataLayout(folder), ports)
+        monkeypatch.setattr(self.supervisor, "_announce", lambda: None)
         self.supervisor._set_up = True
         self.supervisor._began("scheduler-1")
 
@@ -97,26 +105,53 @@ def test_it_is_said_loudly(watched: Watched, capsys: pytest.CaptureFixture[str])
     assert said[0]["code"] == -9
 
 
-def test_after_so_many_ends_in_a_row_it_is_given_up(
+def fails(watched: Watched, seconds: float) -> None:
+    """The process ends, again and again, as soon as it was started."""
+    until_s = watched.now_s + seconds
+    watched.dies()
+    while watched.now_s < until_s:
+        watched.later(600.0)
+        watched.dies()
+
+
+def test_a_process_that_fails_for_some_hours_recovers_without_an_operator(
+    watched: Watched,
+) -> None:
+    fails(watched, GIVE_UP_S - 60)
+    state = watched.state()
+    assert state["state"] == "waiting"
+    assert state["ends_in_a_row"] > 60
+    (said,) = unsteady_processes(watched.supervisor._data.path)
+    assert said.startswith(f"scheduler-1 is restarted after {state['ends_in_a_row']} ends in a row")
+    watched.later(LONGEST_PAUSE_S)
+    assert watched.state()["state"] == "running"
+    assert unsteady_processes(watched.supervisor._data.path) == []
+
+
+def test_a_process_that_fails_for_many_hours_is_given_up_until_the_next_yard_up(
     watched: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(MAX_RESTARTS):
-        watched.dies()
-        watched.later(LONGEST_PAUSE_S)
-    watched.dies()
+    fails(watched, GIVE_UP_S + 60)
+    begun = watched.member.begun
     assert watched.state()["state"] == "given_up"
-    assert watched.later(3600.0) == MAX_RESTARTS + 1
     assert '"event": "given_up"' in capsys.readouterr().out
+    (said,) = unsteady_processes(watched.supervisor._data.path)
+    assert "was given up (yard up starts it again)" in said
+    assert watched.later(3600.0) == begun
+    watched.supervisor._on_change()
+    watched.supervisor._look()
+    assert watched.member.begun == begun + 1
+    assert watched.state()["state"] == "running"
 
 
 def test_a_process_that_ran_for_a_while_starts_again_with_the_shortest_back_off(
     watched: Watched,
 ) -> None:
-    for _ in range(3 * MAX_RESTARTS):
+    for _ in range(60):
         watched.dies()
         watched.later(0.6)
         watched.later(LIVED_S + 1.0)
-    assert watched.member.begun == 1 + 3 * MAX_RESTARTS
+    assert watched.member.begun == 61
 
 
 def test_one_that_ends_before_the_cluster_is_set_up_ends_the_start(watched: Watched) -> None:

@@ -1,4 +1,4 @@
-"""Refusals of an agent's own join, which it reads in `quarantine`."""
+"""Refusals of an agent's own joins and starts, which it reads in `quarantine`."""
 
 import base64
 import json
@@ -10,7 +10,8 @@ from yardmaster_eventlog import codec
 from yardmaster_eventlog.errors import LogAccessRefused
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_node_agent.joining import LOOK_BACK, JoinRefusals
+from yardmaster_node_agent.agent_state import ReplicaKey
+from yardmaster_node_agent.joining import LOOK_BACK, Refusals
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
@@ -18,7 +19,7 @@ from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import QUARANTINE
 
 SOURCE = "node/n1.0123456789ab"
-JOIN = {"type": "NodeJoined", "source": SOURCE, "epoch": 7}
+JOIN = {"type": "NodeJoined", "source": SOURCE, "epoch": 7, "seq": 3}
 
 
 class Quarantine:
@@ -27,7 +28,10 @@ class Quarantine:
     def __init__(self) -> None:
         self.log = MemoryLog(ManualClock())
         self.place = Partition(QUARANTINE.name)
-        self.refusals = JoinRefusals(self.log, SOURCE, 7)
+        self.twice: set[int] = set()
+        self.refusals = Refusals(
+            self.log, SOURCE, 7, written_once=lambda seq: seq not in self.twice
+        )
         self.seq = 0
 
     async def put(
@@ -114,4 +118,92 @@ async def test_a_topic_that_the_agent_may_not_read_is_ignored(quarantine: Quaran
             )
 
     closed: Any = Closed()
-    assert await JoinRefusals(closed, SOURCE, 7).poll() is None
+    assert await Refusals(closed, SOURCE, 7, written_once=bool).poll() is None
+
+
+STARTED = {
+    "type": "TaskStarted",
+    "source": SOURCE,
+    "epoch": 6,
+    "data": {
+        "node": "n1",
+        "incarnation": "0123456789ab",
+        "task_id": "0123456789ab.0",
+        "attempt": 2,
+        "replica": 1,
+    },
+}
+
+
+def start(**changes: Any) -> dict[str, Any]:
+    data: Any = STARTED["data"]
+    return {**STARTED, "data": {**data, **changes}}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RefusalCode.NOT_ITS_AUTHOR,
+        RefusalCode.UNKNOWN_TASK,
+        RefusalCode.UNKNOWN_ATTEMPT,
+        RefusalCode.STALE_ATTEMPT,
+    ],
+)
+async def test_an_own_start_that_the_log_does_not_place_here_is_found_once(
+    quarantine: Quarantine, code: RefusalCode
+) -> None:
+    await quarantine.put(STARTED, code)
+    assert await quarantine.refusals.poll() is None
+    assert quarantine.refusals.take_not_here() == [ReplicaKey("0123456789ab.0", 2, 1)]
+    assert quarantine.refusals.take_not_here() == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (STARTED, RefusalCode.REPEATED),
+        (STARTED | {"source": "node/n2.0123456789ab"}, RefusalCode.NOT_ITS_AUTHOR),
+        (start(node="n2"), RefusalCode.NOT_ITS_AUTHOR),
+        (start(incarnation="f" * 12), RefusalCode.NOT_ITS_AUTHOR),
+        (start(replica="x"), RefusalCode.UNKNOWN_ATTEMPT),
+        (STARTED | {"data": []}, RefusalCode.UNKNOWN_ATTEMPT),
+    ],
+)
+async def test_other_refusals_and_forged_starts_kill_nothing(
+    quarantine: Quarantine, refused: Any, code: RefusalCode
+) -> None:
+    await quarantine.put(refused, code)
+    assert await quarantine.refusals.poll() is None
+    assert quarantine.refusals.take_not_here() == []
+
+
+@pytest.mark.parametrize("code", [RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD])
+async def test_a_join_that_is_refused_for_its_number_shows_that_the_source_is_overtaken(
+    quarantine: Quarantine, code: RefusalCode
+) -> None:
+    await quarantine.put(JOIN | {"epoch": 6}, code)
+    assert await quarantine.refusals.poll() is None
+    assert not quarantine.refusals.overtaken
+    await quarantine.put(JOIN, code)
+    assert await quarantine.refusals.poll() is None
+    assert quarantine.refusals.overtaken
+
+
+async def test_a_join_that_the_log_may_have_twice_shows_nothing(quarantine: Quarantine) -> None:
+    quarantine.twice.add(3)
+    await quarantine.put(JOIN, RefusalCode.REPEATED)
+    assert await quarantine.refusals.poll() is None
+    assert not quarantine.refusals.overtaken
+
+
+async def test_a_report_that_is_refused_for_its_number_is_a_doubt_once(
+    quarantine: Quarantine,
+) -> None:
+    await quarantine.put({**STARTED, "epoch": 7, "seq": 4}, RefusalCode.REPEATED)
+    await quarantine.refusals.poll()
+    assert quarantine.refusals.take_doubt()
+    assert not quarantine.refusals.take_doubt()
+    await quarantine.put({**STARTED, "epoch": 7, "seq": 4}, RefusalCode.CONTRADICTION)
+    await quarantine.refusals.poll()
+    assert not quarantine.refusals.take_doubt()
+    assert not quarantine.refusals.overtaken

@@ -167,8 +167,14 @@ def test_a_lease_that_is_renewed_kills_nothing(directory: ReplicaDirectory) -> N
     assert not directory.has("fenced")
 
 
-def test_the_command_dies_with_a_runner_that_is_killed(directory: ReplicaDirectory) -> None:
+@pytest.mark.parametrize("user", [None, {"uid": 10_002, "gid": 10_002}])
+def test_the_command_dies_with_a_runner_that_is_killed(
+    directory: ReplicaDirectory, user: dict[str, int] | None
+) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("needs root")
     spec = fenced(directory, ["sleep", "100"], time.monotonic() + 100)
+    spec = json.dumps({**json.loads(spec), "user": user})
     with subprocess.Popen(
         [sys.executable, "-I", "-S", runner.__file__, str(directory.path)], stdin=subprocess.PIPE
     ) as running:

@@ -1,12 +1,15 @@
 """An agent with simulated tasks, on a clock that the test moves."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.node_agent import AgentWorld, sh
+from yardmaster_eventlog.errors import LogTruncated
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.agent import Ports, run, simulated_ports
 from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
@@ -15,15 +18,23 @@ from yardmaster_node_agent.executors.simulated import SimulatedExecutor
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.inputs import RefusedRecord
+from yardmaster_runtime.machine.quarantine import Quarantine
+from yardmaster_runtime.replay.cut import CutPlan
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
+    Isolation,
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import CUTS, assignments
 
 
 @dataclass
@@ -194,6 +205,28 @@ async def test_a_node_without_assignments_repeats_its_join(machine: Machine) -> 
         assert await world.of_type(NodeJoinedV1) == [joined] * 3, "it is in"
 
 
+async def test_a_join_that_older_rules_cannot_read_is_sent_again_without_the_new_value(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = machine.world
+    world.configure(ask_again_s=60)
+    monkeypatch.setattr(SimulatedExecutor, "isolation", Isolation.USER)
+    async with world.agent(machine.ports()) as joined:
+        assert joined.isolation is Isolation.USER
+        partition = Partition("node-events")
+        (refused,) = await world.log.read(partition, 0)
+        quarantine = Quarantine(
+            *(world.log, "scheduler", "scheduler/main.0123456789ab", 1),
+            RuntimeMetrics(Telemetry("scheduler", now_ms=machine.clock.now_ms, level="error")),
+        )
+        await quarantine.put([RefusedRecord(refused, RefusalCode.MALFORMED, "")], 0, 10)
+        await machine.after(15)
+        joins = await world.of_type(NodeJoinedV1)
+        assert joins == [joined, replace(joined, isolation=Isolation.NONE)]
+        await machine.after(70)
+        assert (await world.of_type(NodeJoinedV1))[-1] == joins[-1]
+
+
 async def test_a_lost_node_kills_all_replicas(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()) as old:
@@ -204,6 +237,79 @@ async def test_a_lost_node_kills_all_replicas(machine: Machine) -> None:
         joins = await world.of_type(NodeJoinedV1)
         assert [join.running for join in joins] == [(), ()]
         assert await machine.executor.sweep() == 0
+
+
+def shorten(world: AgentWorld, partition: Partition, end: int) -> None:
+    """Lose the end of a topic; agents that start later have a handle that has read nothing."""
+    assert isinstance(world.log, MemoryLog)
+    world.log.cut(partition, end)
+    world.log = world.log.handle()
+
+
+async def run_for(machine: Machine, seconds: float) -> None:
+    """Run an agent for a time; raise what ends it earlier."""
+    async with asyncio.TaskGroup() as group:
+        agent = group.create_task(run(machine.ports(), machine.world.settings))
+        await machine.after(seconds)
+        agent.cancel()
+
+
+async def record_cut(world: AgentWorld, generation: int) -> None:
+    event = LogCutV1(generation=generation, cycles=(), kept=())
+    plan = CutPlan(cell="main", number=0, event=event, broken=None)
+    await world.log.append(Partition(CUTS.name), [plan.record(0)])
+
+
+@pytest.mark.parametrize("grown", [False, True])
+async def test_an_agent_does_not_start_on_assignments_that_lost_what_its_ledger_names(
+    machine: Machine, grown: bool
+) -> None:
+    world = machine.world
+    place = Partition(assignments("n1").name)
+    async with world.agent(machine.ports()):
+        await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+    before = len(await world.envelopes())
+    (lost,) = await world.log.read(place, await world.log.end(place) - 1)
+    shorten(world, place, lost.offset)
+    if grown:
+        other = replace(lost.record, key=b"n1-other")
+        await world.log.append(place, [other, other])
+    with pytest.raises(ExceptionGroup) as stopped:
+        await run_for(machine, 5)
+    assert stopped.value.subgroup(LogTruncated) is not None
+    assert len(await world.envelopes()) == before, "it reported nothing"
+    assert await machine.executor.sweep() == 1, "what ran continues"
+
+
+async def test_after_a_cut_of_the_log_an_agent_begins_another_incarnation(
+    machine: Machine,
+) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()) as old:
+        await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+    await record_cut(world, 1)
+    world.log = world.log.handle()  # type: ignore[attr-defined]
+    await run_for(machine, 2)
+    new = (await world.of_type(NodeJoinedV1))[-1]
+    assert (new.incarnation != old.incarnation, new.running) == (True, ())
+    await run_for(machine, 2)
+    again = (await world.of_type(NodeJoinedV1))[-1]
+    assert again.incarnation == new.incarnation, "the generation is in its ledger"
+
+
+async def test_an_agent_does_not_start_on_a_log_that_lost_the_record_of_a_cut(
+    machine: Machine,
+) -> None:
+    world = machine.world
+    await record_cut(world, 1)
+    async with world.agent(machine.ports()):
+        await machine.after(1)
+    shorten(world, Partition(CUTS.name), 0)
+    with pytest.raises(ExceptionGroup) as stopped:
+        await run_for(machine, 5)
+    assert stopped.value.subgroup(LogTruncated) is not None
 
 
 async def test_a_key_starts_once(machine: Machine) -> None:

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,25 @@ from tests.support.cell_world import World, of, submission
 from tests.support.logs import joined
 from tests.support.node_agent import Deaf
 from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_node_agent.agent import run, simulated_ports
 from yardmaster_node_agent.agent_state import ReplicaState
+from yardmaster_node_agent.errors import NodeTaken
+from yardmaster_node_agent.joining import POLL_S
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_node_agent.settings import Settings
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
 from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS, follows
 
 
 class Skewed:
@@ -116,6 +120,27 @@ class Lossy:
         return getattr(self._log, name)
 
 
+class Twice:
+    """A log that writes every report to `node-events` and then does not answer, once each."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._answered: set[bytes] = set()
+        self.written = 0
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        appended: int = await self._log.append(partition, batch)
+        ids = {dict(record.headers)["ce_id"] for record in batch}
+        if partition.topic == "node-events" and not ids <= self._answered:
+            self._answered |= ids
+            self.written += 1
+            raise AppendOutcomeUnknown(topic=partition.topic, found="no answer")
+        return appended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[Host]:
     world = World(tmp_path / "snapshots")
@@ -134,28 +159,70 @@ async def refusals(world: World) -> list[RefusalCode]:
     return [one.code for commit in commits for one in commit.refused]
 
 
-async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_reports_at_once(
+async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_when_its_timeout_has_passed(
     host: Host,
 ) -> None:
     world = host.world
     async with host.agent(MemoryLedger()):
         await host.until(lambda: not host.health.reasons)
+    started_s = world.clock.monotonic_s()
     async with host.agent(MemoryLedger(), skew_ms=-600_000):
+        await host.until(lambda: bool(host.said("join_refused")))
+        assert "node_taken" in host.health.reasons["node"]
         await host.until(lambda: not host.health.reasons)
+        assert world.clock.monotonic_s() - started_s < 60 + 2 * POLL_S, "it joins at the loss"
         await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
         # Its details are not written here, so the agent releases the slots at once.
         await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     assert (await reported(world, SlotsReleasedV1))[0].data.never_started
-    joins = await reported(world, NodeJoinedV1)
-    assert joins[-1].epoch < joins[0].epoch, "the clock had stepped back"
-    assert await refusals(world) == []
+    assert await refusals(world) == [RefusalCode.NODE_TAKEN]
     await world.prove()
 
 
+async def test_of_two_agents_with_one_name_the_second_ends_and_the_first_is_undisturbed(
+    host: Host,
+) -> None:
+    """Each end of the second is followed by a start, as a supervisor does."""
+    world, ledgers = host.world, (MemoryLedger(), MemoryLedger())
+    ends = 0
+    async with host.agent(ledgers[0]):
+        await host.until(lambda: not host.health.reasons)
+        first = (await reported(world, NodeJoinedV1))[0].data.incarnation
+        began_s = world.clock.monotonic_s()
+        while world.clock.monotonic_s() - began_s < 300:
+            with pytest.raises(ExceptionGroup) as ended:
+                async with host.agent(ledgers[1]):
+                    await host.until(lambda: False, 300)
+            assert [type(error) for error in ended.value.exceptions] == [NodeTaken]
+            ends += 1
+    joins = await reported(world, NodeJoinedV1)
+    assert 1 < ends <= 300 / (2 * POLL_S) + 1, "at most one join in 20 s"
+    assert sum(join.data.incarnation != first for join in joins) == ends
+    assert of(NodeLostV1, await world.decisions()) == []
+    assert set(await refusals(world)) == {RefusalCode.NODE_TAKEN}
+    refused = len(host.said("join_refused"))
+    async with host.agent(ledgers[1]):
+        await host.until(lambda: len(host.said("join_refused")) > refused)
+        await host.until(lambda: not host.health.reasons)
+    (lost,) = of(NodeLostV1, await world.decisions())
+    assert (lost.incarnation, lost.cause) == (first, "silent"), "then the name is free"
+    await world.prove()
+
+
+async def push(
+    world: World, join: Envelope[Any], *, epoch: int, event: Event | None = None
+) -> None:
+    """Write a record in the name of an agent, with another epoch."""
+    data = event or join.data
+    forged = replace(join, type=data.TYPE, version=data.VERSION, epoch=epoch, seq=0, data=data)
+    await world.log.append(Partition("node-events"), [encode(forged, "main")])
+
+
 @pytest.mark.parametrize("given", [False, True])
-async def test_a_join_with_an_old_number_is_an_error_and_not_ready(host: Host, given: bool) -> None:
-    """As after a ledger that came back from a backup, on a host whose clock is behind."""
+async def test_a_ledger_that_came_back_from_a_backup_joins_as_its_next_incarnation(
+    host: Host, given: bool
+) -> None:
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
@@ -163,25 +230,61 @@ async def test_a_join_with_an_old_number_is_an_error_and_not_ready(host: Host, g
             await world.request(submission(0))
             await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     join = (await reported(world, NodeJoinedV1))[-1]
-    later = Envelope(
-        type=join.type,
-        version=join.version,
-        source=join.source,
-        epoch=join.epoch + 5_000_000,
-        seq=0,
-        subject=join.subject,
-        time_ms=join.time_ms,
-        actor=Actor(kind=ActorKind.NODE, id="n1"),
-        data=join.data,
-    )
-    await world.log.append(Partition("node-events"), [encode(later, "main")])
+    await push(world, join, epoch=join.epoch + 5)
     async with host.agent(ledger):
-        await host.until(lambda: bool(host.said("join_refused")))
-        assert "repeated" in host.health.reasons["node"]
-        line = host.said("join_refused")[0]
-        assert (line["level"], line["code"], line["node"]) == ("error", "repeated", "n1")
-        await host.until(lambda: len(host.said("join_refused")) > 1)
-        assert "repeated" in host.health.reasons["node"], "and stays so"
+        await host.until(lambda: bool(host.said("incarnation_over")))
+        await host.until(lambda: not host.health.reasons)
+        await world.run_for_half_a_second()
+    last = (await reported(world, NodeJoinedV1))[-1]
+    assert follows(last.data.incarnation, join.data.incarnation)
+    assert (await refusals(world))[-1] is RefusalCode.REPEATED, "and the next join is accepted"
+    await world.prove()
+
+
+@pytest.mark.parametrize("ahead_ms", [1, 59 * 60_000, MAX_EPOCH_AHEAD_MS + 60_000, 2**52])
+async def test_a_forged_epoch_silences_no_agent_for_longer_than_it_takes_to_join_again(
+    host: Host, ahead_ms: int
+) -> None:
+    world = host.world
+    async with host.agent(MemoryLedger()):
+        await host.until(lambda: not host.health.reasons)
+        await world.run_for_half_a_second()
+        join = (await reported(world, NodeJoinedV1))[-1]
+        await push(world, join, epoch=world.clock.now_ms() + ahead_ms)
+        await world.run_for_half_a_second()
+        refused = ahead_ms > MAX_EPOCH_AHEAD_MS
+        assert await refusals(world) == [RefusalCode.EPOCH_AHEAD] * refused
+        began_s = world.clock.monotonic_s()
+        # Its details are not written here, so the agent reports that it cannot start.
+        await world.request(submission(0))
+        ended = False
+
+        async def look() -> None:
+            nonlocal ended
+            ended = bool(of(TaskEndedV1, await world.decisions()))
+
+        while not ended:
+            assert world.clock.monotonic_s() - began_s < 4 * POLL_S, host.lines.getvalue()
+            await world.run_for_half_a_second()
+            await look()
+    lost = of(NodeLostV1, await world.decisions())
+    assert [one.cause for one in lost] == ([] if refused else ["replaced"])
+    await world.prove()
+
+
+async def test_a_report_that_is_in_the_log_twice_does_not_end_the_incarnation(host: Host) -> None:
+    world = host.world
+    twice = Twice(world.log)
+    world.log = twice  # type: ignore[assignment]
+    async with host.agent(MemoryLedger()):
+        await host.until(lambda: not host.health.reasons)
+        await world.request(submission(0))
+        await world.happens(lambda d: bool(of(TaskEndedV1, d)))
+        began_s = world.clock.monotonic_s()
+        await host.until(lambda: world.clock.monotonic_s() - began_s > 4 * POLL_S)
+    assert twice.written > 2
+    assert RefusalCode.REPEATED in await refusals(world)
+    assert host.said("incarnation_over") == []
 
 
 async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -> None:
@@ -271,5 +374,7 @@ async def test_an_agent_of_an_earlier_version_is_still_accepted(host: Host) -> N
     await put(7, 1)
     await put(6, 2)
     assert await refusals(world) == [RefusalCode.REPEATED]
-    await put(8, 2)
+    await put(8, 1)
     assert await refusals(world) == [RefusalCode.REPEATED]
+    await put(9, 2)
+    assert await refusals(world) == [RefusalCode.REPEATED, RefusalCode.NODE_TAKEN]

@@ -101,6 +101,7 @@ def test_every_published_event_is_projected_or_named_as_ignored() -> None:
         "NodeHeartbeat",
         "TaskOutput",
         "RecordQuarantined",
+        "LogCut",
     }
     known = PROJECTED.keys() | IGNORED
     missing = [

@@ -14,6 +14,7 @@ from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.queries import BadCursor, Filters, Visibility, WaitFinder
 from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
 from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import decisions as d
 from yardmaster_schemas.reasons import EndCode, Wait, WaitClass, WaitCode
 
@@ -212,6 +213,18 @@ async def test_tasks_beyond_max_concurrent_wait_for_those_before_them() -> None:
     held = [await waits(store, f"{A}.{index}") for index in range(5)]
     codes = [one.held.code if one and one.held else None for one in held]
     assert codes == [None, None, *["at_max_concurrent"] * 3]
+
+
+async def test_a_paused_task_without_an_attempt_has_no_place_under_max_concurrent() -> None:
+    log = LogBuilder()
+    log.request(logs.log_created())
+    log.quota.cycle(logs.pool_configured(), logs.project())
+    admit(log, A, tasks=5, max_concurrent=2)
+    log.quota.cycle(a.TaskPausedV1(job_id=A, index=0))
+    store = await viewed(log)
+    held = [await waits(store, f"{A}.{index}") for index in range(5)]
+    codes = [one.held.code if one and one.held else None for one in held]
+    assert codes == ["paused", None, None, *["at_max_concurrent"] * 2]
 
 
 async def test_a_task_that_failed_waits_for_its_pause_to_be_over() -> None:

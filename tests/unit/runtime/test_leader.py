@@ -345,6 +345,23 @@ async def test_time_in_the_log_never_decreases_when_the_clock_does(cell: ToyCell
     assert cell.said("clock_behind_log")
 
 
+async def test_time_in_the_log_passes_while_the_clock_is_behind_it(cell: ToyCell) -> None:
+    ahead = cell.leader()
+    await ahead.take_term()
+    await cell.ask()
+    await ahead.step()
+    cell.clock.advance(-86_400)
+    leader = cell.leader()
+    await leader.take_term()
+    await cell.ask()
+    await leader.step()
+    cell.clock.advance(5)
+    await cell.ask()
+    await leader.step()
+    first, second, third = [commit.now_ms for commit in await commits(cell)]
+    assert (first, third - second) == (second, 5_000)
+
+
 def running(
     cell: ToyCell, group: asyncio.TaskGroup, machine: ToyMachine | None = None, **limits: Any
 ) -> Leader[Any]:

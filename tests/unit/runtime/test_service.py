@@ -12,7 +12,7 @@ import pytest
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_core.errors import ChainBroken
-from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_eventlog.errors import LogTruncated, NotOurLog
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.chance import SystemChance
@@ -224,3 +224,32 @@ def test_a_port_in_use_is_a_named_error(
         monkeypatch.setenv("YARD_HEALTH_PORT", str(taken.getsockname()[1]))
         assert run_process(Settings, "toy", serve) == 100
     assert "error: cannot_listen: " in capsys.readouterr().err
+
+
+def test_a_process_stays_up_not_ready_when_the_log_was_truncated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("YARD_HEALTH_PORT", "0")
+    seen: list[tuple[int, str]] = []
+
+    async def ask(port: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            answer = await client.get("/readyz")
+            while "log_truncated" not in answer.text:
+                answer = await client.get("/readyz")
+            seen.append((answer.status_code, answer.text))
+            seen.append(((await client.get("/livez")).status_code, ""))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asked: list[asyncio.Task[None]] = []
+
+    async def serve(process: Process, settings: Any) -> None:
+        said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        port = next(line["port"] for line in said if line["event"] == "health")
+        asked.append(asyncio.create_task(ask(port)))
+        error = LogTruncated(found="decisions/0 ends at 3")
+        raise ExceptionGroup("several failed at once", [error, OSError("a socket")])
+
+    assert run_process(Settings, "toy", serve) == 0
+    assert [status for status, _ in seen] == [503, 200]
+    assert "decisions/0 ends at 3" in seen[0][1]

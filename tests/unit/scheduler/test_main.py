@@ -3,6 +3,8 @@
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.support.logs import (
     joined,
     released,
     started,
+    submitted,
 )
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
@@ -25,13 +28,24 @@ from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.errors import BeforeFirstCycle
+from yardmaster_runtime.machine.election import ManualElection
 from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_runtime.replay.verify import verify
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_scheduler import main as scheduler
 from yardmaster_scheduler.main import known_nodes, live_nodes
-from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
-from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
-from yardmaster_schemas.instants import rfc3339
+from yardmaster_schemas.events.decisions import (
+    NodeLostV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.requests import CancelRequestedV1, Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.instants import LAST_MS, rfc3339
 from yardmaster_schemas.position import Position
+from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.topics import TOPICS
 
 
@@ -95,6 +109,59 @@ async def test_a_silent_node_is_lost_and_its_tasks_are_requeued(tmp_path: Path) 
             NodeLostV1,
             SlotsAllocatedV1,
         ]
+    await world.prove()
+
+
+async def test_a_silent_node_is_lost_though_leaders_change_faster_than_its_timeout(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create(node_timeout_s=10)
+    elections = [ManualElection(), ManualElection()]
+    async with world.running(), asyncio.TaskGroup() as group:
+        await world.claim(joined("n1", 2))
+        await world.happens(lambda e: bool(of(CycleCommittedV2, e)))
+        ports = [
+            replace(world.ports("scheduler"), elections=partial(lambda election, _: election, each))
+            for each in elections
+        ]
+        replicas = [group.create_task(scheduler.run(each, RuntimeSettings())) for each in ports]
+        terms = 0
+        while not of(NodeLostV1, await world.decisions()) and terms < 12:
+            here, there = elections[terms % 2], elections[(terms + 1) % 2]
+            there.depose()
+            here.elect()
+            terms += 1
+            for _ in range(4):
+                await world.run_for_half_a_second()
+        for task in replicas:
+            task.cancel()
+    (lost,) = of(NodeLostV1, await world.decisions())
+    assert lost.node == "n1"
+    assert 5 <= terms <= 7, "it is lost 10 s after its last heartbeat, by leaders of 2 s each"
+    await world.prove()
+
+
+async def test_in_the_last_second_of_the_year_9999_tasks_still_start_fail_and_stop(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.clock.advance((LAST_MS - world.clock.now_ms()) / 1000 - 0.5)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        one = Resources(gpus=1, gpu_milli=1000)
+        await world.request(*(submitted(job(n), resources=one, max_restarts=3) for n in range(2)))
+        found = await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+        fails, stops = (each.task_id for each in of(SlotsAllocatedV1, found))
+        await world.claim(started(fails, "n1"), started(stops, "n1"))
+        await world.claim(exited(fails, "n1", exit_code=1), released(fails, "n1"))
+        await world.request(CancelRequestedV1(job_id=stops.split(".")[0], index=0))
+        found = await world.happens(
+            lambda e: bool(of(StopRequestedV1, e)) and bool(of(TaskRequeuedV1, e))
+        )
+    assert of(StopRequestedV1, found)[0].deadline_at_ms == LAST_MS
+    assert of(TaskRequeuedV1, found)[0].not_before_ms == LAST_MS
     await world.prove()
 
 

@@ -37,6 +37,7 @@ class Rig:
             self.log,
             lambda: self.nodes,
             self.observations,
+            now_ms=self.clock.now_ms,
             clock=self.clock,
             limits=ShellLimits(),
             metrics=self.metrics,
@@ -200,3 +201,29 @@ async def test_a_heartbeat_that_was_written_but_not_read_yet_counts(away: Any) -
     there.set()
     await rig.passes(1)
     assert rig.silent() == [], "a was last read 13 s ago, but its heartbeat lay there unread"
+
+
+async def test_after_a_loss_of_heartbeats_the_watch_continues_at_the_end_of_the_topic(
+    rig: Rig,
+) -> None:
+    for _ in range(30):
+        await rig.beat("a")
+        await rig.beat("b")
+        await rig.passes(1)
+    rig.log.cut(Partition(HEARTBEATS.name), 20)
+    for _ in range(15):
+        await rig.beat("a")
+        await rig.passes(1)
+    assert {node for node, _ in rig.silent()} == {"b"}, "b is silent, and a was heard"
+    assert rig.metrics.heartbeats_lost._value.get() == 1
+
+
+async def test_after_a_loss_of_heartbeats_every_node_gets_its_full_timeout_again(rig: Rig) -> None:
+    await rig.beat("a")
+    await rig.beat("b")
+    await rig.passes(9)
+    rig.log.cut(Partition(HEARTBEATS.name), 1)
+    await rig.passes(9)
+    assert rig.silent() == []
+    await rig.passes(3)
+    assert {node for node, _ in rig.silent()} == {"a", "b"}

@@ -148,7 +148,7 @@ def alphabet(pattern: str) -> set[str]:
 
 
 def test_the_topics_kept_forever_are_those_that_decisions_read() -> None:
-    assert FOREVER == ["admissions", "decisions", "node-events", "requests"]
+    assert FOREVER == ["admissions", "cuts", "decisions", "node-events", "requests"]
 
 
 @pytest.mark.parametrize("cls", LASTING)

@@ -26,6 +26,7 @@ TABLE = {
     "heartbeats": (("node_agent",), "node", True),
     "task-logs": (("node_agent",), "task", True),
     "quarantine": (("quota", "scheduler"), "topic", False),
+    "cuts": ((), "cell", False),
 }
 
 
@@ -46,7 +47,7 @@ def test_a_node_has_a_topic_of_its_own_assignments() -> None:
     assert found is not None
     assert found.name == "assignments.gpu-07"
     assert found.retention_ms == 7 * DAY_MS
-    assert (found.writers, found.readers) == (("scheduler",), ("node_agent",))
+    assert (found.writers, found.readers) == (("scheduler",), ("node_agent", "scheduler"))
 
 
 @pytest.mark.parametrize("name", ["", "request", "assignments", "Decisions"])
@@ -64,7 +65,7 @@ def test_decisions_are_kept_forever_and_personal_data_can_be_erased() -> None:
         assert TOPICS[name].retention_ms is None
         assert not TOPICS[name].compacted
     assert DETAILS.compacted
-    for name in set(TOPICS) - set(INPUT_ORDER) - {"details"}:
+    for name in set(TOPICS) - set(INPUT_ORDER) - {"details", "cuts"}:
         kept_ms = TOPICS[name].retention_ms
         assert kept_ms is not None
         assert kept_ms >= HOUR_MS

@@ -6,6 +6,7 @@ from tests.support.histories import history_of
 from yardmaster_core.testing import START_MS, Cell
 from yardmaster_schemas.events.decisions import Outcome
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import next_incarnation
 from yardmaster_simulation.history import History
 from yardmaster_simulation.metrics import (
     exec_ms_of,
@@ -149,7 +150,7 @@ def test_a_lost_node_takes_what_ran_there_with_it() -> None:
     assert lost_gpu_milli_ms(task) == (0, 4000 * 80_000)
     assert history.nodes_lost == 1
     assert pool_now(history) == [0, 0, 4000, 0]
-    cell.node("n1", incarnation="1" * 12)
+    cell.node("n1", incarnation=next_incarnation("0" * 12))
     cell.cycle(after_s=50)
     assert task_of(history_of(cell), "a").wait_ms == 50_000
 
@@ -255,7 +256,7 @@ def test_repeats_and_what_is_unknown_change_nothing() -> None:
 def test_a_node_that_joins_another_pool_at_once_counts_there() -> None:
     cell = cell_of_8()
     cell.leaves("n1")
-    cell.node("n1", pool="side", gpus=4, incarnation="1" * 12)
+    cell.node("n1", pool="side", gpus=4, incarnation=next_incarnation("0" * 12))
     cell.cycle(after_s=1)
     history = history_of(cell)
     assert pool_now(history)[0] == 0

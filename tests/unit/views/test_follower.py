@@ -144,6 +144,26 @@ async def test_a_log_that_lost_what_a_cycle_took_stops_the_views() -> None:
         await Followed(builder).catch_up()
 
 
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("cached", [0, 100])
+@pytest.mark.parametrize("topic", ["requests", "admissions", "node-events", "decisions"])
+async def test_views_do_not_start_on_a_log_that_lost_what_they_contain(
+    topic: str, cached: int, grown: bool
+) -> None:
+    followed = Followed(story(), cached=cached)
+    store = await followed.catch_up()
+    position, partition = await store.position(), Partition(topic)
+    followed.log.cut(partition, await followed.log.end(partition) - 1)
+    # A handle that has read nothing, as after a restart.
+    followed.log = followed.log.handle()
+    if grown:
+        (first,) = await followed.log.read(partition, 0, max_records=1)
+        await followed.log.append(partition, [first.record] * 2)
+    with pytest.raises(LogTruncated, match=topic):
+        await followed.another().start()
+    assert await store.position() == position, "the store is unchanged"
+
+
 async def test_details_count_only_under_their_digest() -> None:
     from hashlib import sha256
 

@@ -134,10 +134,25 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* Credentials for brokers of the site, as volumes of a process on the log. */}}
+{{/* The user of a process at the chart's brokers; brokers of the site have one for all. Of: root, user. */}}
+{{- define "yardmaster.logEnv" -}}
+{{- if .root.Values.kafka.deploy }}
+- { name: YARD_KAFKA__SASL_USERNAME, value: {{ .user }} }
+{{- end }}
+{{- end }}
+
+{{/* Credentials for the brokers, as volumes of a process on the log. Of: root; user, "" for all users. */}}
 {{- define "yardmaster.logVolumes" -}}
-{{- if not .Values.kafka.deploy }}
-{{- with .Values.kafka.external }}
+{{- if .root.Values.kafka.deploy }}
+- name: kafka-password
+  secret:
+    secretName: {{ .root.Values.kafka.usersSecret }}
+    defaultMode: 0440
+    {{- with .user }}
+    items: [{ key: {{ . }}, path: password }]
+    {{- end }}
+{{- else }}
+{{- with .root.Values.kafka.external }}
 {{- if .passwordSecret.name }}
 - name: kafka-password
   secret:
@@ -166,17 +181,19 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* How gateways and views reach Redis: variables, mounts, volumes. */}}
+{{/* How gateways and views reach Redis: variables, mounts, volumes. Of: root, user. */}}
 {{- define "yardmaster.redisEnv" -}}
-- { name: YARD_REDIS__URL, value: {{ .Values.redis.deploy | ternary "redis://redis:6379/0" .Values.redis.external.url | quote }} }
-{{- if .Values.redis.passwordSecret.name }}
+{{- $deployed := .root.Values.redis.deploy }}
+{{- $external := .root.Values.redis.external }}
+- { name: YARD_REDIS__URL, value: {{ $deployed | ternary "redis://redis:6379/0" $external.url | quote }} }
+{{- with $deployed | ternary .user $external.username }}
+- { name: YARD_REDIS__USERNAME, value: {{ . | quote }} }
+{{- end }}
+{{- if or $deployed $external.passwordSecret.name }}
 - { name: YARD_REDIS__PASSWORD_FILE, value: /etc/yardmaster/redis/password }
 {{- end }}
-{{- if not .Values.redis.deploy }}
-{{- with .Values.redis.external }}
-{{- if .username }}
-- { name: YARD_REDIS__USERNAME, value: {{ .username | quote }} }
-{{- end }}
+{{- if not $deployed }}
+{{- with $external }}
 {{- if .caSecret.name }}
 - { name: YARD_REDIS__SSL_CAFILE, value: /etc/yardmaster/redis-ca/ca.crt }
 {{- end }}
@@ -185,16 +202,14 @@ readinessProbe:
 {{- end }}
 
 {{- define "yardmaster.redisMounts" -}}
-{{- if .Values.redis.passwordSecret.name }}
-- { name: redis-password, mountPath: /etc/yardmaster/redis, readOnly: true }
-{{- end }}
-{{- if and (not .Values.redis.deploy) .Values.redis.external.caSecret.name }}
-- { name: redis-ca, mountPath: /etc/yardmaster/redis-ca, readOnly: true }
+{{- range fromYamlArray (include "yardmaster.redisVolumes" .) }}
+- { name: {{ .name }}, mountPath: /etc/yardmaster/{{ .name | replace "redis-password" "redis" }}, readOnly: true }
 {{- end }}
 {{- end }}
 
 {{- define "yardmaster.redisVolumes" -}}
-{{- with .Values.redis.passwordSecret }}
+{{- $own := dict "name" .root.Values.redis.usersSecret "key" .user }}
+{{- with .root.Values.redis.deploy | ternary $own .root.Values.redis.external.passwordSecret }}
 {{- if .name }}
 - name: redis-password
   secret:
@@ -203,8 +218,8 @@ readinessProbe:
     items: [{ key: {{ .key }}, path: password }]
 {{- end }}
 {{- end }}
-{{- if not .Values.redis.deploy }}
-{{- with .Values.redis.external.caSecret }}
+{{- if not .root.Values.redis.deploy }}
+{{- with .root.Values.redis.external.caSecret }}
 {{- if .name }}
 - name: redis-ca
   secret:

@@ -56,15 +56,24 @@ _MISSING: Final[Mapping[Path, str]] = {
 }
 
 
-def read_job(job: JobSource, *, project: str | None = None) -> JobSpec:
+def read_job(job: JobSource, *, project: str | None = None, folder: str | None = None) -> JobSpec:
     """The model of a job; `project` is the project of a job that names none.
+
+    A relative working directory is relative to the folder of the job's file, else to `folder`. With
+    `folder` None it is unchanged: the nodes do not see the files of this machine.
 
     Raises:
         InputError: all problems at once, one per line, each with its line of the file and its key.
     """
     if isinstance(job, JobSpec):
-        return job
+        if folder is None or job.run.working_dir is None or job.run.image is not None:
+            return job
+        path = os.path.normpath(os.path.join(folder, job.run.working_dir))
+        return job.model_copy(update={"run": job.run.model_copy(update={"working_dir": path})})
     tree = _tree(job)
+    if folder is not None:
+        of_file = os.path.dirname(job) if isinstance(job, os.PathLike) else ""
+        resolve_folder(tree, os.path.join(folder, os.fspath(of_file)))
     if tree.values.get("project") is None and project is not None:
         tree.put(("project",), project, "settings")
     return check(tree)
@@ -80,6 +89,15 @@ def _tree(job: Mapping[str, Any] | str | os.PathLike[str]) -> Tree:
             hint = "a text is a job file itself; to read a file, pass its pathlib.Path"
             raise InputError(error.problem, hint=hint) from None
     return read(read_file(job), os.fspath(job))
+
+
+def resolve_folder(tree: Tree, folder: str) -> None:
+    """Make a relative working directory in a job without an image relative to `folder`."""
+    run = tree.values.get("run")
+    named = run.get("working_dir") if isinstance(run, Mapping) and "image" not in run else None
+    if isinstance(named, str) and named:
+        place = tree.places.get(("run", "working_dir"), tree.source)
+        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(folder, named)), place)
 
 
 def read_file(path: str | os.PathLike[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from yardmaster_core.admission.state import (
     AdmissionState,
+    Cell,
     Department,
     Enrolled,
     Job,
@@ -24,9 +25,11 @@ from yardmaster_core.admission.state import (
     Project,
 )
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import ENDED_LEAVE
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
     CycleCommittedV2,
@@ -34,12 +37,13 @@ from yardmaster_schemas.events.machine import (
     SnapshotTakenV1,
     TermStartedV1,
 )
+from yardmaster_schemas.topics import DECISIONS
 
 VerdictApplier = Callable[[AdmissionState, Any, Any], None]
 
 #: Records of quota's own topic that only the shell uses.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
-    {TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1}
+    {TermStartedV1, CycleCommittedV1, CycleCommittedV2, SnapshotTakenV1}
 )
 #: Published events that this version never writes; one in the log is from another version.
 UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
@@ -58,7 +62,7 @@ JUDGED: Final[frozenset[type[Event]]] = frozenset(
         *(r.ProjectChangeRequestedV1, r.ProjectDeletionRequestedV1),
         *(r.NodeCordonRequestedV1, r.NodeUncordonRequestedV1, r.NodeDrainRequestedV1),
         *(r.NodeEnrolRequestedV1, r.NodeRevokeRequestedV1, r.EraseRequestedV1),
-        r.NodeSlotsChangeRequestedV1,
+        *(r.NodeSlotsChangeRequestedV1, r.RulesRequestedV1, r.CellChangeRequestedV1),
     }
 )
 
@@ -69,15 +73,21 @@ def parse_record_id(record_id: str) -> tuple[str, int, int]:
     return source, int(epoch), int(seq)
 
 
-def apply_event(state: AdmissionState, event: Event, record_id: str) -> None:
+def apply_event(state: AdmissionState, event: Event, record_id: str, actor: str) -> None:
     """Apply a record to the state; a repeated record changes nothing.
+
+    Of the scheduler's decisions, only the ends of tasks change it.
 
     Raises:
         ImpossibleEvent: log and state disagree; only for records of quota's own topic.
     """
     kind = type(event)
     if kind in JUDGED or kind is r.LogCreatedV1:
-        _apply_request(state, event, record_id)
+        _apply_request(state, event, record_id, actor)
+        return
+    if DECISIONS.name in kind.TOPICS and kind not in IGNORED and kind not in VERDICTS:
+        if isinstance(event, TaskEndedV1):
+            _apply_end(state, event)
         return
     if kind not in VERDICTS and kind not in IGNORED:
         found = "no request leads to it" if kind in UNWRITTEN else "quota never writes it"
@@ -85,12 +95,14 @@ def apply_event(state: AdmissionState, event: Event, record_id: str) -> None:
     _, epoch, seq = parse_record_id(record_id)
     if state.own is not None and not state.own.precedes(epoch, seq):
         return
-    if kind in VERDICTS:
+    # The leader's own RulesEnabled names the rules with which the cycle began.
+    observed = isinstance(event, RulesEnabledV1) and event.rules == state.rules
+    if kind in VERDICTS and not observed:
         apply_verdict(state, event)
     state.own = LastRecord(epoch, seq)
 
 
-def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
+def _apply_request(state: AdmissionState, event: Event, record_id: str, actor: str) -> None:
     source, epoch, seq = parse_record_id(record_id)
     last = state.sources.get(source)
     if last is not None and not last.precedes(epoch, seq):
@@ -100,8 +112,16 @@ def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
         if state.logs.get(state.cell) is None:
             state.logs.put(state.cell, Log(event.log_id, event.mode.value))
         return
-    state.work.append(Pending(event, record_id, state.now_ms))
+    state.work.append(Pending(event, record_id, state.now_ms, actor))
     state.taken += 1
+
+
+def _apply_end(state: AdmissionState, event: TaskEndedV1) -> None:
+    job_id, _, index = event.task_id.partition(".")
+    job = state.jobs.get(job_id)
+    if job is not None:
+        bit = job.bits(int(index))
+        state.put_job(job_id, replace(job, ended=job.ended | bit, paused=job.paused & ~bit))
 
 
 def apply_verdict(state: AdmissionState, verdict: Event) -> None:
@@ -147,21 +167,23 @@ def _task_admitted_v1(
     state: AdmissionState, verdict: a.TaskAdmittedV1, request: r.TaskSubmittedV1
 ) -> None:
     name = verdict.job_id
-    known = state.jobs.get(name) is not None or state.rejected.get(name) is not None
+    known = state.jobs.get(name) is not None or state.judged_ids.get(name) is not None
     _require(not known, verdict, f"job {name} was judged before")
     spec = verdict.spec
     body = bytes.fromhex(request.body_digest)
     pools = state.interned(spec.pools)
-    state.put_job(name, Job(intern(verdict.project), pools, spec.tasks, spec.priority, 1, body))
+    user = intern(state.work[0].actor) if state.rules >= ENDED_LEAVE else ""
+    project = intern(verdict.project)
+    state.put_job(name, Job(project, pools, spec.tasks, spec.priority, 1, body, user=user))
 
 
 def _task_rejected_v1(
     state: AdmissionState, verdict: a.TaskRejectedV1, request: r.TaskSubmittedV1
 ) -> None:
     name = verdict.job_id
-    known = state.jobs.get(name) is not None or state.rejected.get(name) is not None
+    known = state.jobs.get(name) is not None or state.judged_ids.get(name) is not None
     _require(not known, verdict, f"job {name} was judged before")
-    state.rejected.put(name, bytes.fromhex(request.body_digest))
+    state.judged_ids.add(name, bytes.fromhex(request.body_digest))
 
 
 def _request_refused_v1(state: AdmissionState, verdict: a.RequestRefusedV1, request: Event) -> None:
@@ -183,7 +205,7 @@ def _task_paused_v1(
     state: AdmissionState, verdict: a.TaskPausedV1, request: r.PauseRequestedV1
 ) -> None:
     job = _job(state, verdict)
-    held = job.bits(verdict.index) & ~job.cancelled
+    held = job.bits(verdict.index) & ~job.cancelled & ~job.ended
     state.put_job(verdict.job_id, replace(job, paused=job.paused | held))
 
 
@@ -203,6 +225,13 @@ def _job_changed_v1(
     _require(verdict.revision == job.revision + 1, verdict, f"the job's revision is {job.revision}")
     priority = verdict.priority if isinstance(verdict, a.PriorityChangedV1) else job.priority
     state.put_job(verdict.job_id, replace(job, priority=priority, revision=verdict.revision))
+
+
+def _cell_configured_v1(
+    state: AdmissionState, verdict: a.CellConfiguredV1, request: r.CellChangeRequestedV1
+) -> None:
+    _follows(verdict, verdict.revision, state.cells.get(state.cell))
+    state.cells.put(state.cell, Cell(verdict.config, verdict.revision))
 
 
 def _pool_configured_v1(
@@ -254,7 +283,7 @@ def _entitlements_changed_v1(
 
 
 def _follows(
-    verdict: Event, revision: int, row: Pool | Department | Project | Enrolled | None
+    verdict: Event, revision: int, row: Cell | Pool | Department | Project | Enrolled | None
 ) -> None:
     before = 0 if row is None else row.revision
     _require(revision == before + 1, verdict, f"the revision before is {before}")
@@ -317,6 +346,14 @@ _ENTITLEMENTS = (
     | r.ProjectChangeRequestedV1
     | r.ProjectDeletionRequestedV1
 )
+
+
+def _rules_enabled_v1(
+    state: AdmissionState, verdict: RulesEnabledV1, request: r.RulesRequestedV1
+) -> None:
+    state.rules = verdict.rules
+
+
 _TASK = ("job_id", "index")
 
 #: Verdict -> the request type it answers (None: the verdict names it), the fields in which both
@@ -335,6 +372,7 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], VerdictApplier]
         ("job_id", "max_slots_milli"),
         _job_changed_v1,
     ),
+    a.CellConfiguredV1: (r.CellChangeRequestedV1, ("config",), _cell_configured_v1),
     a.PoolConfiguredV1: (r.PoolChangeRequestedV1, ("pool", "config"), _pool_configured_v1),
     a.PoolDeletedV1: (r.PoolDeletionRequestedV1, ("pool",), _pool_deleted_v1),
     a.EntitlementsChangedV1: (_ENTITLEMENTS, (), _entitlements_changed_v1),
@@ -349,4 +387,5 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], VerdictApplier]
     a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
     a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
     a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),
+    RulesEnabledV1: (r.RulesRequestedV1, ("rules",), _rules_enabled_v1),
 }

@@ -10,10 +10,19 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from yardmaster_core import fencing
-from yardmaster_core.admission.state import AdmissionState, Department, Enrolled, Job, Pool, Project
+from yardmaster_core.admission.state import (
+    AdmissionState,
+    Cell,
+    Department,
+    Enrolled,
+    Job,
+    Pool,
+    Project,
+)
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import AdmissionCode
 
 
@@ -52,7 +61,7 @@ def _stale(request: Event, if_revision: int | None, revision: int) -> a.RequestR
     return refused(request, AdmissionCode.VERSION_MISMATCH, numbers=numbers)
 
 
-def _revision(row: Pool | Department | Project | Enrolled | None) -> int:
+def _revision(row: Cell | Pool | Department | Project | Enrolled | None) -> int:
     return 0 if row is None else row.revision
 
 
@@ -65,13 +74,13 @@ def _live(
     """The job if it, or the named task, can still be changed; otherwise the refusal."""
     job = state.jobs.get(job_id)
     if job is None:
-        known = state.rejected.get(job_id) is not None
+        known = state.judged_ids.get(job_id) is not None
         code = AdmissionCode.WRONG_PHASE if known else AdmissionCode.JOB_UNKNOWN
         return refused(request, code, about=job_id)
     if index is not None and index >= job.tasks:
         numbers = {"index": index, "tasks": job.tasks}
         return refused(request, AdmissionCode.TASK_UNKNOWN, about=job_id, numbers=numbers)
-    if not job.live or (index is not None and job.cancelled & job.bits(index)):
+    if not job.live or (index is not None and (job.cancelled | job.ended) & job.bits(index)):
         about = job_id if index is None else f"{job_id}.{index}"
         return refused(request, AdmissionCode.WRONG_PHASE, about=about)
     return job
@@ -83,10 +92,12 @@ def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
     A second request is accepted if it is `immediate`: it ends the grace period.
     """
     job = _live(state, request, request.job_id, request.index)
+    known = state.jobs.get(request.job_id)
     cancelled = (
         isinstance(job, a.RequestRefusedV1)
         and job.code is AdmissionCode.WRONG_PHASE
-        and state.jobs.get(request.job_id) is not None
+        and known is not None
+        and bool(known.cancelled & ~known.ended & known.bits(request.index))
     )
     if isinstance(job, a.RequestRefusedV1) and not (request.immediate and cancelled):
         return job
@@ -100,7 +111,7 @@ def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
-    if not job.bits(request.index) & ~job.cancelled & ~job.paused:
+    if not job.bits(request.index) & ~job.cancelled & ~job.ended & ~job.paused:
         return refused(request, AdmissionCode.WRONG_PHASE, about=request.job_id)
     return a.TaskPausedV1(job_id=request.job_id, index=request.index)
 
@@ -161,13 +172,24 @@ def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1)
 def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
     """Accept if the job was admitted or rejected; the request may be repeated.
 
-    The gateway has checked that the job has ended, because quota does not receive ends of jobs. An
-    end is final, so an end that the gateway reads in a view is still true here.
+    The gateway has checked that the job has ended. Quota may read that end later. An end is final,
+    so one that the gateway reads in a view is still true here.
     """
     known = state.jobs.get(request.job_id) is not None
-    if not known and state.rejected.get(request.job_id) is None:
+    if not known and state.judged_ids.get(request.job_id) is None:
         return refused(request, AdmissionCode.JOB_UNKNOWN, about=request.job_id)
     return a.DetailsErasedV1(job_id=request.job_id)
+
+
+# The cell --------------------------------------------------------------------------------------
+
+
+def judge_cell(state: AdmissionState, request: r.CellChangeRequestedV1) -> Event:
+    """Accept any configuration; tasks that were admitted stay when a limit falls."""
+    revision = _revision(state.cells.get(state.cell))
+    return _stale(request, request.if_revision, revision) or a.CellConfiguredV1(
+        revision=revision + 1, config=request.config
+    )
 
 
 # Pools -----------------------------------------------------------------------------------------
@@ -347,3 +369,14 @@ def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) ->
     if row is None or row.revoked:
         return refused(request, AdmissionCode.NODE_UNKNOWN, about=request.node)
     return _stale(request, request.if_revision, row.revision) or a.NodeRevokedV1(node=request.node)
+
+
+# Rules -----------------------------------------------------------------------------------------
+
+
+def judge_rules(state: AdmissionState, request: r.RulesRequestedV1) -> Event:
+    """Accept; refuse if a new leader has enabled these rules since the request was taken."""
+    if request.rules <= state.rules:
+        numbers = {"rules": state.rules}
+        return refused(request, AdmissionCode.VERSION_MISMATCH, numbers=numbers)
+    return RulesEnabledV1(rules=request.rules)

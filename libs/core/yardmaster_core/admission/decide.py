@@ -25,6 +25,7 @@ JUDGES: Final[Mapping[type[Event], Callable[[AdmissionState, Any], Event]]] = {
     r.PriorityChangeRequestedV1: changes.judge_priority,
     r.WeightChangeRequestedV1: changes.judge_weight,
     r.MaxSlotsChangeRequestedV1: changes.judge_max_slots,
+    r.CellChangeRequestedV1: changes.judge_cell,
     r.PoolDeletionRequestedV1: changes.judge_pool_deletion,
     r.DepartmentChangeRequestedV1: changes.judge_department,
     r.DepartmentDeletionRequestedV1: changes.judge_department_deletion,
@@ -37,6 +38,7 @@ JUDGES: Final[Mapping[type[Event], Callable[[AdmissionState, Any], Event]]] = {
     r.NodeEnrolRequestedV1: changes.judge_enrollment,
     r.NodeRevokeRequestedV1: changes.judge_revocation,
     r.EraseRequestedV1: changes.judge_erasure,
+    r.RulesRequestedV1: changes.judge_rules,
 }
 #: The fields in which a request names its subject.
 _SUBJECTS: Final = ("pool", "department", "project", "node")
@@ -68,15 +70,15 @@ def decide_in_place(
         pending = state.work[0]
         event = judge(state, pending, check)
         apply_verdict(state, event)
-        decisions.append(Decision(event, subject(pending.event), pending.record_id))
+        decisions.append(Decision(event, subject(state, pending.event), pending.record_id))
     return decisions, state.judged == state.taken
 
 
-def subject(request: Event) -> str:
-    """The subject of a request: a task, a job, or the name of the configured entity."""
+def subject(state: AdmissionState, request: Event) -> str:
+    """The subject of a request: a task, a job, the name of the configured entity, or the cell."""
     job_id: str | None = getattr(request, "job_id", None)
     if job_id is not None:
         index: int | None = getattr(request, "index", None)
         return job_id if index is None else f"{job_id}.{index}"
-    name: str = next(getattr(request, field) for field in _SUBJECTS if hasattr(request, field))
-    return name
+    names = (getattr(request, field) for field in _SUBJECTS if hasattr(request, field))
+    return next(names, state.cell)

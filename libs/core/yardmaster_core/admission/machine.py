@@ -9,14 +9,22 @@ from yardmaster_core.admission.changes import PolicyCheck, any_policy
 from yardmaster_core.admission.decide import decide, decide_in_place
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.rules import RULES
+from yardmaster_core.rules import ENDED_LEAVE, OLDEST_RULES, RULES
 from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
-from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.events.requests import (
+    LogCreatedV1,
+    ProjectChangeRequestedV1,
+    RulesRequestedV1,
+)
 from yardmaster_schemas.reasons import RefusalCode
-from yardmaster_schemas.topics import ADMISSIONS, REQUESTS, Topic
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, REQUESTS, Topic
 
 GATEWAY: Final = "gateway"
+#: Since these rules the epoch of a request is compared with the time of its append.
+BOUNDED_EPOCHS: Final = 4
 #: Services that write only to topics of their own. Any other writer may append LogCreated: it is
 #: the first record, appended by the tool that creates the log, before any gateway runs.
 _OTHER_SERVICES: Final = frozenset({"quota", "scheduler", "node"})
@@ -31,9 +39,11 @@ class QuotaMachine:
 
     name: str = "quota"
     output: Topic = ADMISSIONS
-    inputs: tuple[Topic, ...] = (REQUESTS,)
+    inputs: tuple[Topic, ...] = (REQUESTS, DECISIONS)
     observations: tuple[type[Event], ...] = (RulesEnabledV1, SnapshotTakenV1)
     rules: int = RULES
+    oldest_rules: int = OLDEST_RULES
+    oldest_recomputed: int = OLDEST_RULES
 
     def __init__(self, check_policy: PolicyCheck = any_policy) -> None:
         self._check_policy = check_policy
@@ -42,11 +52,22 @@ class QuotaMachine:
         """An empty cell."""
         return AdmissionState(cell)
 
-    def begin_cycle(self, state: AdmissionState, cycle: int, now_ms: int) -> AdmissionState:
+    def begin_cycle(
+        self, state: AdmissionState, cycle: int, now_ms: int, rules: int = RULES
+    ) -> AdmissionState:
         """Start a cycle; `now_ms` becomes the submission time of jobs in its inputs."""
+        state.rules = rules
         state.cycle = cycle
         state.now_ms = max(state.now_ms, now_ms)
         return state
+
+    def takes(self, topic: Topic, rules: int) -> bool:
+        """Whether a cycle of these rules takes records of the topic."""
+        return topic is not DECISIONS or rules >= ENDED_LEAVE
+
+    def calls_for_cycle(self, event: Event) -> bool:
+        """Whether a decision of the scheduler is the end of a task; others change no state."""
+        return isinstance(event, TaskEndedV1)
 
     def refusal(self, state: AdmissionState, envelope: Envelope[Event]) -> RefusalCode | None:
         """Why a record is not a valid request, or None; `decide` judges its content."""
@@ -66,15 +87,40 @@ class QuotaMachine:
             return RefusalCode.CONTRADICTION if log is not None else None
         if service != GATEWAY or log is None:
             return RefusalCode.NOT_ITS_AUTHOR
+        if isinstance(event, ProjectChangeRequestedV1) and event.config.max_unfinished is not None:
+            # Programs of older rules cannot read the field.
+            return RefusalCode.UNKNOWN_VERSION if state.rules < ENDED_LEAVE else None
+        if isinstance(event, RulesRequestedV1):
+            return self._refused_rules(state, event)
         return None
 
-    def apply(self, state: AdmissionState, event: Event, record_id: str) -> AdmissionState:
+    def stored_refusal(
+        self, envelope: Envelope[Event], appended_ms: int, rules: int
+    ) -> RefusalCode | None:
+        """See `core.machine.Machine.stored_refusal`."""
+        ahead = envelope.epoch > appended_ms + MAX_EPOCH_AHEAD_MS
+        return RefusalCode.EPOCH_AHEAD if ahead and rules >= BOUNDED_EPOCHS else None
+
+    def _refused_rules(self, state: AdmissionState, event: RulesRequestedV1) -> RefusalCode | None:
+        """Why a switch to these rules changes nothing.
+
+        The record itself is refused, without a verdict: a program of the release before cannot read
+        it, and may only have to stop where the rules change.
+        """
+        if event.rules > self.rules:
+            return RefusalCode.UNKNOWN_VERSION
+        pending = any(isinstance(one.event, RulesRequestedV1) for one in state.work)
+        return RefusalCode.REPEATED if pending or event.rules <= state.rules else None
+
+    def apply(
+        self, state: AdmissionState, event: Event, record_id: str, actor: str = ""
+    ) -> AdmissionState:
         """The state after a request or a verdict; a repeat changes nothing.
 
         Raises:
             ImpossibleEvent: the verdict contradicts the state.
         """
-        apply_event(state, event, record_id)
+        apply_event(state, event, record_id, actor)
         return state
 
     def decide(

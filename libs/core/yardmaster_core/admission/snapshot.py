@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from yardmaster_core.admission.state import (
     AdmissionState,
+    Cell,
     Department,
     Enrolled,
     Job,
@@ -26,6 +27,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events.requests import (
+    CellConfig,
     DepartmentConfig,
     Enrolment,
     PoolConfig,
@@ -33,7 +35,7 @@ from yardmaster_schemas.events.requests import (
 )
 
 #: The version of the format. Increase it when the dump or the text of a digest changes.
-FORMAT: Final = 2
+FORMAT: Final = 4
 
 
 def dump(state: AdmissionState) -> dict[str, Any]:
@@ -43,10 +45,12 @@ def dump(state: AdmissionState) -> dict[str, Any]:
         "cell": state.cell,
         "cycle": state.cycle,
         "now_ms": state.now_ms,
+        "rules": state.rules,
         "taken": state.taken,
         "judged": state.judged,
         "own": None if state.own is None else [state.own.epoch, state.own.seq],
         "logs": [[row.log_id, row.mode] for _, row in state.logs.items()],
+        "cells": _dump_configs(state.cells.items()),
         "pools": _dump_configs(state.pools.items()),
         "departments": _dump_configs(state.departments.items()),
         "projects": _dump_configs(state.projects.items()),
@@ -56,7 +60,7 @@ def dump(state: AdmissionState) -> dict[str, Any]:
             for name, row in state.enrolled.items()
         },
         "jobs": {name: _dump_job(row) for name, row in state.jobs.items()},
-        "rejected": {name: body.hex() for name, body in state.rejected.items()},
+        "judged_ids": state.judged_ids.dump(),
         "sources": {name: [row.epoch, row.seq] for name, row in state.sources.items()},
         "work": [_dump_pending(pending) for pending in state.work],
     }
@@ -83,11 +87,14 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     state = AdmissionState(cell)
     state.cycle = int(dumped["cycle"])
     state.now_ms = int(dumped["now_ms"])
+    state.rules = int(dumped["rules"])
     state.taken = int(dumped["taken"])
     state.judged = int(dumped["judged"])
     state.own = None if dumped["own"] is None else LastRecord(*map(int, dumped["own"]))
     for log_id, mode in dumped["logs"]:
         state.logs.put(cell, Log(log_id, mode))
+    for name, (config, revision) in dumped["cells"].items():
+        state.cells.put(name, Cell(plain.load(CellConfig, config), int(revision)))
     for name, (config, revision) in dumped["pools"].items():
         state.put_pool(name, Pool(plain.load(PoolConfig, config), int(revision)))
     for name, (config, revision) in dumped["departments"].items():
@@ -101,8 +108,7 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
         state.put_enrolled(name, Enrolled(enrolment, int(revision), revoked is True))
     for name, row in dumped["jobs"].items():
         state.put_job(name, _load_job(state, row))
-    for name, body in dumped["rejected"].items():
-        state.rejected.put(name, bytes.fromhex(body))
+    state.judged_ids.load(dumped["judged_ids"])
     for name, (epoch, seq) in dumped["sources"].items():
         state.sources.put(name, LastRecord(int(epoch), int(seq)))
     state.work.extend(_load_pending(row) for row in dumped["work"])
@@ -114,7 +120,7 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
 
 
 def _dump_configs(
-    rows: Iterable[tuple[str, Pool | Department | Project]],
+    rows: Iterable[tuple[str, Cell | Pool | Department | Project]],
 ) -> dict[str, list[Any]]:
     return {name: [plain.dump(row.config), row.revision] for name, row in rows}
 
@@ -123,12 +129,12 @@ def _dump_job(job: Job) -> list[Any]:
     numbers = [job.tasks, job.priority, job.revision]
     return [
         *(job.project, list(job.pools), *numbers),
-        *(job.body.hex(), f"{job.paused:x}", f"{job.cancelled:x}"),
+        *(job.body.hex(), f"{job.paused:x}", f"{job.cancelled:x}", f"{job.ended:x}", job.user),
     ]
 
 
 def _load_job(state: AdmissionState, row: list[Any]) -> Job:
-    project, pools, tasks, priority, revision, body, paused, cancelled = row
+    project, pools, tasks, priority, revision, body, paused, cancelled, ended, user = row
     return Job(
         project=intern(project),
         pools=state.interned(tuple(pools)),
@@ -138,6 +144,8 @@ def _load_job(state: AdmissionState, row: list[Any]) -> Job:
         body=bytes.fromhex(body),
         paused=int(paused, 16),
         cancelled=int(cancelled, 16),
+        ended=int(ended, 16),
+        user=intern(user),
     )
 
 
@@ -148,6 +156,7 @@ def _dump_pending(pending: Pending) -> dict[str, Any]:
         "version": event.VERSION,
         "record_id": pending.record_id,
         "taken_ms": pending.taken_ms,
+        "actor": pending.actor,
         "data": plain.dump(event),
     }
 
@@ -155,4 +164,4 @@ def _dump_pending(pending: Pending) -> dict[str, Any]:
 def _load_pending(row: dict[str, Any]) -> Pending:
     cls: type[Event] = EVENTS[row["type"], row["version"]]
     event = plain.load(cls, row["data"])
-    return Pending(event, str(row["record_id"]), int(row["taken_ms"]))
+    return Pending(event, str(row["record_id"]), int(row["taken_ms"]), str(row["actor"]))

@@ -1,8 +1,7 @@
 """Quota's state of a cell: pools, departments, projects, jobs, and nodes named in requests.
 
 Immutable rows in tables. A row is small and keeps no event; only pending requests are kept, as the
-input of a decision. Quota does not receive ends of jobs, so it keeps a row of a few integers and
-strings for every job.
+input of a decision. Of a job that has ended, the id and the digest of its request remain.
 """
 
 import json
@@ -12,11 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_core.admission.tables import Table
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
+    CellConfig,
     DepartmentConfig,
     Enrolment,
     LogMode,
@@ -67,6 +68,14 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """The cell's configuration; `revision` counts from 1."""
+
+    config: CellConfig
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A cordoned node; a draining one also has a deadline in ms since the epoch."""
 
@@ -89,11 +98,12 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An admitted job.
+    """An admitted job of which a task has not ended.
 
-    `paused` and `cancelled` are sets of task indexes as the bits of an integer: a job has up to
-    10,000 tasks, and one of them changes at a time. `body` is the digest of the request, by which a
-    repeated submission differs from another one with the same id.
+    `paused`, `cancelled` and `ended` are sets of task indexes as the bits of an integer: a job has
+    up to 10,000 tasks, and one of them changes at a time. `body` is the digest of the request, by
+    which a repeated submission differs from another one with the same id. `user`: the user whose
+    limit counts its tasks; empty if it was admitted before tasks were counted.
     """
 
     project: str
@@ -104,6 +114,8 @@ class Job:
     body: bytes
     paused: int = 0
     cancelled: int = 0
+    ended: int = 0
+    user: str = ""
 
     def bits(self, index: int | None) -> int:
         """The set of one task, or of all tasks."""
@@ -111,8 +123,13 @@ class Job:
 
     @property
     def live(self) -> bool:
-        """Whether a task is not cancelled."""
-        return self.cancelled != self.bits(None)
+        """Whether a task is neither cancelled nor ended."""
+        return (self.cancelled | self.ended) != self.bits(None)
+
+    @property
+    def counted(self) -> int:
+        """Number of its tasks that the limits of its project and its user count."""
+        return self.tasks - self.ended.bit_count() if self.user else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +146,25 @@ class LastRecord:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request without a verdict, and the time in ms of the cycle that consumed it."""
+    """A request without a verdict, the time in ms of the cycle that consumed it, and its actor."""
 
     event: Event
     record_id: str
     taken_ms: int
+    actor: str
 
 
 #: Fields that were added to configurations later, with their defaults. A field with its default is
 #: left out of the digest, so that older logs keep their digests.
-_ADDED_FIELDS: Final = {"unequal_gangs": False, "gpuless_per_node": None, "seed": 0}
+_ADDED_FIELDS: Final = {
+    "unequal_gangs": False,
+    "gpuless_per_node": None,
+    "seed": 0,
+    "max_unfinished": None,
+}
 
 
-def _config_line(row: Pool | Department | Project | Enrolled) -> str:
+def _config_line(row: Pool | Department | Project | Enrolled | Cell) -> str:
     """Canonical JSON, independent of the order of keys."""
     fields = {
         key: value
@@ -157,10 +180,12 @@ def _enrolled_line(row: Enrolled) -> str:
 
 
 def _job_line(job: Job) -> str:
-    return (
+    line = (
         f"{job.project}|{','.join(job.pools)}|{job.tasks}|{job.priority}|{job.revision}"
         f"|{job.body.hex()}|{job.paused:x}|{job.cancelled:x}"
     )
+    # Only since quota reads ends: older logs have digests without these.
+    return f"{line}|{job.ended:x}|{job.user}" if job.ended or job.user else line
 
 
 class AdmissionState:
@@ -170,17 +195,21 @@ class AdmissionState:
     """
 
     __slots__ = (
-        *("cell", "cycle", "departments", "enrolled", "jobs", "judged", "lists", "logs", "nodes"),
-        *("now_ms", "own", "pool_names", "pools", "projects", "rejected", "sources", "taken"),
-        *("uses", "work"),
+        *("cell", "cells", "cycle", "departments", "enrolled", "jobs", "judged", "judged_ids"),
+        *("lists", "logs", "nodes", "now_ms", "own", "pool_names", "pools", "projects", "rules"),
+        *("sources", "taken", "uses", "work"),
     )
 
     def __init__(self, cell: str) -> None:
         self.cell = cell
         self.cycle = 0
         self.now_ms = 0
+        #: The rules in force; a commit names them, so the digest does not cover them.
+        self.rules = 0
         #: At most one row, under the name of the cell.
         self.logs: Table[Log] = Table("log", lambda row: f"{row.log_id}|{row.mode}")
+        #: At most one row, under the name of the cell.
+        self.cells: Table[Cell] = Table("cell-config", _config_line)
         self.pools: Table[Pool] = Table("pool", _config_line)
         self.departments: Table[Department] = Table("department", _config_line)
         self.projects: Table[Project] = Table("project", _config_line)
@@ -188,11 +217,11 @@ class AdmissionState:
         self.jobs: Table[Job] = Table("job", _job_line)
         #: Nodes that were ever enrolled.
         self.enrolled: Table[Enrolled] = Table("enrolled", _enrolled_line)
-        #: Rejected jobs, whose ids cannot be used again: id -> digest of the request.
-        self.rejected: Table[bytes] = Table("rejected", bytes.hex)
+        #: Rejected and ended jobs, whose ids cannot be used again.
+        self.judged_ids = JudgedIds()
         self.sources: Table[LastRecord] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
-        #: Number of rows that name a pool, department or project ("pool/h100"). Derived, so the
-        #: digest does not cover it.
+        #: Number of rows that name a pool, department or project ("pool/h100"), and of unfinished
+        #: tasks ("tasks of user/ada"). Derived, so the digest does not cover it.
         self.uses: Table[int] = Table("uses", str)
         #: All pools in the order of preference of a job that names none (derived).
         self.pool_names: tuple[str, ...] = ()
@@ -218,14 +247,16 @@ class AdmissionState:
         other.cell = self.cell
         other.cycle = self.cycle
         other.now_ms = self.now_ms
+        other.rules = self.rules
         other.logs = self.logs.draft()
+        other.cells = self.cells.draft()
         other.pools = self.pools.draft()
         other.departments = self.departments.draft()
         other.projects = self.projects.draft()
         other.nodes = self.nodes.draft()
         other.enrolled = self.enrolled.draft()
         other.jobs = self.jobs.draft()
-        other.rejected = self.rejected.draft()
+        other.judged_ids = self.judged_ids.draft()
         other.sources = self.sources.draft()
         other.uses = self.uses.draft()
         other.pool_names = self.pool_names
@@ -242,10 +273,10 @@ class AdmissionState:
         Of pending requests only the number counts, since the digests of inputs cover their content.
         """
         own = f"cell\0{self.cell}\0{self.taken}|{self.judged}"
-        total = row_hash(own)
+        total = row_hash(own) + self.judged_ids.total()
         for table in (
-            *(self.logs, self.pools, self.departments, self.projects, self.nodes),
-            *(self.enrolled, self.jobs, self.rejected, self.sources),
+            *(self.logs, self.cells, self.pools, self.departments, self.projects, self.nodes),
+            *(self.enrolled, self.jobs, self.sources),
         ):
             total += table.total()
         return f"{total % MODULUS:064x}"
@@ -253,6 +284,16 @@ class AdmissionState:
     def in_use(self, kind: str, name: str) -> int:
         """Number of rows that name this pool, department or project."""
         return self.uses.get(f"{kind}/{name}") or 0
+
+    def unfinished(self, kind: str, name: str) -> int:
+        """Number of unfinished tasks of this project or user that its limit counts."""
+        return self.in_use(f"tasks of {kind}", name)
+
+    @property
+    def config(self) -> CellConfig:
+        """The cell's configuration, or the default one."""
+        row = self.cells.get(self.cell)
+        return CellConfig() if row is None else row.config
 
     def put_last_record(self, source: str, epoch: int, seq: int) -> None:
         """Set the last record of a source; keep at most `MAX_STARTS` gateway starts."""
@@ -295,12 +336,22 @@ class AdmissionState:
         self.enrolled.put(name, row)
 
     def put_job(self, name: str, job: Job) -> None:
-        """Set a job; with all tasks cancelled it no longer counts as a use of project and pools."""
+        """Set a job; with all tasks cancelled it no longer counts as a use of project and pools.
+
+        Once all its tasks have ended, only its id and the digest of its request are kept.
+        """
         old = self.jobs.get(name)
         if (old is not None and old.live) != job.live:
             named = (f"project/{job.project}", *(f"pool/{pool}" for pool in job.pools))
             self._count(+1 if job.live else -1, named)
-        self.jobs.put(name, job)
+        more = job.counted - (0 if old is None else old.counted)
+        if more:
+            self._count(more, (f"tasks of project/{job.project}", f"tasks of user/{job.user}"))
+        if job.ended == job.bits(None):
+            self.jobs.put(name, None)
+            self.judged_ids.add(name, job.body)
+        else:
+            self.jobs.put(name, job)
 
     def interned(self, pools: tuple[str, ...]) -> tuple[str, ...]:
         """The object that all equal lists of pools share."""

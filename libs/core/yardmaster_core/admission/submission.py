@@ -10,6 +10,7 @@ from typing import Final
 
 from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster_core.admission.state import AdmissionState, Pending
+from yardmaster_core.rules import ENDED_LEAVE
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
@@ -41,7 +42,7 @@ def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: P
     """
     job_id = request.job_id
     job = state.jobs.get(job_id)
-    body = job.body if job is not None else state.rejected.get(job_id)
+    body = job.body if job is not None else state.judged_ids.get(job_id)
     if body is not None:
         return RequestRefusedV1(
             request_type=TaskSubmittedV1.TYPE,
@@ -58,6 +59,7 @@ def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: P
         _wrong_pools(state, job_id, pools, config)
         or _not_allowed(job_id, request.spec, config)
         or _over_limit(state, request, pools, config)
+        or _full(state, request, config, pending.actor)
     )
     if refused is not None:
         return refused
@@ -123,8 +125,7 @@ def _over_limit(
     """The rejection of a job of which one task alone exceeds a limit in each of its pools.
 
     The limits are those of its project and department. The scheduler compares limits with current
-    use (at_limit). `max_pending` limits a single job here: quota does not receive starts or ends of
-    tasks, and a count of all tasks ever admitted would close a project forever.
+    use (at_limit). `max_pending` limits a single job.
     """
     spec = request.spec
     code = AdmissionCode.LIMIT_EXCEEDED
@@ -155,6 +156,32 @@ def _over_limit(
         return None
     numbers = {"asked_milli": requested, "limit_milli": widest[0]}
     return _rejected(request.job_id, code, about=widest[1], numbers=numbers)
+
+
+def _full(
+    state: AdmissionState, request: TaskSubmittedV1, config: ProjectConfig, user: str
+) -> TaskRejectedV1 | None:
+    """The rejection of a job with which its project or its user has too many unfinished tasks.
+
+    A simulation has no stores that tasks could fill.
+    """
+    if state.rules < ENDED_LEAVE or state.simulated:
+        return None
+    cell = state.config
+    for code, kind, name, limit in (
+        (
+            AdmissionCode.PROJECT_FULL,
+            *("project", request.project),
+            config.max_unfinished or cell.project_tasks,
+        ),
+        (AdmissionCode.USER_FULL, "user", user, cell.tasks_of.get(user, cell.user_tasks)),
+    ):
+        unfinished, tasks = state.unfinished(kind, name), request.spec.tasks
+        if unfinished + tasks > limit:
+            numbers = {"tasks": tasks, "unfinished": unfinished, "limit": limit}
+            about = request.project if kind == "project" else None
+            return _rejected(request.job_id, code, about=about, numbers=numbers)
+    return None
 
 
 def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:

@@ -36,6 +36,11 @@ class Table(Generic[R]):
         self._changed: dict[str, R | None] = {}
         self._sum = total
 
+    def __len__(self) -> int:
+        """Number of rows; not of a draft."""
+        assert self._base is None
+        return len(self._rows)
+
     def draft(self) -> "Table[R]":
         """An overlay whose changes do not show here; do not change this table while it is used."""
         return Table(self.kind, self._line, self, self.total())

@@ -177,6 +177,10 @@ class Chain:
                 fed,
                 f"{where}: rules change from {self.rules} to {body.rules} without a RulesEnabled",
             )
+        elif above := [one for one in records if _introduced(one) > body.rules]:
+            self._broken(
+                above[0], f"{where}: rules {_introduced(above[0])} introduce it, not {body.rules}"
+            )
         elif body.rules < self.rules:
             self._broken(fed, f"{where}: rules decrease from {self.rules} to {body.rules}")
 
@@ -189,6 +193,11 @@ class Chain:
                 f"snapshot of cycle {body.cycle}: expected state {expected[:20]}, "
                 f"found {body.state_digest[:20]}",
             )
+
+
+def _introduced(fed: FedRecord) -> int:
+    """The rules that introduce a record's event."""
+    return 0 if fed.envelope is None else fed.envelope.data.RULES
 
 
 def _enables(records: Iterable[FedRecord], rules: int) -> bool:

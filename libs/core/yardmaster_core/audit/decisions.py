@@ -15,6 +15,7 @@ from typing import Any, Final
 from yardmaster_core.audit.cluster import Attempt, Cluster, Job, Task
 from yardmaster_core.audit.findings import FedRecord
 from yardmaster_core.audit.placements import gang_fault, place_fault
+from yardmaster_core.audit.reservations import Reservations
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
@@ -23,12 +24,15 @@ from yardmaster_schemas.events.decisions import (
     NodeSilenceObservedV1,
     Placement,
     PreemptionRequestedV1,
+    ReservationDroppedV1,
     SlotsAllocatedV1,
+    SlotsReservedV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
 )
 from yardmaster_schemas.events.requests import Fence, Layout
+from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import Stop, StopCode
 
 #: The policy that guarantees the deserved share of S6.
@@ -43,6 +47,7 @@ class Decisions:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
+        self.reservations = Reservations(cluster)
         #: (victim, beneficiary) -> `Cluster.changes` at the time of the preemption.
         self.stopped_for: dict[tuple[str, str], int] = {}
 
@@ -51,6 +56,10 @@ class Decisions:
         match envelope.data:
             case SlotsAllocatedV1() as body:
                 self._allocated(fed, body)
+            case SlotsReservedV1() as body:
+                self.reservations.reserved(fed, body)
+            case ReservationDroppedV1() as body:
+                self.reservations.dropped(fed, body)
             case PreemptionRequestedV1() as body:
                 self._preempted(fed, body)
                 self._stopped(fed, body)
@@ -150,6 +159,7 @@ class Decisions:
             name = f"{label} replica {placement.replica}"
             if not self._fits(fed, name, job, body.pool, placement):
                 break
+        self.reservations.allocated(fed, body)
 
     def _gang(self, fed: FedRecord, label: str, body: SlotsAllocatedV1, job: Job) -> None:
         """S5; `cluster` does not have the attempt yet."""
@@ -262,7 +272,7 @@ class Decisions:
     def _stopped(self, fed: FedRecord, body: PreemptionRequestedV1 | StopRequestedV1) -> None:
         cluster = self.cluster
         label = f"{body.task_id} attempt {body.attempt}"
-        deadline_ms = cluster.now_ms + body.grace_s * 1000
+        deadline_ms = min(cluster.now_ms + body.grace_s * 1000, LAST_MS)
         if body.deadline_at_ms < deadline_ms:
             self.report.add(
                 "S10",
@@ -376,6 +386,7 @@ class Decisions:
         else:
             label = f"{body.task_id} ends with attempt {body.attempt}"
             self._check_closed("S9", fed, task, body.attempt, label)
+        self.reservations.ended(fed, body)
         task.ended = this
         self.cluster.changes += 1
 

@@ -8,6 +8,7 @@ from yardmaster_core.audit.findings import FedRecord, Report
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import (
     CancelAcceptedV1,
+    CellConfiguredV1,
     DetailsErasedV1,
     EntitlementsChangedV1,
     MaxSlotsChangedV1,
@@ -27,8 +28,10 @@ from yardmaster_schemas.events.admissions import (
     TaskResumedV1,
     WeightChangedV1,
 )
+from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
+    CellChangeRequestedV1,
     DepartmentChangeRequestedV1,
     DepartmentDeletionRequestedV1,
     EraseRequestedV1,
@@ -46,6 +49,7 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectDeletionRequestedV1,
     ResumeRequestedV1,
+    RulesRequestedV1,
     TaskSubmittedV1,
     WeightChangeRequestedV1,
 )
@@ -62,6 +66,7 @@ GRANTS: Final[Mapping[str, str]] = {
         (PriorityChangeRequestedV1, PriorityChangedV1),
         (WeightChangeRequestedV1, WeightChangedV1),
         (MaxSlotsChangeRequestedV1, MaxSlotsChangedV1),
+        (CellChangeRequestedV1, CellConfiguredV1),
         (PoolChangeRequestedV1, PoolConfiguredV1),
         (PoolDeletionRequestedV1, PoolDeletedV1),
         (DepartmentChangeRequestedV1, EntitlementsChangedV1),
@@ -75,6 +80,7 @@ GRANTS: Final[Mapping[str, str]] = {
         (NodeEnrolRequestedV1, NodeEnrolledV1),
         (NodeRevokeRequestedV1, NodeRevokedV1),
         (EraseRequestedV1, DetailsErasedV1),
+        (RulesRequestedV1, RulesEnabledV1),
     )
 }
 _VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRefusedV1.TYPE}

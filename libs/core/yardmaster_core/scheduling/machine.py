@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.rules import RULES
+from yardmaster_core.rules import OLDEST_RECOMPUTED, OLDEST_RULES, RULES
 from yardmaster_core.scheduling.planner import cycle_boundaries as cycling
 from yardmaster_core.scheduling.planner.draft import CycleFull, Draft
 from yardmaster_core.scheduling.planner.lifecycle import decide_lifecycle
@@ -20,6 +20,7 @@ from yardmaster_schemas.events.decisions import (
     AllocationUnwritableV1,
     NodeSilenceObservedV1,
     SlotsAllocatedV1,
+    SlotsReservedV1,
 )
 from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster_schemas.reasons import RefusalCode
@@ -51,6 +52,9 @@ def _fill(draft: Draft, observed: Sequence[Decision], policies: PolicyRegistry) 
         plan(draft, policies)
     except CycleFull:
         return False
+    finally:
+        # The digest of the decisions does not cover what the planner tried.
+        draft.roll_back()
     return True
 
 
@@ -67,6 +71,8 @@ class SchedulerMachine:
         SnapshotTakenV1,
     )
     rules: ClassVar[int] = RULES
+    oldest_rules: ClassVar[int] = OLDEST_RULES
+    oldest_recomputed: ClassVar[int] = OLDEST_RECOMPUTED
 
     def __init__(self, policies: PolicyRegistry = REGISTRY) -> None:
         self._policies = policies
@@ -75,15 +81,33 @@ class SchedulerMachine:
         """An empty cell."""
         return ClusterState(cell, self._policies)
 
-    def begin_cycle(self, state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
+    def begin_cycle(
+        self, state: ClusterState, cycle: int, now_ms: int, rules: int = RULES
+    ) -> ClusterState:
         """See `core.machine.Machine.begin_cycle`."""
-        return cycling.begin_cycle(state, cycle, now_ms)
+        return cycling.begin_cycle(state, cycle, now_ms, rules)
+
+    def stored_refusal(
+        self, envelope: Envelope[Event], appended_ms: int, rules: int
+    ) -> RefusalCode | None:
+        """See `core.machine.Machine.stored_refusal`."""
+        return None
+
+    def takes(self, topic: Topic, rules: int) -> bool:
+        """See `core.machine.Machine.takes`."""
+        return True
+
+    def calls_for_cycle(self, event: Event) -> bool:
+        """See `core.machine.Machine.calls_for_cycle`."""
+        return True
 
     def refusal(self, state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
         """See `core.machine.Machine.refusal`."""
         return refusal(state, envelope)
 
-    def apply(self, state: ClusterState, event: Event, record_id: str) -> ClusterState:
+    def apply(
+        self, state: ClusterState, event: Event, record_id: str, actor: str = ""
+    ) -> ClusterState:
         """See `core.machine.Machine.apply`."""
         return applying.apply(state, event, record_id)
 
@@ -103,7 +127,7 @@ class SchedulerMachine:
 
     def unwritable(self, event: Event) -> Decision | None:
         """See `core.machine.Machine.unwritable`."""
-        if not isinstance(event, SlotsAllocatedV1):
+        if not isinstance(event, SlotsAllocatedV1 | SlotsReservedV1):
             return None
         return Decision(AllocationUnwritableV1(task_id=event.task_id), event.task_id)
 

@@ -1,11 +1,13 @@
 """aiokafka's clients as `log` needs them: a discardable producer, a consumer at one offset."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import CloseReason
 from aiokafka.errors import CorruptRecordException, KafkaError, ProducerClosed, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import ConsumerRecord
@@ -22,18 +24,52 @@ FETCH_BYTES: Final = 2 * MIB
 ABANDON_S: Final = 2.0
 
 
+class _Connections(dict[object, object]):
+    """A client's connections; calls `on_change` when a node gets another one."""
+
+    def __init__(self, on_change: Callable[[], object]) -> None:
+        super().__init__()
+        self._known: set[object] = set()
+        self._on_change = on_change
+
+    def __setitem__(self, node: object, connection: object) -> None:
+        if node in self._known:
+            self._on_change()
+        self._known.add(node)
+        super().__setitem__(node, connection)
+
+
+def watch_connections(client: AIOKafkaClient, on_change: Callable[[], object]) -> None:
+    """Call `on_change` when a client loses a connection, and when it has reconnected.
+
+    aiokafka (0.14) reconnects silently and has no callback for it. The second call is made before
+    anything is sent or received through the new connection. Call before the client connects.
+    """
+    closed = client._on_connection_closed
+
+    def on_closed(connection: object, reason: CloseReason | None) -> None:
+        if reason in (CloseReason.CONNECTION_BROKEN, CloseReason.CONNECTION_TIMEOUT):
+            on_change()
+        closed(connection, reason)
+
+    client._on_connection_closed = on_closed
+    client._conns = _Connections(on_change)
+
+
 @asynccontextmanager
 async def cancel_safe() -> AsyncIterator[None]:
-    """Keep a cancellation that arrives while a client is closed, and raise it at the end.
+    """Raise a cancellation at the end exactly when the caller was cancelled while a client closes.
 
-    aiokafka (0.14) cancels its own tasks as it closes, and mistakes a cancellation of its caller
-    for theirs. The cancellation would be lost, and a caller that retries would never end.
+    aiokafka (0.14) cancels its own tasks as it closes. It mistakes a cancellation of its caller for
+    theirs, so that a caller that retries would never end; and sometimes it raises theirs, which
+    would end a caller that was not cancelled.
     """
     task = asyncio.current_task()
     assert task is not None, "coroutines run in tasks"
     before = task.cancelling()
     try:
-        yield
+        with suppress(asyncio.CancelledError):
+            yield
     finally:
         if task.cancelling() > before:
             raise asyncio.CancelledError
@@ -131,7 +167,13 @@ def _stored(partition: Partition, record: ConsumerRecord) -> StoredRecord:
 class Cursor:
     """One consumer at one offset; `position` is the offset of the next record to return."""
 
-    def __init__(self, partition: Partition, consumer: AIOKafkaConsumer) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        consumer: AIOKafkaConsumer,
+        interruptions: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`interruptions`: how often connections to the brokers were interrupted."""
         self.partition = partition
         self.position = -1
         #: The cursor was at this position before, so a fetch from there is under way.
@@ -139,6 +181,8 @@ class Cursor:
         self._at = TopicPartition(partition.topic, partition.number)
         self._consumer = consumer
         self._ahead: list[StoredRecord] = []
+        self._interruptions = interruptions
+        self._filled_after = 0
 
     async def start(self) -> None:
         """Connect; call `seek` next."""
@@ -155,6 +199,10 @@ class Cursor:
 
     async def fill(self, max_records: int, timeout_s: float) -> bool:
         """Tell whether records are buffered; if not, fetch for up to `timeout_s` first."""
+        if self._filled_after != (interruptions := self._interruptions()):
+            # What was fetched before may no longer be in the log.
+            self._filled_after, self._ahead = interruptions, []
+            self._consumer.seek(self._at, self.position)
         if not self._ahead:
             try:
                 found = await self._consumer.getmany(

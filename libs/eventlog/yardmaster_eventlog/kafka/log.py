@@ -11,6 +11,9 @@ An idempotent producer retries forever, so this module bounds an append: when th
 outcome is unknown, and the producer is discarded with all its unsent batches, so that none of them
 is written later, except by a request that is already under way.
 
+After each interruption of a connection, before records are returned or appended, the newest records
+that this handle has seen are read again (`seen`): the brokers may have lost the end of a partition.
+
 A *cursor* is a consumer without a group at one offset of one partition. A reader that continues
 where it stopped gets the same cursor, which has read ahead. To wait for records is to fetch them
 and to keep them for the read that follows, so there is no polling.
@@ -59,10 +62,12 @@ from yardmaster_eventlog.kafka.clients import (
     Producer,
     cancel_safe,
     newest_records,
+    watch_connections,
 )
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics
 from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.seen import SeenRecords
 from yardmaster_eventlog.waiting import Waiter
 from yardmaster_schemas.topics import MIB, Topic
 from yardmaster_schemas.topics import topic as topic_of
@@ -77,6 +82,8 @@ MAX_BATCH_BYTES: Final = 16 * MIB
 IDLE_CURSORS: Final = 32
 IDLE_CURSORS_OF_PARTITION: Final = 3
 RETRY_S: Final = 0.1
+#: The type of a batch's timestamp, in an acknowledgment, that the broker's clock set.
+_LOG_APPEND_TIME: Final = 1
 #: Topics created by one request; a controller refuses one that causes 10,000 of its own records.
 TOPICS_AT_ONCE: Final = 200
 
@@ -124,6 +131,7 @@ class KafkaLog:
         self._admin = AIOKafkaAdminClient(**self._client)
         # For offsets: a cursor would get an answer only when its pending fetch ends.
         self._offsets = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **self._client)
+        watch_connections(self._offsets._client, self._on_interruption)
         self._producer: Producer | None = None
         self._producer_lock = asyncio.Lock()
         #: Number of partitions of each known topic.
@@ -131,6 +139,12 @@ class KafkaLog:
         self._limits: dict[str, int] = {}
         self._queues: dict[Partition, _Queue] = {}
         self._idle: list[Cursor] = []
+        self._seen = SeenRecords()
+        #: Interruptions of connections; and how many when `_seen` was last compared with the log.
+        self._interruptions = self._compared = 0
+        self._compare_lock = asyncio.Lock()
+        #: Topics that this client writes and may not read.
+        self._unreadable: set[str] = set()
         self._waiters: dict[Waiter, None] = {}
         self._closed = False
 
@@ -196,6 +210,8 @@ class KafkaLog:
             raise BatchTooLarge(size=size, limit=limit, topic=partition.topic)
         deadline = asyncio.get_running_loop().time() + self._settings.append_timeout_s
         await self._require(partition)
+        await self._bounded(lambda: self._check_seen(partition, reading=False))
+        before = self._seen.known_end(partition)
         append = _Append(tuple(batch), size)
         queue = self._queues.setdefault(partition, _Queue())
         queue.pending.append(append)
@@ -209,7 +225,9 @@ class KafkaLog:
         finally:
             if append in queue.pending:
                 queue.pending.remove(append)
-        return await self._outcome(partition, append, deadline)
+        offset = await self._outcome(partition, append, deadline)
+        self._seen.appended(partition, offset, batch, before)
+        return offset
 
     async def _send(self, partition: Partition, pending: list[_Append]) -> None:
         """Give pending appends to the producer, as many as fit into one record batch."""
@@ -260,7 +278,8 @@ class KafkaLog:
             waited = f"not acknowledged within {self._settings.append_timeout_s:g} s"
             raise AppendOutcomeUnknown(topic=topic, found=waited)
         try:
-            base = int(sent.done.result().offset)
+            stored = sent.done.result()
+            base = int(stored.offset)
         except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
             await self._abandon(sent.producer)
             # Another program created the topic, with a lower limit than this handle knows.
@@ -277,6 +296,9 @@ class KafkaLog:
         if base < 0:
             # The broker has written the batch before, but no longer knows its offset.
             raise AppendOutcomeUnknown(topic=topic, found="written at an unknown offset")
+        if stored.timestamp_type == _LOG_APPEND_TIME:
+            ahead_ms = self._clock.follow(stored.timestamp)
+            self._metrics.clock_ahead(topic, ahead_ms / 1000)
         return base + append.first
 
     async def read(
@@ -294,17 +316,20 @@ class KafkaLog:
 
         async def read() -> Sequence[StoredRecord]:
             async with self._cursor(partition, offset) as cursor:
-                if await cursor.fill(max_records, 0):
-                    return cursor.take(max_records)
-                if buffered_only and cursor.followed:
-                    return ()
-                end = await self._end(partition)
-                if offset > end:
-                    raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
-                if offset < end:
-                    while not await cursor.fill(max_records, FETCH_WAIT_MS / 1000):
-                        continue  # the call's own deadline ends this
-                return cursor.take(max_records)
+                if not await cursor.fill(max_records, 0):
+                    if buffered_only and cursor.followed:
+                        return ()
+                    end = await self._end(partition)
+                    await self._check_seen(partition)
+                    if offset > end:
+                        raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
+                    if offset < end:
+                        while not await cursor.fill(max_records, FETCH_WAIT_MS / 1000):
+                            continue  # the call's own deadline ends this
+                await self._check_seen(partition)
+                taken = cursor.take(max_records)
+                self._seen.read(taken)
+                return taken
 
         async def read_what_is_kept() -> Sequence[StoredRecord]:
             try:
@@ -322,7 +347,12 @@ class KafkaLog:
         self._check_open()
         await self._require(partition)
 
-        return await self._bounded(lambda: self._end(partition))
+        async def end() -> int:
+            end = await self._end(partition)
+            await self._check_seen(partition)
+            return end
+
+        return await self._bounded(end)
 
     async def newest(
         self, partitions: Sequence[Partition]
@@ -371,10 +401,10 @@ class KafkaLog:
         idle, self._idle = self._idle, []
         for cursor in idle:
             await cursor.close()
-        with suppress(KafkaError, OSError):
-            async with cancel_safe():
-                await self._offsets.stop()
-                await self._admin.close()
+        for close in (self._offsets.stop, self._admin.close):
+            with suppress(KafkaError, OSError):
+                async with cancel_safe():
+                    await close()
 
     async def _fetch(self, partition: Partition, offset: int, waiter: Waiter) -> None:
         """Fetch from `offset` until a record arrives; keep it for the next read, wake `waiter`."""
@@ -383,17 +413,59 @@ class KafkaLog:
                 try:
                     async with self._cursor(partition, offset) as cursor:
                         while not await cursor.fill(1000, FETCH_WAIT_MS / 1000):
-                            continue  # the waiter's own deadline cancels this
+                            # The waiter's own deadline cancels this.
+                            with suppress(KafkaError):
+                                await self._check_seen(partition)
+                        await self._check_seen(partition)
                         waiter.see(partition, offset + 1)
                         return
                 except OffsetOutOfRangeError:
-                    # Either there is no record yet, or retention has removed it: a read will tell.
+                    # Retention has removed the record, or the log has lost it.
+                    self._interruptions += 1
+                    await self._check_seen(partition)
                     waiter.see(partition, await self._end(partition))
                     await self._clock.sleep(RETRY_S)
         except KafkaError as error:
             waiter.fail(LogUnavailable(found=_described(error)))
         except LogError as error:
             waiter.fail(error)
+
+    def _on_interruption(self) -> None:
+        self._interruptions += 1
+
+    async def _check_seen(self, partition: Partition, *, reading: bool = True) -> None:
+        """After an interruption, compare the newest records that were seen with the log.
+
+        Raises:
+            LogTruncated: the partition, or one that is kept forever, has lost records.
+            KafkaError: the brokers cannot be reached.
+        """
+        while self._compared != self._interruptions:
+            async with self._compare_lock:
+                interruptions = self._interruptions
+                if self._compared == interruptions:
+                    continue
+                for known in self._seen.all():
+                    await self._compare(known)
+                self._compared = interruptions
+        self._seen.check(partition, reading=reading)
+
+    async def _compare(self, known: StoredRecord) -> None:
+        partition, offset = known.partition, known.offset
+        end, found = await self._end(partition), None
+        about = topic_of(partition.topic)
+        # The newest record of a compacted topic may be replaced at any time; and of a topic that
+        # this client may only write, it knows the end.
+        comparable = partition.topic not in self._unreadable and not (about and about.compacted)
+        if comparable and await self._first(partition) <= offset < end:
+            try:
+                async with self._cursor(partition, offset) as cursor:
+                    while not await cursor.fill(1, FETCH_WAIT_MS / 1000):
+                        continue  # the call's own deadline ends this
+                    found = cursor.take(1)[0].record
+            except TopicAuthorizationFailedError:
+                self._unreadable.add(partition.topic)
+        self._seen.compare(known, end, found)
 
     @asynccontextmanager
     async def _cursor(self, partition: Partition, offset: int) -> AsyncIterator[Cursor]:
@@ -406,17 +478,16 @@ class KafkaLog:
         if cursor is not None:
             self._idle.remove(cursor)
         else:
-            cursor = Cursor(
-                partition,
-                AIOKafkaConsumer(
-                    group_id=None,
-                    enable_auto_commit=False,
-                    auto_offset_reset="none",
-                    fetch_max_wait_ms=FETCH_WAIT_MS,
-                    max_partition_fetch_bytes=FETCH_BYTES,
-                    **self._client,
-                ),
+            consumer = AIOKafkaConsumer(
+                group_id=None,
+                enable_auto_commit=False,
+                auto_offset_reset="none",
+                fetch_max_wait_ms=FETCH_WAIT_MS,
+                max_partition_fetch_bytes=FETCH_BYTES,
+                **self._client,
             )
+            watch_connections(consumer._client, self._on_interruption)
+            cursor = Cursor(partition, consumer, lambda: self._interruptions)
         try:
             if cursor.position < 0:
                 await cursor.start()
@@ -436,6 +507,8 @@ class KafkaLog:
                     self._idle.remove(oldest)
                     await oldest.close()
             else:
+                # The next cursor is a new client, which cannot tell that this one was interrupted.
+                self._interruptions += 1
                 await cursor.close()
 
     async def _newest(
@@ -474,6 +547,7 @@ class KafkaLog:
                     max_request_size=MAX_BATCH_BYTES,
                     **self._client,
                 )
+                watch_connections(producer.client, self._on_interruption)
                 try:
                     await producer.start()
                 except BaseException:
@@ -484,6 +558,7 @@ class KafkaLog:
             return self._producer
 
     async def _abandon(self, producer: Producer) -> None:
+        self._interruptions += 1
         if self._producer is producer:
             self._producer = None
             self._metrics.abandoned()
@@ -532,6 +607,7 @@ class KafkaLog:
                     try:
                         return await call()
                     except KafkaError as error:
+                        self._interruptions += 1
                         reason = _described(error)
                         if not error.retriable:
                             raise LogUnavailable(found=reason) from error

@@ -89,6 +89,9 @@ def topic_settings(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
         "retention.ms": "-1" if topic.retention_ms is None else str(topic.retention_ms),
         "unclean.leader.election.enable": "false",
     }
+    if topic.retention_ms is None and settings.replication_factor == 1:
+        # Without replicas, an acknowledged record must be on the disk; Kafka does not sync itself.
+        config["flush.messages"] = "1"
     if topic.retention_ms is not None:
         # Kafka deletes only whole segments, and never the active one.
         config["segment.ms"] = str(max(60_000, topic.retention_ms // 4))

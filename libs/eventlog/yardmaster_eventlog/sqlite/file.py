@@ -5,7 +5,7 @@ Every call blocks; `log` calls from threads.
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +137,33 @@ class LogFile:
                     self._expire(write.to, now_ms, write.to.retention_ms)
         return offsets
 
+    def cut(
+        self, ends: Mapping[Partition, int], emptied: str, mark: tuple[Partition, Record]
+    ) -> None:
+        """Remove the records from each end on, in one durable transaction; no other may write.
+
+        Of topics that begin with `emptied`, all records are removed. `mark` is appended.
+        """
+        with translated(self.path), self._transaction():
+            for partition, end in ends.items():
+                stored = self.find(partition)
+                self._delete(stored, end, self._bounds(stored)[1])
+                self._db.execute("UPDATE partitions SET next = ? WHERE id = ?", (end, stored.id))
+            names = "SELECT topic FROM partitions WHERE topic LIKE ? AND number = ?"
+            number = mark[0].number
+            for (topic,) in self._db.execute(names, (f"{emptied}%", number)).fetchall():
+                stored = self.find(Partition(topic, number))
+                end = self._bounds(stored)[1]
+                self._delete(stored, 0, end)
+                self._db.execute("UPDATE partitions SET first = ? WHERE id = ?", (end, stored.id))
+            to = self.find(mark[0])
+            self._insert(to, self._bounds(to)[1], [(time.time_ns() // 1_000_000, mark[1])])
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the whole log to a new file, durably."""
+        with translated(self.path):
+            self._db.execute("VACUUM INTO ?", (str(path),))
+
     @contextmanager
     def bulk(self) -> Iterator[None]:
         """Make `load` fast, at the price of a useless file when the process dies before the end."""
@@ -177,6 +204,13 @@ class LogFile:
             self._check_complete(stored, offset, rows)
         return self._records(stored, rows)
 
+    def record_at(self, stored: StoredPartition, offset: int) -> tuple[int, Record | None]:
+        """Return the partition's end, and its record at `offset`; None if it has none there."""
+        with translated(self.path):
+            end = self._bounds(stored)[1]
+            rows = self._rows(stored, offset, offset + 1, 1)
+        return end, self._records(stored, rows)[0].record if rows else None
+
     def newest(self, partition: Partition) -> StoredRecord | None:
         """Return a partition's newest record; None when it is empty or does not exist."""
         try:
@@ -186,6 +220,15 @@ class LogFile:
         except (UnknownTopic, OffsetGone):
             return None
         return found[0] if found else None
+
+    def newest_ms(self) -> int:
+        """Return the newest append time of all partitions' last records; 0 without a record."""
+        with translated(self.path):
+            row = self._db.execute(
+                "SELECT MAX(appended_ms) FROM partitions JOIN records"
+                " ON partition = id AND offset = next - 1"
+            ).fetchone()
+        return row[0] or 0
 
     def truncate_wal(self) -> None:
         """Empty the write-ahead log, which still holds deleted records, unless it is in use."""

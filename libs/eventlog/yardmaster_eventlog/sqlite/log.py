@@ -28,6 +28,7 @@ from yardmaster_eventlog.errors import (
     LogUnavailable,
 )
 from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.seen import SeenRecords
 from yardmaster_eventlog.sqlite.file import LogFile, StoredPartition, Write
 from yardmaster_eventlog.waiting import Waiter
 from yardmaster_schemas.topics import Topic
@@ -135,6 +136,7 @@ class SqliteLog:
         self._clock = clock
         self._append_timeout_s = append_timeout_s
         self._known: dict[Partition, StoredPartition] = {}
+        self._seen = SeenRecords()
         self._closed = False
         self._writer = _Worker("writer")
         self._reader = _Worker("reader")
@@ -180,6 +182,8 @@ class SqliteLog:
             log._watched = await log._reader.run(
                 lambda file: LogFile(file.path, create=False, lock_timeout_s=0)
             )
+            # Only the host's clock tells how long the file was closed.
+            clock.follow(max(clock.now_ms(), await log._reader.run(LogFile.newest_ms)))
         except BaseException:
             await log._reader.close()
             await log._writer.close()
@@ -198,6 +202,7 @@ class SqliteLog:
         """Append `batch` atomically; return its first offset when it is durable."""
         self._check_open()
         stored = await self._find(partition)
+        self._seen.check(partition, reading=False)
         if not batch:
             raise ValueError("a batch without records")
         size = batch_bytes(batch)
@@ -207,13 +212,14 @@ class SqliteLog:
             raise LogUnavailable(found=f"{MAX_PENDING} appends wait for the disk already")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         append = _Append(Write(stored, tuple(batch)), size, done)
+        before = self._seen.known_end(partition)
         self._pending.append(append)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         self.appends_waiting += 1
         try:
             async with asyncio.timeout(self._append_timeout_s):
-                return await done
+                offset = await done
         except TimeoutError:
             found = f"the disk took longer than {self._append_timeout_s:g} s"
             if append.begun:
@@ -222,6 +228,8 @@ class SqliteLog:
             raise LogUnavailable(found=found) from None
         finally:
             self.appends_waiting -= 1
+        self._seen.appended(partition, offset, batch, before)
+        return offset
 
     async def _write(self) -> None:
         """Commit pending appends, in groups, until none is pending."""
@@ -247,8 +255,14 @@ class SqliteLog:
 
     async def _commit(self, group: Sequence[_Append]) -> None:
         writes, now_ms = [append.write for append in group], self._clock.now_ms()
+
+        def write(file: LogFile) -> list[int]:
+            for each in writes:
+                self._compare(file, each.to, reading=False)
+            return file.append(writes, now_ms)
+
         try:
-            offsets = await self._writer.run(lambda file: file.append(writes, now_ms))
+            offsets = await self._writer.run(write)
         except LogError as error:
             for append in group:
                 fields = error.fields
@@ -289,13 +303,37 @@ class SqliteLog:
     ) -> Sequence[StoredRecord]:
         self._check_open()
         stored = await self._find(partition)
-        return await self._reader.run(lambda file: file.read(stored, offset, max_records))
+
+        def read(file: LogFile) -> Sequence[StoredRecord]:
+            try:
+                return file.read(stored, offset, max_records)
+            finally:
+                self._compare(file, stored)
+
+        found = await self._reader.run(read)
+        self._seen.read(found)
+        return found
 
     async def end(self, partition: Partition) -> int:
         """Return the offset that the next record will get."""
         self._check_open()
         stored = await self._find(partition)
-        return await self._reader.run(lambda file: file.end(stored))
+
+        def end(file: LogFile) -> int:
+            self._compare(file, stored)
+            return file.end(stored)
+
+        return await self._reader.run(end)
+
+    def _compare(self, file: LogFile, stored: StoredPartition, *, reading: bool = True) -> None:
+        """Compare the newest record that was seen with the file.
+
+        Raises: LogTruncated.
+        """
+        known = self._seen.newest(stored.partition)
+        if known is not None:
+            self._seen.compare(known, *file.record_at(stored, known.offset))
+        self._seen.check(stored.partition, reading=reading)
 
     async def newest(
         self, partitions: Sequence[Partition]
@@ -313,6 +351,8 @@ class SqliteLog:
         try:
             if self._polling is None:
                 self._poll()
+            for each in stored:
+                self._seen.check(each.partition)
             # After the waiter is known, so that no append is missed.
             ends_now = await self._reader.run(lambda file: [file.end(each) for each in stored])
             for partition, end in zip(ends, ends_now, strict=True):

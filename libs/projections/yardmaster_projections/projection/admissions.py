@@ -14,6 +14,7 @@ from yardmaster_projections.rows import (
     CountersRow,
     DepartmentRow,
     JobRow,
+    LogRow,
     NodeRow,
     OutputRow,
     PoolRow,
@@ -40,7 +41,7 @@ def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Det
         shape=shape_id(data.job_id, data.project, data.spec),
     )
     # Other submissions under its id can no longer replace it.
-    draft.put(replace(job, facts=facts, again=None))
+    draft.put(replace(job, facts=facts, queued_at_ms=data.submitted_at_ms, again=None))
     for task in job_tasks(draft, job):
         draft.change_task(task, job=facts, phase=Phase.PENDING)
 
@@ -124,6 +125,12 @@ def _details_erased_v1(draft: Draft, envelope: Envelope[a.DetailsErasedV1], _: D
 
 
 # --- admissions: what operators keep ------------------------------------------------------------
+
+
+def _cell_configured_v1(draft: Draft, envelope: Envelope[a.CellConfiguredV1], _: Details) -> None:
+    data = envelope.data
+    log = draft.need(LogRow, envelope.subject, envelope.type)
+    draft.put(replace(log, config=data.config, config_revision=data.revision))
 
 
 def _pool_configured_v1(draft: Draft, envelope: Envelope[a.PoolConfiguredV1], _: Details) -> None:
@@ -219,6 +226,7 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
     a.PriorityChangedV1: _job_changed_v1,
     a.WeightChangedV1: _job_changed_v1,
     a.MaxSlotsChangedV1: _job_changed_v1,
+    a.CellConfiguredV1: _cell_configured_v1,
     a.PoolConfiguredV1: _pool_configured_v1,
     a.PoolDeletedV1: _pool_deleted_v1,
     a.EntitlementsChangedV1: _entitlements_changed_v1,

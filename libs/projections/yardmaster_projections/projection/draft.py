@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.planner.policy import QueueTraits
 from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.rows import (
     CountersRow,
@@ -18,11 +19,13 @@ from yardmaster_projections.rows import (
     HistoryRow,
     JobRow,
     NodeRow,
+    QueueRow,
     R,
     RequestRow,
     Row,
     TaskRow,
 )
+from yardmaster_projections.rows.queue import section_of
 from yardmaster_projections.store import Change, Delete, Put, ViewReader
 from yardmaster_schemas.api import Phase
 
@@ -76,7 +79,16 @@ class MissingRows:
 class _Sums:
     """Amounts to add to a `CountersRow`."""
 
-    __slots__ = ("gpu_milli", "nodes", "pending", "running", "used", "waiting", "waiting_milli")
+    __slots__ = (
+        "gpu_milli",
+        "nodes",
+        "pending",
+        "running",
+        "sections",
+        "used",
+        "waiting",
+        "waiting_milli",
+    )
 
     def __init__(self) -> None:
         self.used: dict[str, int] = defaultdict(int)
@@ -86,6 +98,7 @@ class _Sums:
         self.running = 0
         self.nodes = 0
         self.gpu_milli = 0
+        self.sections: dict[str, None] = {}
 
 
 class Draft:
@@ -98,6 +111,7 @@ class Draft:
         self._rows: dict[tuple[str, str], Change] = {}
         self._sums: dict[str, _Sums] = {}
         self._phases: dict[str, dict[Phase, int]] = {}
+        self._failed: dict[str, int] = {}
         self._histories: dict[str, list[tuple[str, int]]] = {}
 
     def find(self, kind: type[R], key: str) -> R | None:
@@ -163,7 +177,7 @@ class Draft:
     def change_task(self, task: TaskRow, **changes: Any) -> TaskRow:
         """Change a task and the counts that include it."""
         new = replace(task, **changes)
-        if new.phase is not task.phase:
+        if new.phase is not task.phase or new.failed_starts != task.failed_starts:
             self._count(task, -1)
             self._count(new, +1)
         self.put(new)
@@ -194,7 +208,11 @@ class Draft:
             with missing:
                 job = self.find(JobRow, job_id)
                 if job is not None:
-                    self.put(replace(job, phases=_in_phases(job.phases, phases)))
+                    failed = job.failed + self._failed.get(job_id, 0)
+                    self.put(replace(job, phases=_in_phases(job.phases, phases), failed=failed))
+        for change in [each for (kind, _), each in self._rows.items() if kind == JobRow.KIND]:
+            with missing:
+                self._queue(change)
         for name, sums in self._sums.items():
             with missing:
                 self.put(_added(self.find(CountersRow, name) or CountersRow(name=name), sums))
@@ -204,6 +222,20 @@ class Draft:
                 self.put(replace(before, records=(*before.records, *records)[-MAX_HISTORY:]))
         missing.end()
         return list(self._rows.values())
+
+    def _queue(self, change: Change) -> None:
+        """Put the job of a changed row into the queues of its pools, or remove it from them."""
+        job = cast("JobRow", change.row)
+        old = self._view.find(JobRow, job.key)
+        before = {} if old is None else queue_rows(old)
+        after = queue_rows(job) if isinstance(change, Put) else {}
+        for key, row in before.items():
+            if key not in after:
+                self.drop(row)
+        for key, row in after.items():
+            if before.get(key) != row:
+                self.put(row)
+                self._of(f"pool/{row.pool}").sections[section_of(row.traits)] = None
 
     def _of(self, name: str) -> _Sums:
         sums = self._sums.get(name)
@@ -220,6 +252,9 @@ class Draft:
         phases = self._phases.setdefault(task.job.job_id, defaultdict(int))
         phases[task.phase] += by
         if task.phase is Phase.PENDING:
+            if task.start_failed:
+                job_id = task.job.job_id
+                self._failed[job_id] = self._failed.get(job_id, 0) + by
             milli = task.gpu_milli
             project = self._of(f"project/{task.job.project}")
             project.waiting += by
@@ -249,7 +284,31 @@ def _added(row: CountersRow, sums: _Sums) -> CountersRow:
         running=row.running + sums.running,
         nodes=row.nodes + sums.nodes,
         gpu_milli=row.gpu_milli + sums.gpu_milli,
+        sections=tuple(sorted({*row.sections, *sums.sections})) if sums.sections else row.sections,
     )
+
+
+def queue_rows(job: JobRow) -> dict[str, QueueRow]:
+    """The rows of a job in the queues of its pools, by key."""
+    spec, pending = job.facts.spec, job.phases.get(Phase.PENDING, 0)
+    if spec is None or not pending:
+        return {}
+    gpus = spec.resources.gpu_total_milli > 0
+    rows = [
+        QueueRow(
+            pool=pool,
+            job_id=job.key,
+            project=job.facts.project,
+            traits=QueueTraits(spec.priority, spec.preemptible, gpus, failed),
+            submitted_at_ms=job.facts.submitted_at_ms,
+            queued_at_ms=job.queued_at_ms,
+            offset=job.offset,
+        )
+        for failed, count in ((False, pending - job.failed), (True, job.failed))
+        if count > 0
+        for pool in spec.pools
+    ]
+    return {row.key: row for row in rows}
 
 
 def _in_phases(before: Mapping[Phase, int], more: Mapping[Phase, int]) -> dict[Phase, int]:

@@ -12,7 +12,9 @@ from yardmaster_projections.rows import (
     CountersRow,
     Ended,
     NodeRow,
+    RankRow,
     ReplicaRow,
+    Reserved,
     Stopping,
     TaskRow,
     WaitRow,
@@ -170,6 +172,7 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
     draft.change_task(
         task,
         phase=Phase.STARTING,
+        reserved=None,
         attempt=data.attempt,
         pool=data.pool,
         nodes=tuple(dict.fromkeys(placement.node for placement in data.placements)),
@@ -178,6 +181,38 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
         progress_permille=None,
         not_before_ms=0,
     )
+
+
+def _slots_reserved_v1(draft: Draft, envelope: Envelope[d.SlotsReservedV1], _: object) -> None:
+    data = envelope.data
+    task = _task(draft, data, envelope.type)
+    if data.attempt <= task.attempt:
+        return
+    reserved = Reserved(
+        pool=data.pool,
+        slots=tuple((placement.node, placement.slots) for placement in data.placements),
+        victims=data.victims,
+        until_ms=data.until_at_ms,
+        at_ms=draft.now_ms,
+        cycle=draft.cycle,
+    )
+    draft.change_task(task, reserved=reserved)
+
+
+def _reservation_dropped_v1(
+    draft: Draft, envelope: Envelope[d.ReservationDroppedV1], _: object
+) -> None:
+    draft.change_task(_task(draft, envelope.data, envelope.type), reserved=None)
+
+
+def _claimants_ranked_v1(draft: Draft, envelope: Envelope[d.ClaimantsRankedV1], _: object) -> None:
+    data = envelope.data
+    for each in data.ranks:
+        row = RankRow(pool=data.pool, among=data.among, claimant=each.claimant, rank=each.rank)
+        if each.rank:
+            draft.put(row)
+        else:
+            draft.drop(row)
 
 
 def _stop_requested_v1(draft: Draft, envelope: Envelope[Any], _: object) -> None:
@@ -275,6 +310,9 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     n.TaskExitedV1: _task_exited_v1,
     n.SlotsReleasedV1: _slots_released_v1,
     d.SlotsAllocatedV1: _slots_allocated_v1,
+    d.SlotsReservedV1: _slots_reserved_v1,
+    d.ReservationDroppedV1: _reservation_dropped_v1,
+    d.ClaimantsRankedV1: _claimants_ranked_v1,
     d.PreemptionRequestedV1: _stop_requested_v1,
     d.StopRequestedV1: _stop_requested_v1,
     d.AllocationRevokedV1: _allocation_revoked_v1,

@@ -21,9 +21,11 @@ from yardmaster_projections.rows.jobs import (
     OutputRow,
     Refused,
     ReplicaRow,
+    Reserved,
     Stopping,
     TaskRow,
 )
+from yardmaster_projections.rows.queue import QueueRow, RankRow
 from yardmaster_projections.rows.records import CycleRow, HistoryRow, LogRow, RequestRow
 from yardmaster_projections.rows.row import Facet, Order, R, Row
 
@@ -43,10 +45,13 @@ __all__ = [
     "OutputRow",
     "PoolRow",
     "ProjectRow",
+    "QueueRow",
     "R",
+    "RankRow",
     "Refused",
     "ReplicaRow",
     "RequestRow",
+    "Reserved",
     "Row",
     "SeenRow",
     "Stopping",

@@ -172,6 +172,8 @@ class CountersRow(Row):
     running: int = 0
     nodes: int = 0
     gpu_milli: int = 0
+    #: Of a pool: the sections that ever had a job in the queue, by name (see `rows.queue`).
+    sections: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_projections.rows.row import Facet, Order, Row
 from yardmaster_projections.wire_types import Shared
 from yardmaster_schemas.api import Phase
@@ -32,6 +33,20 @@ class Stopping:
     stop: Stop
     at_ms: int
     deadline_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The slots that are kept for a pending task."""
+
+    pool: str
+    #: Node and slots of each replica.
+    slots: tuple[tuple[str, tuple[int, ...]], ...]
+    #: Tasks that were preempted for it, and when the last of them must be gone (0: not known).
+    victims: int
+    until_ms: int
+    at_ms: int
+    cycle: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +115,10 @@ class JobRow(Row):
     revision: int = 1
     refusal: Refused | None = None
     phases: Mapping[Phase, int] = field(default_factory=dict)
+    #: When it was submitted by the scheduler's account, by which it orders tasks.
+    queued_at_ms: int = 0
+    #: Pending tasks whose last starts failed.
+    failed: int = 0
     paused: bool = False
     #: The next submission under the same id, until quota decides on this one.
     again: "JobRow | None" = None
@@ -145,6 +164,7 @@ class TaskRow(Row):
     started_at_ms: int | None = None
     ended_at_ms: int | None = None
     stopping: Stopping | None = None
+    reserved: Reserved | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
     progress_permille: int | None = None
@@ -169,6 +189,11 @@ class TaskRow(Row):
     def gpu_milli(self) -> int:
         """The request of all its replicas together."""
         return self.job.requested.replicas_min * self.job.requested.resources.gpu_total_milli
+
+    @property
+    def start_failed(self) -> bool:
+        """Whether its last starts failed so often that it is queued apart from its equals."""
+        return self.failed_starts >= SEPARATE_AFTER
 
     @property
     def facets(self) -> tuple[Facet, ...]:

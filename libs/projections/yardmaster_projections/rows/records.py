@@ -1,6 +1,6 @@
 """Rows of records of the log: requests, cycles, histories of jobs, the log itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from yardmaster_projections.rows.jobs import Refused
@@ -9,6 +9,7 @@ from yardmaster_schemas.api import RequestState
 from yardmaster_schemas.events.machine import CycleCommittedV1, CycleCommittedV2
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
+    CellConfig,
     LogMode,
     PauseRequestedV1,
     TaskSubmittedV1,
@@ -107,7 +108,7 @@ class HistoryRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow(Row):
-    """The log's identity; one row, keyed by the cell."""
+    """The log's identity and the cell's configuration; one row, keyed by the cell."""
 
     KIND: ClassVar[str] = "log"
 
@@ -117,6 +118,9 @@ class LogRow(Row):
     created_ms: int
     now_ms: int = 0
     cycle: int = 0
+    #: The configuration of the cell, and how often it was changed.
+    config: CellConfig = field(default_factory=CellConfig)
+    config_revision: int = 0
 
     @property
     def key(self) -> str:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, NoReturn, TypeVar
 
 from yardmaster_core.machine import Decision, Machine
-from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogTruncated, LogUnavailable
 from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.errors import CycleTooLarge, DecisionRefused, Fenced
+from yardmaster_runtime.fence import Fence, Marks
 from yardmaster_runtime.machine.election import Election
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.leader import Leader
@@ -56,6 +57,8 @@ class Candidate(Generic[S]):
         """`on_status` gets the reason why the candidate is not ready, and None once it is ready."""
         self.machine = machine
         self.observations = Observations(settings.cycle.max_observations, metrics)
+        #: The machine's state and position; None during a restore.
+        self.fold: Fold[S] | None = None
         #: The leader during a term.
         self.leader: Leader[S] | None = None
         self.log = RetryingLog(log, clock, settings.retry, metrics.retries)
@@ -71,6 +74,14 @@ class Candidate(Generic[S]):
         self._backoff = settings.retry.backoff()
         #: The observation that a decision could not be written, for the next term to record.
         self._unwritable: Decision | None = None
+        #: The last records that were folded since the last restore.
+        self._marks: Marks = {}
+        self._fence: Fence | None = None
+        if snapshots is not None:
+            self._fence = Fence(
+                *(snapshots, machine.name, settings.cell, settings.partition),
+                *(clock, metrics.telemetry),
+            )
 
     async def run(self, leader_tasks: LeaderTasks[S] | None = None) -> NoReturn:
         """Run until cancelled.
@@ -89,14 +100,18 @@ class Candidate(Generic[S]):
                     raise
             except Exception as error:
                 self._report_stopped(error)
+                if isinstance(error, LogTruncated) and self._fence is not None:
+                    await self._fence.write(self._marks)
                 raise
             finally:
-                self.leader = None
+                self.leader = self.fold = None
                 self._metrics.leading.set(0)
             await self._clock.sleep(self._backoff.pause_s)
 
     async def _run_once(self, leader_tasks: LeaderTasks[S] | None) -> None:
         settings = self._settings
+        if self._fence is not None:
+            await self._fence.check(self.log)
         fold = await restore(
             self.log,
             self.machine,
@@ -107,6 +122,10 @@ class Candidate(Generic[S]):
             partition=settings.partition,
             read_ahead=self._limits.read_ahead,
         )
+        self.fold = fold
+        self._marks = fold.marks
+        self._metrics.rules.set(fold.reader.rules)
+        self._metrics.rules_newest.set(self.machine.rules)
         self._on_restored()
         self._on_status(None)
         await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
@@ -142,6 +161,8 @@ class Candidate(Generic[S]):
         work: list[Work] = [leader.run(), self._election.lost()]
         if snapshotter is not None:
             work.append(snapshotter.run())
+        if self._fence is not None:
+            work.append(self._fence.run())
         if leader_tasks is not None:
             work += leader_tasks(leader)
         await first_of(*work)
@@ -155,6 +176,8 @@ class Candidate(Generic[S]):
             self._backoff.reset()
             if snapshotter is not None:
                 snapshotter.consider()
+            if self._fence is not None:
+                self._fence.advance(self._marks)
 
         return after_cycle
 

@@ -10,7 +10,7 @@ from yardmaster_core.machine import Decision
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Record, batch_bytes
 from yardmaster_runtime.cycle_reader import digest_of
-from yardmaster_runtime.errors import CycleTooLarge
+from yardmaster_runtime.errors import CycleTooLarge, DecisionNotEnabled
 from yardmaster_runtime.telemetry.tracing import is_sampled
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
@@ -19,6 +19,7 @@ from yardmaster_schemas.events.machine import (
     InputRange,
     PolicyInUse,
     RefusedRange,
+    RulesEnabledV1,
     TermStartedV1,
 )
 
@@ -135,9 +136,24 @@ def write_cycle(
 ) -> WrittenCycle:
     """Return the decisions' records followed by the CycleCommitted over them.
 
-    `traces`: the result of `traces_of` for the cycle's inputs.
+    `traces`: the result of `traces_of` for the cycle's inputs. `rules`: those in force when the
+    cycle began.
+
+    Raises:
+        DecisionNotEnabled: the cycle's rules do not have a decision's type.
     """
     cell = header.cell
+    for made in decisions:
+        if isinstance(made.event, RulesEnabledV1):
+            rules = made.event.rules
+    for made in decisions:
+        if rules < made.event.RULES:
+            raise DecisionNotEnabled(
+                machine=header.machine,
+                type=made.event.TYPE,
+                introduced=made.event.RULES,
+                rules=rules,
+            )
     envelopes = [
         header.envelope(
             index,

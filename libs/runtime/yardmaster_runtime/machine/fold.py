@@ -15,10 +15,12 @@ from yardmaster_core.commit import CommitReader, CountedCycle, first_unmarked, r
 from yardmaster_core.errors import ChainBroken, SnapshotUnreadable
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_eventlog.reader import Cursor
 from yardmaster_runtime.cycle_reader import CycleReader, digest_of
 from yardmaster_runtime.errors import ReplayDiverged, UnknownRules
+from yardmaster_runtime.fence import Mark
 from yardmaster_runtime.machine.inputs import MachineInput, writer_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
@@ -63,6 +65,8 @@ class Fold(Generic[S]):
         self.cell = cell
         self.own = Partition(machine.output.name, partition)
         self.listeners: list[Listener] = []
+        #: The rules with which the last cycle began.
+        self.rules = 0
         readers: dict[str, CommitReader] = {}
         if dump is None:
             self.state = machine.initial(cell)
@@ -72,6 +76,8 @@ class Fold(Generic[S]):
             self.state = machine.load(cell, dump["state"])
         #: A dump of the own topic's reader where this fold started; None at the log's start.
         self.origin: Mapping[str, Any] | None = None if dump is None else self.reader.dump()
+        #: The last record that was folded, of each topic that was read since the start.
+        self.marks: dict[Partition, Mark] = {}
         self.cursor = Cursor(log, self.own, self.reader.next, read_ahead)
         self._own_cycles = CycleReader(self.cursor, self.reader)
         self.inputs: dict[Partition, Cursor | MachineInput] = {}
@@ -107,7 +113,7 @@ class Fold(Generic[S]):
             "digest": self.machine.digest(self.state),
             "reader": self.reader.dump(),
             "upstream": {
-                partition.topic: source.reader.dump()
+                partition.topic: source.dump()
                 for partition, source in self.inputs.items()
                 if isinstance(source, MachineInput)
             },
@@ -125,7 +131,8 @@ class Fold(Generic[S]):
             ReplayDiverged: inputs or state differ from the commit.
             UnknownRules: a newer program wrote the log.
             ImpossibleEvent: a decision does not fit the state.
-            LogTruncated, LogCorrupt and the other errors of `EventLog.read`.
+            LogTruncated: a commit took records that the log does not have.
+            LogCorrupt and the other errors of `EventLog.read`.
         """
         folded = 0
         while await self.cursor.fill(1):
@@ -148,6 +155,8 @@ class Fold(Generic[S]):
             and the errors of `CommitReader.feed`.
         """
         counted = self._own_cycles.feed(stored, envelope)
+        if counted is not None:
+            self.marks[self.own] = Mark(stored.offset, self._own_cycles.digest.hex())
         if counted is not None and counted.commit.rules > self.machine.rules:
             raise UnknownRules(
                 topic=self.own.topic,
@@ -161,7 +170,7 @@ class Fold(Generic[S]):
     async def follow(self, counted: CountedCycle) -> None:
         """Fold a cycle: take its inputs from the log, apply them, end the cycle."""
         commit = counted.commit
-        self.begin_cycle(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms, counted.rules)
         accepted: list[Envelope[Event]] = []
         for wanted in self.ordered(counted):
             taken = await self.take(counted, wanted)
@@ -170,13 +179,14 @@ class Fold(Generic[S]):
             accepted += taken
         self.finish(counted, accepted)
 
-    def begin_cycle(self, cycle: int, now_ms: int) -> None:
-        """Start a cycle."""
-        self.state = self.machine.begin_cycle(self.state, cycle, now_ms)
+    def begin_cycle(self, cycle: int, now_ms: int, rules: int) -> None:
+        """Start a cycle with these rules."""
+        self.rules = rules
+        self.state = self.machine.begin_cycle(self.state, cycle, now_ms, rules)
 
     def apply(self, envelope: Envelope[Event]) -> None:
         """Apply an accepted input or a decision."""
-        self.state = self.machine.apply(self.state, envelope.data, envelope.id)
+        self.state = self.machine.apply(self.state, envelope.data, envelope.id, envelope.actor.id)
 
     def finish(self, counted: CountedCycle, accepted: Sequence[Envelope[Event]]) -> None:
         """Apply a cycle's decisions, check the state's digest, and end the cycle.
@@ -205,7 +215,17 @@ class Fold(Generic[S]):
         cycle = counted.commit.cycle
         cursor = source.cursor if isinstance(source, MachineInput) else source
         records = await cursor.take(wanted.next)
-        self.check_range(counted, wanted, [digest_of(stored.record) for stored in records])
+        digests = [digest_of(stored.record) for stored in records]
+        if cursor.offset < wanted.next and first_unmarked(digests, wanted.marks) == len(digests):
+            raise LogTruncated(
+                topic=partition.topic,
+                partition=partition.number,
+                offset=cursor.offset,
+                found=f"{partition} ends at {cursor.offset}, but cycle {cycle} took its records up "
+                f"to {wanted.next - 1}",
+            )
+        self.check_range(counted, wanted, digests)
+        self.mark(partition, wanted.first, digests)
         if isinstance(source, MachineInput):
             return source.take_until(records, cycle).accepted
         refused = {
@@ -225,6 +245,11 @@ class Fold(Generic[S]):
                     partition, stored.offset, cycle, f"the leader accepted it: {error}"
                 ) from error
         return accepted
+
+    def mark(self, partition: Partition, first: int, digests: Sequence[bytes]) -> None:
+        """Note the last record of a range that was taken from an input."""
+        if digests:
+            self.marks[partition] = Mark(first + len(digests) - 1, digests[-1].hex())
 
     def check_range(
         self, counted: CountedCycle, wanted: InputRange, digests: Sequence[bytes]

@@ -11,7 +11,6 @@ from yardmaster_runtime.machine.inputs import (
     RefusedRecord,
     TakenRange,
     check_claim,
-    cursor_of,
     refused_ranges,
 )
 from yardmaster_runtime.settings import CycleLimits
@@ -25,20 +24,49 @@ class InputTaker(Generic[S]):
     def __init__(self, fold: Fold[S], limits: CycleLimits) -> None:
         self._fold = fold
         self._limits = limits
+        #: Whole counted cycles of other machines that the next cycle takes.
+        self._whole: dict[MachineInput, TakenRange] = {}
 
-    async def read(self) -> dict[MachineInput, TakenRange]:
-        """Read ahead; return the whole counted cycles of other machines."""
-        whole = {}
-        for source in self._fold.inputs.values():
-            filled = await cursor_of(source).fill(self._limits.max_inputs, buffered_only=True)
+    async def read(self) -> None:
+        """Read ahead claims and whole counted cycles of other machines."""
+        most = self._limits.max_inputs
+        for source in self.sources():
+            if not isinstance(source, MachineInput):
+                await source.fill(most, buffered_only=True)
+                continue
+            whole = self._whole.get(source)
+            left = most if whole is None else most - len(whole.digests)
+            filled = left > 0 and await source.cursor.fill(left, buffered_only=True)
             # The records read ahead may end within a cycle whose other records are buffered too.
-            while filled and isinstance(source, MachineInput):
-                taken = source.take_counted(self._limits.max_inputs)
+            while filled:
+                taken = source.take_counted(left)
                 if taken is not None:
-                    whole[source] = taken
+                    if whole is not None:
+                        taken.first = whole.first
+                        taken.digests[:0] = whole.digests
+                        taken.accepted[:0] = whole.accepted
+                    self._whole[source] = taken
                     break
                 filled = await source.cursor.fill(1, buffered_only=True)
-        return whole
+
+    def sources(self) -> list[Cursor | MachineInput]:
+        """The inputs from which cycles of the present rules take records."""
+        fold = self._fold
+        return [
+            source
+            for topic, source in zip(fold.machine.inputs, fold.inputs.values(), strict=True)
+            if fold.machine.takes(topic, fold.reader.rules)
+        ]
+
+    def call_for_cycle(self) -> bool:
+        """Whether other machines' cycles call for a cycle, or there are as many as one may take."""
+        machine, rules = self._fold.machine, self._fold.reader.rules
+        return any(
+            len(taken.digests) >= self._limits.max_inputs
+            or source.reader.rules > rules
+            or any(machine.calls_for_cycle(envelope.data) for envelope in taken.accepted)
+            for source, taken in self._whole.items()
+        )
 
     def has_claims(self) -> bool:
         """Whether a claim was read and not taken."""
@@ -46,8 +74,11 @@ class InputTaker(Generic[S]):
             isinstance(source, Cursor) and len(source) for source in self._fold.inputs.values()
         )
 
-    def take(self, whole: dict[MachineInput, TakenRange]) -> list[TakenRange]:
-        """Apply what was read, input by input; `whole` is the result of `read`."""
+    def take(self) -> list[TakenRange]:
+        """Apply what was read, input by input."""
+        whole, self._whole = self._whole, {}
+        for machine_input in whole:
+            machine_input.committed()
         taken: list[TakenRange] = []
         ranges_left = self._limits.max_refused
         for source in self._fold.inputs.values():
@@ -69,7 +100,7 @@ class InputTaker(Generic[S]):
         taken = TakenRange(cursor.partition, cursor.offset)
         key = fold.cell.encode()
         while len(cursor) and len(taken.digests) < self._limits.max_inputs:
-            checked = check_claim(fold.machine, fold.state, key, cursor.peek())
+            checked = check_claim(fold.machine, fold.state, fold.rules, key, cursor.peek())
             if isinstance(checked, RefusedRecord):
                 if not _extends(taken.refused, checked):
                     if ranges_left == 0:

@@ -7,7 +7,7 @@ cycles, so that a fenced leader's records are never applied and no reader sees h
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from yardmaster_core.commit import CommitReader, CountedCycle, marks, range_digest
 from yardmaster_core.machine import Machine
@@ -93,9 +93,9 @@ def refused_ranges(refused: Sequence[RefusedRecord]) -> list[RefusedRange]:
 
 
 def check_claim(
-    machine: Machine[S], state: S, key: bytes, stored: StoredRecord
+    machine: Machine[S], state: S, rules: int, key: bytes, stored: StoredRecord
 ) -> Envelope[Event] | RefusedRecord:
-    """Return the claim's event, or the reason why this state refuses it."""
+    """Return the claim's event, or the reason why this state refuses it under these rules."""
     try:
         envelope = decode(stored.record)
     except SchemaError as error:
@@ -107,7 +107,14 @@ def check_claim(
         )
     if stored.record.key != key:
         return RefusedRecord(stored, RefusalCode.WRONG_CELL, "its key names another cell")
-    refusal = machine.refusal(state, envelope)
+    if rules < envelope.data.RULES:
+        # A program of older rules refuses it in the same way.
+        first = envelope.version == 1
+        code = RefusalCode.UNKNOWN_TYPE if first else RefusalCode.UNKNOWN_VERSION
+        found = f"rules {envelope.data.RULES} introduce {envelope.type}, {rules} are in force"
+        return RefusedRecord(stored, code, found)
+    refusal = machine.stored_refusal(envelope, stored.appended_ms, rules)
+    refusal = refusal or machine.refusal(state, envelope)
     if refusal is not None:
         return RefusedRecord(stored, refusal, f"{envelope.type} of {envelope.source}")
     return envelope
@@ -124,6 +131,16 @@ class MachineInput(CycleReader):
         super().__init__(cursor, reader)
         #: Digests of the records after the last taken cycle.
         self._digests: list[bytes] = []
+        #: The reader's dump before the cycles that were read and that no commit has taken.
+        self._before: dict[str, Any] | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the reader after the last cycle that a commit took, as plain JSON."""
+        return self.reader.dump() if self._before is None else self._before
+
+    def committed(self) -> None:
+        """Note that a commit takes all cycles read so far."""
+        self._before = None
 
     def feed(
         self, stored: StoredRecord, envelope: Envelope[Event] | None = None
@@ -139,6 +156,8 @@ class MachineInput(CycleReader):
         A cycle larger than the limit is taken too.
         """
         taken = TakenRange(self.cursor.partition, self.reader.boundary)
+        if self._before is None:
+            self._before = self.reader.dump()
         while len(self.cursor) and len(taken.digests) < limit:
             counted = self.feed(self.cursor.pop())
             if counted is not None:

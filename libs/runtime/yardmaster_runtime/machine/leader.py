@@ -36,6 +36,7 @@ from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_runtime.telemetry.tracing import trace_cycle
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.events.machine import RulesEnabledV1
+from yardmaster_schemas.instants import LAST_MS
 
 S = TypeVar("S")
 
@@ -74,6 +75,8 @@ class Leader(Generic[S]):
         self._inputs = InputTaker(fold, limits)
         self._writer = CycleWriter(fold, clock, limits, metrics)
         self._last_start_s: float | None = None
+        #: By how much the clock is behind the time of the newest cycle; never decreases.
+        self._behind_ms = 0
         #: Whether the last cycle left records of an input for the next one.
         self._inputs_left = False
         #: A due time that an empty cycle did not change; ignored until it moves.
@@ -106,7 +109,9 @@ class Leader(Generic[S]):
             await fold.catch_up()
             incarnation = self._chance.hex("incarnation", 12)
             term = reader.term + 1
-            record = term_record(reader.machine, reader.cell, term, incarnation, self._now())
+            # This append is what tells the clock the log's time, so no decision uses this time.
+            now_ms = min(max(self._clock.now_ms(), reader.now_ms), LAST_MS)
+            record = term_record(reader.machine, reader.cell, term, incarnation, now_ms)
             offset = await fold.log.append(fold.own, [record])
             while reader.next <= offset:
                 if not await fold.cursor.fill(1):
@@ -130,24 +135,24 @@ class Leader(Generic[S]):
     async def step(self) -> bool:
         """Run one cycle; False when there was no work and nothing was appended."""
         fold, limits = self.fold, self._limits
-        now_ms, started_s = self._now(), self._clock.monotonic_s()
-        trace_start_ms = self._clock.now_ms()
-        whole: dict[MachineInput, TakenRange] = {}
-        enabling = self._enabling()
+        now_ms, started_s = self.now_ms(), self._clock.monotonic_s()
+        trace_start_ms = self._metrics.telemetry.now_ms()
+        continuing = not fold.reader.complete
+        if not continuing:
+            await self._inputs.read()
+            if not self._inputs.call_for_cycle() and not self._has_work(now_ms):
+                await self.check_fenced(buffered_only=True)
+                return False
+        rules = self._rules()
+        enabling = self._enabling(rules)
         # Observations also go into a cycle that continues the decisions of the last one: an
         # observation may say that one of those decisions cannot be written. RulesEnabled takes no
         # observations, so that it fits into any cycle.
         waiting = self._observations.first(0 if enabling else max(1, limits.max_decisions // 2))
-        continuing = not fold.reader.complete
-        if not continuing:
-            whole = await self._inputs.read()
-            if not whole and not self._has_work(now_ms):
-                await self.check_fenced(buffered_only=True)
-                return False
         self._last_start_s = started_s
         observed = (*enabling, *waiting)
-        fold.begin_cycle(fold.reader.cycle + 1, now_ms)
-        taken = [] if continuing else self._inputs.take(whole)
+        fold.begin_cycle(fold.reader.cycle + 1, now_ms, rules)
+        taken = [] if continuing else self._inputs.take()
         refused = [one for each in taken for one in each.refused]
         verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)
         decisions = with_observed(observed, verdict.decisions)
@@ -162,10 +167,12 @@ class Leader(Generic[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=None if verdict.complete else limits.max_decisions,
-            rules=fold.machine.rules,
+            rules=rules,
         ).records
         counted = await self._writer.write(records, decisions, self.term)
         fold.finish(counted, accepted)
+        for each in taken:
+            fold.mark(each.partition, each.first, each.digests)
         self._observations.recorded(len(waiting))
         due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
         # Only a due time in the past that did not move; a later one starts its own cycle.
@@ -207,12 +214,12 @@ class Leader(Generic[S]):
 
     async def _wait(self) -> None:
         """Wait for a record, an urgent observation, or the machine's due time."""
-        ends = {partition: cursor_of(source).end for partition, source in self.fold.inputs.items()}
-        ends[self.fold.own] = self.fold.cursor.end
+        cursors = [self.fold.cursor, *map(cursor_of, self._inputs.sources())]
+        ends = {cursor.partition: cursor.end for cursor in cursors}
         timeout_s = self._limits.idle_wait_s
         due_ms = self._due_ms()
         if due_ms is not None:
-            timeout_s = min(timeout_s, max(due_ms - self._clock.now_ms(), 1) / 1000)
+            timeout_s = min(timeout_s, max(due_ms - self.now_ms(), 1) / 1000)
         await first_of(self.fold.log.wait(ends, timeout_s), self._observations.urgent.wait())
 
     def _due_ms(self) -> int | None:
@@ -226,20 +233,46 @@ class Leader(Generic[S]):
         due_ms = self._due_ms()
         return due_ms is not None and due_ms <= now_ms
 
-    def _now(self) -> int:
-        """The clock's time, or the log's when the clock is behind it."""
-        now_ms, log_ms = self._clock.now_ms(), self.fold.reader.now_ms
-        behind_ms = max(0, log_ms - now_ms)
-        self._metrics.clock_behind_ms.set(behind_ms)
-        if behind_ms > self._limits.clock_alarm_ms:
-            self._metrics.telemetry.warn("clock_behind_log", behind_ms=behind_ms)
-        return max(now_ms, log_ms)
+    def now_ms(self) -> int:
+        """The time of the next cycle: the clock's; further ahead if an earlier cycle was ahead.
+
+        A leader whose clock was ahead may have written cycles with later times, and the time of
+        cycles never decreases. It passes from their time on, so it never stands still.
+        """
+        now_ms = self._clock.now_ms()
+        behind_ms = self.fold.reader.now_ms - now_ms
+        if behind_ms > self._behind_ms:
+            self._behind_ms = behind_ms
+            if behind_ms > self._limits.clock_alarm_ms:
+                self._metrics.telemetry.warn("clock_behind_log", behind_ms=behind_ms)
+        self._metrics.clock_behind_ms.set(self._behind_ms)
+        return min(now_ms + self._behind_ms, LAST_MS)
 
     # Parts of a cycle
 
-    def _enabling(self) -> tuple[Decision, ...]:
-        """The decision that switches a log with older rules to the rules of this program."""
-        reader, rules = self.fold.reader, self.fold.machine.rules
+    def _rules(self) -> int:
+        """The rules with which the next cycle begins.
+
+        A new log starts with the newest. Then the rules stay: quota's until a request switches
+        them, the scheduler's until quota has newer ones. Rules that this program no longer has are
+        replaced by its oldest.
+        """
+        reader, machine = self.fold.reader, self.fold.machine
+        followed = max(
+            (
+                source.reader.rules
+                for source in self.fold.inputs.values()
+                if isinstance(source, MachineInput)
+            ),
+            default=0,
+        )
+        if reader.cycle == 0 and not followed:
+            return machine.rules
+        return max(reader.rules, machine.oldest_rules, min(followed, machine.rules))
+
+    def _enabling(self, rules: int) -> tuple[Decision, ...]:
+        """The decision that switches the log to `rules`; empty if nothing changes."""
+        reader = self.fold.reader
         if reader.cycle == 0 or reader.rules == rules:
             return ()
         return (Decision(RulesEnabledV1(rules=rules), reader.cell),)
@@ -260,6 +293,7 @@ class Leader(Generic[S]):
     def _count(self, taken: Sequence[TakenRange], decisions: int, complete: bool) -> None:
         metrics, limits = self._metrics, self._limits
         metrics.cycles.inc()
+        metrics.rules.set(self.fold.reader.rules)
         metrics.decisions.inc(decisions)
         metrics.dropped.set(self.fold.reader.dropped)
         if not complete:

@@ -1,7 +1,7 @@
 """Snapshots: the state is dumped between two cycles and stored while cycles continue."""
 
 import asyncio
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from pydantic_core import to_json
 
@@ -16,6 +16,8 @@ from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_schemas.events.machine import SnapshotTakenV1
 
 S = TypeVar("S")
+#: Rows of a state that are encoded at once: a few milliseconds.
+SLICE: Final = 500
 
 
 class Snapshotter(Generic[S]):
@@ -45,7 +47,8 @@ class Snapshotter(Generic[S]):
         # restarts often would never take a snapshot.
         self._last_cycle = 0 if fold.origin is None else int(fold.origin["cycle"])
         self._last_s = clock.monotonic_s()
-        self._taken: Snapshot | None = None
+        #: What `run` stores: the cycle, its digest and the dump.
+        self._taken: tuple[int, str, dict[str, Any]] | None = None
         self._wake = asyncio.Event()
 
     def consider(self) -> None:
@@ -59,7 +62,7 @@ class Snapshotter(Generic[S]):
         ):
             return
         self._last_cycle, self._last_s = cycle, now_s
-        self._taken = take(self._fold)
+        self._taken = (cycle, self._fold.reader.state_digest, self._fold.dump())
         self._metrics.snapshot_seconds.observe(self._clock.monotonic_s() - now_s)
         self._wake.set()
 
@@ -68,9 +71,10 @@ class Snapshotter(Generic[S]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            taken = self._taken
-            if taken is None:
+            if self._taken is None:
                 continue
+            cycle, digest, dump = self._taken
+            taken = _snapshot(self._fold, cycle, digest, await encoded(dump))
             try:
                 await self._store.save(taken)
                 await self._store.prune(taken.machine, taken.cell, keep=self._limits.keep)
@@ -91,10 +95,43 @@ class Snapshotter(Generic[S]):
 
 def take(fold: Fold[Any]) -> Snapshot:
     """Return a snapshot of the state after the last counted cycle."""
+    reader = fold.reader
+    return _snapshot(fold, reader.cycle, reader.state_digest, to_json(fold.dump()))
+
+
+def _snapshot(fold: Fold[Any], cycle: int, state_digest: str, payload: bytes) -> Snapshot:
     return Snapshot(
         machine=fold.machine.name,
         cell=fold.cell,
-        cycle=fold.reader.cycle,
-        state_digest=fold.reader.state_digest,
-        payload=to_json(fold.dump()),
+        cycle=cycle,
+        state_digest=state_digest,
+        payload=payload,
     )
+
+
+async def encoded(dump: dict[str, Any]) -> bytes:
+    """Return `to_json(dump)`; other tasks run after each SLICE of rows.
+
+    The state is the last value of the dump.
+    """
+    state = dump["state"]
+    if not isinstance(state, dict):
+        return to_json(dump)
+    values = []
+    for name, value in state.items():
+        values.append(to_json(name) + b":" + await _encoded_value(value))
+    head = to_json({name: value for name, value in dump.items() if name != "state"})
+    return b'%b,"state":{%b}}' % (head[:-1], b",".join(values))
+
+
+async def _encoded_value(value: Any) -> bytes:
+    if not isinstance(value, dict | list) or len(value) <= SLICE:
+        return to_json(value)
+    rows: list[Any] = list(value.items()) if isinstance(value, dict) else value
+    slices = []
+    for first in range(0, len(rows), SLICE):
+        part = rows[first : first + SLICE]
+        slices.append(to_json(dict(part) if isinstance(value, dict) else part)[1:-1])
+        # A turn for other tasks, which takes no time of the clock.
+        await asyncio.sleep(0)  # noqa: TID251
+    return (b"{%b}" if isinstance(value, dict) else b"[%b]") % b",".join(slices)

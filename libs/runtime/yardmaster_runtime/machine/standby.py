@@ -27,6 +27,7 @@ async def stand_by(
         while not won.is_set():
             await fold.catch_up()
             metrics.term.set(fold.reader.term)
+            metrics.rules.set(fold.reader.rules)
             metrics.dropped.set(fold.reader.dropped)
             metrics.standby_lag.set(await fold.log.end(fold.own) - fold.reader.next)
             await first_of(fold.log.wait({fold.own: fold.cursor.end}, idle_wait_s), won.wait())

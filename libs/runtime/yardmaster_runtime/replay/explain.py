@@ -12,7 +12,7 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import class_of
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.errors import UnknownTask
@@ -85,6 +85,8 @@ class Explanation:
     #: The class of all `waits` together: `never` only when every pool is `never`.
     wait_class: WaitClass | None
     waits: tuple[PoolWait, ...]
+    #: The slots that are kept for the task.
+    reserved: Reservation | None
     restarts: int
     attempts: tuple[AttemptSummary, ...]
     #: The last attempt that was stopped.
@@ -163,6 +165,7 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         replicas=task.job.shape.replicas,
         wait_class=_class_of(waits),
         waits=waits,
+        reserved=task.reserved,
         restarts=task.restarts,
         attempts=attempts,
         last_stop=stopped[-1] if stopped else None,
@@ -187,6 +190,16 @@ def _current(task: Task) -> tuple[AttemptSummary, ...]:
 
 def _waits(state: ClusterState, task: Task) -> tuple[PoolWait, ...]:
     """One reason per pool: the task's own reason, or else the one of its shape and priority."""
+    reserved = task.reserved
+    if reserved is not None:
+        return (
+            PoolWait(
+                pool=reserved.pool_name,
+                wait=reserved.wait,
+                since_ms=reserved.since_ms,
+                cycle=reserved.cycle,
+            ),
+        )
     own = _own_wait(state, task)
     recorded: Mapping[str, tuple[Wait, int, int]] = task.group.waits if task.group else {}
     waits = []

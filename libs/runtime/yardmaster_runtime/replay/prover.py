@@ -9,7 +9,7 @@ did not know. Comparing bytes reveals every change:
 - of a decision, by its mark in its commit, and by deciding again;
 - of a commit, by making it again; of all commits, by the hash chain.
 
-Only cycles that were decided by the rules of this program are recomputed. For older rules, the
+Only cycles that were decided by rules that this program has are recomputed. For older rules, the
 chain, the digests of inputs and decisions, and the digest of each state are proved.
 """
 
@@ -85,12 +85,13 @@ class Prover(Fold[S]):
         return counted
 
     async def follow(self, counted: CountedCycle) -> None:
-        """Check a cycle: recompute it if this program's rules decided it, else fold it."""
-        if counted.commit.rules == self.machine.rules:
+        """Check a cycle: recompute it if this program has the rules that decided, else fold it."""
+        derived = self.machine.oldest_recomputed <= counted.rules <= self.machine.rules
+        if derived:
             self.refused += await self._derive(counted)
         else:
             self.refused += await self._fold(counted)
-        self._note_rules(counted.commit)
+        self._note_rules(counted, derived)
         self._note_erased(counted)
         self.cycles += 1
         self.decisions += len(counted.decisions)
@@ -99,7 +100,7 @@ class Prover(Fold[S]):
     async def _fold(self, counted: CountedCycle) -> int:
         """Apply the cycle as it was committed; return the number of refused records."""
         commit = counted.commit
-        self.begin_cycle(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms, counted.rules)
         for wanted in self.ordered(counted):
             self.taken += wanted.next - wanted.first
             for envelope in await self.take(counted, wanted):
@@ -111,7 +112,7 @@ class Prover(Fold[S]):
     async def _derive(self, counted: CountedCycle) -> int:
         """Check the inputs and decide again, compare; return the number of refused records."""
         commit = counted.commit
-        self.begin_cycle(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms, counted.rules)
         refused: list[RefusedRecord] = []
         traces: dict[str, str] = {}
         for wanted in self.ordered(counted):
@@ -148,7 +149,7 @@ class Prover(Fold[S]):
         key = self.cell.encode()
         unknown = _unknown_then(counted.commit, wanted)
         for stored in records:
-            checked = check_claim(self.machine, self.state, key, stored)
+            checked = check_claim(self.machine, self.state, self.rules, key, stored)
             code = unknown.get(stored.offset)
             known = not isinstance(checked, RefusedRecord) or checked.code is not code
             if code is not None and known:
@@ -166,7 +167,8 @@ class Prover(Fold[S]):
         commit = counted.commit
         observed = []
         for _, envelope in counted.decisions:
-            if type(envelope.data) not in self.machine.observations:
+            # RulesEnabled with a cause is a decision: quota's verdict on a request.
+            if type(envelope.data) not in self.machine.observations or envelope.cause is not None:
                 break
             observed.append(Decision(envelope.data, envelope.subject, envelope.cause))
         verdict = self.machine.decide(
@@ -192,7 +194,7 @@ class Prover(Fold[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=commit.limit,
-            rules=self.machine.rules,
+            rules=counted.rules,
         ).records
         self._compare(counted, expected)
 
@@ -226,13 +228,12 @@ class Prover(Fold[S]):
                 keys = {envelope.subject, envelope.id, getattr(envelope.data, "job_id", "")}
                 self.refs.wanted.append((ref, frozenset(key.encode() for key in keys), envelope.id))
 
-    def _note_rules(self, commit: CycleCommittedV1) -> None:
+    def _note_rules(self, counted: CountedCycle, derived: bool) -> None:
         last = self._ranges[-1] if self._ranges else None
-        first = commit.cycle
-        if last is not None and last.rules == commit.rules:
+        rules, first = counted.rules, counted.commit.cycle
+        if last is not None and last.rules == rules:
             first = self._ranges.pop().first_cycle
-        derived = commit.rules == self.machine.rules
-        self._ranges.append(RulesRange(commit.rules, first, commit.cycle, derived=derived))
+        self._ranges.append(RulesRange(rules, first, counted.commit.cycle, derived=derived))
 
     def _note_erased(self, counted: CountedCycle) -> None:
         for _, envelope in counted.decisions:

@@ -12,15 +12,17 @@ from typing import Any
 from yardmaster_core import audit
 from yardmaster_core.errors import CoreError
 from yardmaster_core.machine import Machine
+from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import decoded
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import MachineError
+from yardmaster_runtime.machine.inputs import MachineInput
 from yardmaster_runtime.replay.details import check_details
 from yardmaster_runtime.replay.prover import DetailsRefs, Prover
 from yardmaster_runtime.replay.report import Finding, Report
-from yardmaster_schemas.errors import YardmasterError
+from yardmaster_schemas.errors import SchemaError, YardmasterError
 from yardmaster_schemas.topics import INPUT_ORDER
 
 
@@ -99,15 +101,33 @@ def _finding(prover: Prover[Any], error: YardmasterError) -> Finding:
 async def _note_unproved(
     log: EventLog, prover: Prover[Any], unproved: dict[Partition, tuple[int, int]]
 ) -> None:
+    machine, rules = prover.machine, prover.reader.rules
     reached = {prover.own: prover.reader.boundary}
-    for partition in prover.inputs:
+    for topic, (partition, source) in zip(machine.inputs, prover.inputs.items(), strict=True):
         taken = prover.reader.inputs.get((partition.topic, partition.number), 0)
-        reached[partition] = taken
+        if not machine.takes(topic, rules):
+            continue
+        if not isinstance(source, MachineInput) or await _calls(log, machine, partition, taken):
+            reached[partition] = taken
     for partition, offset in reached.items():
         end = await log.end(partition)
         first = min(offset, unproved.get(partition, (offset, 0))[0])
         if first < end:
             unproved[partition] = (first, end)
+
+
+async def _calls(log: EventLog, machine: Machine[Any], partition: Partition, offset: int) -> bool:
+    """Whether a record from `offset` on calls for a cycle; a machine may leave the others."""
+    end = await log.end(partition)
+    try:
+        while offset < end:
+            records = await log.read(partition, offset)
+            if any(machine.calls_for_cycle(decode(stored.record).data) for stored in records):
+                return True
+            offset = records[-1].offset + 1
+    except (SchemaError, LogCorrupt):
+        return True
+    return False
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:

@@ -31,6 +31,8 @@ class RuntimeMetrics:
         )
         self.dropped = gauge("records_dropped", "Records of fenced leaders in the own topic.")
         self.term = gauge("term", "The newest term in the own topic.")
+        self.rules = gauge("rules", "The rules in force: those of the newest cycle.")
+        self.rules_newest = gauge("rules_newest", "The newest rules that this program knows.")
         self.leading = gauge("leading", "1 while this process leads.")
         self.stopped = gauge("stopped", "1 after the state machine has stopped.")
         self.terms_lost = counter("terms_lost", "Terms that another incarnation started first.")
@@ -45,7 +47,8 @@ class RuntimeMetrics:
             "restore_seconds", "Duration of a restore: snapshot and tail."
         )
         self.clock_behind_ms = gauge(
-            "clock_behind_ms", "Milliseconds that the clock is behind the log's time."
+            "clock_behind_ms",
+            "Milliseconds that the log's clock is behind the time of the newest cycle.",
         )
         self.snapshots = counter("snapshots", "Snapshots stored.")
         self.snapshots_failed = counter("snapshots_failed", "Snapshots that could not be stored.")

@@ -10,6 +10,7 @@ from yardmaster_schemas.construct import LATER, writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.events.requests import (
+    CellConfig,
     DepartmentConfig,
     DetailsRef,
     Enrolment,
@@ -195,6 +196,15 @@ class MaxSlotsChangedV1(Event):
     job_id: JobId
     max_slots_milli: Positive | None
     revision: Positive
+
+
+@event(ADMISSIONS, name="CellConfigured", rules=6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellConfiguredV1(Event):
+    """The cell has this configuration."""
+
+    revision: Positive
+    config: CellConfig
 
 
 @event(ADMISSIONS, name="PoolConfigured")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
@@ -34,8 +34,13 @@ from yardmaster_schemas.fields import (
     TaskId,
 )
 from yardmaster_schemas.members import plain_members
-from yardmaster_schemas.reasons import EndCode, Start, Stop, Wait
+from yardmaster_schemas.reasons import DropCode, EndCode, Start, Stop, Wait
 from yardmaster_schemas.topics import DECISIONS
+
+#: Claimants that one ClaimantsRanked names.
+MAX_RANKED: Final = 256
+#: Numbers of a rank.
+MAX_RANK: Final = 8
 
 Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 
@@ -102,6 +107,73 @@ class SlotsAllocatedV1(Event):
     start: Start
     grace_s: Seconds | None = None
     fence_s: Positive | None = None
+
+
+@event(DECISIONS, name="SlotsReserved", rules=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsReservedV1(Event):
+    """Slots that other tasks release are kept for a pending task, which starts on exactly them.
+
+    `attempt` is the attempt that will start. `victims` tasks are preempted for it in the same
+    batch; 0: other tasks release the slots anyway. `until_at_ms`: when the last of these tasks must
+    have released them (0: not known).
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    pool: Name
+    placements: Annotated[tuple[Placement, ...], Field(min_length=1, max_length=MAX_REPLICAS)]
+    victims: Count = 0
+    until_at_ms: Millis = 0
+
+
+@event(DECISIONS, name="ReservationDropped", rules=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationDroppedV1(Event):
+    """A pending task keeps its reserved slots no longer; other tasks may use them.
+
+    `about` is the node or the pool that caused it.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    pool: Name
+    code: DropCode
+    about: Name | None = None
+
+
+@plain_members
+class Among(StrEnum):
+    """The kinds of claimants of a pool."""
+
+    JOB = "job"
+    PROJECT = "project"
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimantRank:
+    """The place of a claimant in its pool's queue: the smallest `rank` comes first, compared number
+    by number. Empty: the claimant is no longer in the queue.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    claimant: Name
+    rank: Annotated[tuple[Count, ...], Field(max_length=MAX_RANK)]
+
+
+@event(DECISIONS, name="ClaimantsRanked", rules=7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimantsRankedV1(Event):
+    """The place in a pool's queue changed for these claimants, which are jobs or projects.
+
+    Only policies whose order depends on what others demand record it.
+    """
+
+    pool: Name
+    among: Among
+    ranks: Annotated[tuple[ClaimantRank, ...], Field(min_length=1, max_length=MAX_RANKED)]
 
 
 @event(DECISIONS, name="PreemptionRequested")

@@ -21,7 +21,7 @@ from yardmaster_schemas.fields import (
     Signature,
 )
 from yardmaster_schemas.reasons import RefusalCode
-from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
+from yardmaster_schemas.topics import ADMISSIONS, CUTS, DECISIONS
 
 MAX_RANGES = 8
 MAX_REFUSED = 4096
@@ -127,8 +127,12 @@ class CycleCommittedV2(CycleCommittedV1):
 @event(ADMISSIONS, DECISIONS, name="RulesEnabled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesEnabledV1(Event):
-    """From this record's cycle on, this version of the rules decides, in a log that began with
-    older rules. A program that knows only older rules must not lead from then on.
+    """From this record on, this version of the rules decides, in a log that began with older rules.
+    A program that knows only older rules must not lead from then on.
+
+    Quota writes it as the verdict on a RulesRequested. Without a cause, it is an observation of the
+    leader and applies to its whole cycle: the scheduler follows quota's rules, and a program
+    replaces rules that it no longer has by its oldest ones.
     """
 
     rules: Positive
@@ -141,3 +145,38 @@ class SnapshotTakenV1(Event):
 
     cycle: Positive
     state_digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCycle:
+    """The last cycle of a machine that a cut kept."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    machine: Code
+    cycle: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRange:
+    """A topic that was cut: its records before `end` were kept, those before `was` existed."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    topic: Name
+    end: Count
+    was: Count
+
+
+@event(CUTS, name="LogCut")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCutV1(Event):
+    """An operator shortened the cell's log to a consistent state (`yard log cut`).
+
+    The log is of generation `generation` from then on. Fences of earlier generations do not apply,
+    and nodes join as new incarnations.
+    """
+
+    generation: Positive
+    cycles: Annotated[tuple[KeptCycle, ...], Field(max_length=MAX_RANGES)]
+    kept: Annotated[tuple[KeptRange, ...], Field(max_length=MAX_RANGES)]

@@ -31,9 +31,12 @@ MAX_RUNNING = 4096
 
 
 class Isolation(StrEnum):
-    """How a task is isolated from the other tasks of its node."""
+    """How tasks are isolated: not at all, as another user than the agent, in a unit of systemd
+    each, or in a container each.
+    """
 
     NONE = "none"
+    USER = "user"
     UNIT = "unit"
     CONTAINER = "container"
 

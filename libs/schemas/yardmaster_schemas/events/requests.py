@@ -27,6 +27,7 @@ from yardmaster_schemas.fields import (
     Names,
     PolicyOptions,
     Positive,
+    PrincipalId,
     Priority,
     Seconds,
     SlotSet,
@@ -206,6 +207,8 @@ class Quota:
     over_quota_weight: Count = 1
 
 
+#: A limit on tasks that have not ended.
+MaxUnfinished = Annotated[int, Field(ge=1, le=100_000_000)]
 Quotas = Annotated[dict[Name, Quota], Field(max_length=MAX_NAMES)]
 
 
@@ -240,6 +243,24 @@ class ProjectConfig:
     max_min_runtime_s: Seconds = 86_400
     max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     quotas: Quotas = field(default_factory=dict)
+    max_unfinished: MaxUnfinished | None = field(default=None, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellConfig:
+    """The configuration of a whole cell.
+
+    `project_tasks`, `user_tasks`: the most tasks of one project, and of one user, that have not
+    ended. `tasks_of`: other limits of single users; a project's own is `max_unfinished`.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    project_tasks: MaxUnfinished = 200_000
+    user_tasks: MaxUnfinished = 100_000
+    tasks_of: Annotated[dict[PrincipalId, MaxUnfinished], Field(max_length=1_000)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +364,15 @@ class MaxSlotsChangeRequestedV1(Event):
 
     job_id: JobId
     max_slots_milli: Positive | None
+    if_revision: Count | None = None
+
+
+@event(REQUESTS, name="CellChangeRequested", rules=6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellChangeRequestedV1(Event):
+    """A request to change the cell's configuration; revision 0: it was never changed."""
+
+    config: CellConfig
     if_revision: Count | None = None
 
 
@@ -461,6 +491,14 @@ class NodeRevokeRequestedV1(Event):
 
     node: Name
     if_revision: Count | None = None
+
+
+@event(REQUESTS, name="RulesRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesRequestedV1(Event):
+    """A request to switch the cell to this version of the rules, after an upgrade."""
+
+    rules: Positive
 
 
 @event(REQUESTS, name="EraseRequested")

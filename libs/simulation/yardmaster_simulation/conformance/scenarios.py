@@ -125,7 +125,6 @@ def _not_built(policy: str) -> Callable[[Scenario], str]:
 #: Formats of other schedulers, for policies that do not exist yet.
 LATER: Final = (
     Format("kai", frozenset({"mode", "actions", "queues", "jobs"}), _not_built("quota")),
-    Format("kai_fairshare", frozenset({"op", "resource", "queues"}), _not_built("quota")),
     Format("runai_doc", frozenset({"steps", "nodes", "queues"}), _not_built("quota")),
 )
 

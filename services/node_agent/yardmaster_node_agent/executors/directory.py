@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from yardmaster_node_agent.executors.port import Paths, StreamName
+from yardmaster_node_agent.executors.task_user import TaskUser
 
 #: The most bytes that are read of a JSON file of the runner or the task.
 MAX_NOTE_BYTES: Final = 4096
@@ -19,17 +20,27 @@ class ReplicaDirectory:
     """The directory of one replica, under the executor's root.
 
     The runner uses the files `start`, `process`, `exit` and `bell` (see `runner`). The command's
-    working directory is `work`.
+    working directory is `work`. A command of another user may write `work`, `task` with its
+    checkpoint file, and its output; all else is read-only for it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, user: TaskUser | None = None) -> None:
         self.path = path
+        self._user = user
         self._noted: tuple[int, int, int] | None = None
 
     @property
     def paths(self) -> Paths:
         """The paths of the stop file and the checkpoint file."""
-        return Paths(str(self.path / "stop.json"), str(self.path / "checkpoint.json"))
+        return Paths(str(self.path / "stop.json"), str(self._checkpoint_file))
+
+    @property
+    def _checkpoint_file(self) -> Path:
+        # The task replaces the file, so it must be able to write the folder. The setting may have
+        # changed since the directory was created.
+        shared = self.path / "task"
+        new = self._user is not None and not self.path.is_dir()
+        return (shared if new or shared.is_dir() else self.path) / "checkpoint.json"
 
     def create(self) -> None:
         """Create the directory with the FIFO `bell`.
@@ -41,6 +52,15 @@ class ReplicaDirectory:
         self.path.mkdir(parents=True, mode=0o700)
         (self.path / "work").mkdir()
         os.mkfifo(self.path / "bell", 0o600)
+        user = self._user
+        if user is None:
+            return
+        (self.path / "task").mkdir()
+        for name in ("stdout", "stderr"):
+            (self.path / name).touch(0o600)
+        for name in ("work", "task", "stdout", "stderr"):
+            os.chown(self.path / name, user.uid, user.gid)
+        self.path.chmod(0o711)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return a JSON file of the runner; None if it is missing, or the task damaged it.
@@ -80,6 +100,7 @@ class ReplicaDirectory:
         """Write a script for `sh` to a file, so that no process title shows it; return its path."""
         path = self.path / "script"
         path.write_text(script, encoding="utf-8")
+        path.chmod(0o644)
         return str(path)
 
     def announce_stop(self, notice: str) -> bool:
@@ -87,7 +108,7 @@ class ReplicaDirectory:
         draft = self.path / ".stop.json"
         try:
             draft.unlink(missing_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 os.write(descriptor, notice.encode())
             finally:
@@ -99,7 +120,8 @@ class ReplicaDirectory:
 
     def checkpoint_note(self) -> bytes | None:
         """Return the checkpoint file if it changed since the last call, else None."""
-        with self._opened("checkpoint.json", os.O_RDONLY) as descriptor:
+        name = str(self._checkpoint_file.relative_to(self.path))
+        with self._opened(name, os.O_RDONLY) as descriptor:
             if descriptor is None:
                 return None
             status = os.fstat(descriptor)

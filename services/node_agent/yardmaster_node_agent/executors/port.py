@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
 from yardmaster_schemas.events.details import Run
-from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -99,6 +99,10 @@ class Executor(Protocol):
     @property
     def kinds(self) -> tuple[ExecutorKind, ...]:
         """The kinds of tasks that it runs, which the node reports when it joins."""
+
+    @property
+    def isolation(self) -> Isolation:
+        """How its tasks are isolated, which the node reports when it joins."""
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Return the paths of the replica's stop file and checkpoint file."""

@@ -24,8 +24,9 @@ from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
+from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
-from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
 from yardmaster_schemas.reasons import StartFailure
 
 #: Seconds between two checks for processes that are alive without a runner.
@@ -184,9 +185,11 @@ class ProcessExecutor:
 
     kinds = (ExecutorKind.PROCESS,)
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, clock: Clock, user: TaskUser | None = None) -> None:
         self._root = root.absolute()
         self._clock = clock
+        self._user = user
+        self.isolation = Isolation.NONE if user is None else Isolation.USER
         #: Next to the root, where a sweep does not remove it.
         self._renewed = self._root.with_name(self._root.name + ".renewed")
 
@@ -198,6 +201,7 @@ class ProcessExecutor:
         """Write the file atomically; it need not be durable, because it is valid for one boot."""
         draft = self._renewed.with_name(self._renewed.name + ".new")
         try:
+            draft.touch(mode=0o600)
             draft.write_text(json.dumps(asdict(renewal)), encoding="ascii")
             draft.rename(self._renewed)
         except OSError as error:
@@ -223,6 +227,7 @@ class ProcessExecutor:
             )
         directory = self._directory(key)
         try:
+            open_way(self._user, self._root)
             directory.create()
             self._find_working_dir(directory, launch)
             pid = self._spawn(directory, launch)
@@ -301,7 +306,7 @@ class ProcessExecutor:
         self._directory(key).remove()
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
-        return ReplicaDirectory(self._root / str(key))
+        return ReplicaDirectory(self._root / str(key), self._user)
 
     def _find_working_dir(self, directory: ReplicaDirectory, launch: Launch) -> None:
         """Check the working directory that the job sets.
@@ -331,7 +336,11 @@ class ProcessExecutor:
             command = ["sh", "-eu", directory.write_script(run.script)]
         else:
             command = list(run.command)
-        cwd = str(directory.path / "work" / (run.working_dir or ""))
+        work = directory.path / "work"
+        cwd = str(work / (run.working_dir or ""))
+        env = {**launch.env}
+        if self._user is not None:
+            env.setdefault("HOME", str(work))
         fence = {
             "renewed": str(self._renewed),
             "incarnation": launch.incarnation,
@@ -340,8 +349,9 @@ class ProcessExecutor:
         spec = json.dumps(
             {
                 "command": command,
-                "env": dict(launch.env),
+                "env": env,
                 "cwd": cwd,
+                "user": None if self._user is None else asdict(self._user),
                 "fence": None if launch.fence_s is None else fence,
             }
         )

@@ -22,7 +22,7 @@ from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
-from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
 
 #: The boot id of every simulated host; it never reboots.
 BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
@@ -109,6 +109,7 @@ class SimulatedProcess:
 class SimulatedExecutor:
     """The executor of a simulated host, whose processes only take time."""
 
+    isolation = Isolation.NONE
     kinds = (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
 
     def __init__(self, clock: Clock) -> None:

@@ -1,11 +1,16 @@
-"""`yard up`: the ports of a cluster, whatever flags are given."""
+"""`yard up`: the ports of a cluster, whatever flags are given; an upgrade that is not finished."""
 
 import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from yardmaster_cli.commands.up import _PORTS, _ports, _up_local
+from yardmaster_cli.commands.up import _PORTS, _pending_upgrade, _ports, _up_local
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_localcluster.background import BackgroundCluster
 from yardmaster_localcluster.errors import PortsInUse
@@ -53,3 +58,54 @@ def test_ports_in_use_are_answered_with_a_command_to_copy(
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("choose free ports: ")
     assert caught.value.hint.endswith(command)
+
+
+@contextmanager
+def gateway(folder: Path, status: int, answer: dict[str, object]) -> Iterator[None]:
+    """A gateway of a started cluster, which answers only `/v1/rules`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status if self.path == "/v1/rules" else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Write nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        dev = {"port": server.server_port, "token": "t", "pid": os.getpid()}
+        (folder / "dev.json").write_text(json.dumps(dev))
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_rules_older_than_those_of_the_version_are_reported(tmp_path: Path) -> None:
+    with gateway(tmp_path, 200, {"rules": 6, "newest": 7}):
+        pending = _pending_upgrade(DataLayout(tmp_path))
+    assert pending is not None
+    assert pending.startswith("rules 6 are in force, this version has 7")
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (200, {"rules": 7, "newest": 7}),
+        (200, {"rules": 0, "newest": 7}),
+        (404, {"code": "not_found", "detail": "an older gateway", "status": 404}),
+    ],
+)
+def test_a_finished_upgrade_and_an_unknown_answer_are_not_reported(
+    status: int, answer: dict[str, object], tmp_path: Path
+) -> None:
+    with gateway(tmp_path, status, answer):
+        assert _pending_upgrade(DataLayout(tmp_path)) is None
+    assert _pending_upgrade(DataLayout(tmp_path / "stopped")) is None

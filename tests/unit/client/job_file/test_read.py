@@ -63,6 +63,27 @@ def test_the_project_of_the_client_is_that_of_a_job_without_one() -> None:
     assert read_job({**job, "project": "nlp"}, project="vision").project == "nlp"
 
 
+def test_a_relative_working_directory_is_relative_to_the_file_or_the_given_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs" / "job.yaml"
+    path.parent.mkdir()
+    text = "project: nlp\nrun: {command: [a], working_dir: ../src}\n"
+    path.write_text(text)
+    job: dict[str, Any] = {"project": "nlp", "run": {"command": ["a"], "working_dir": "../src"}}
+    assert read_job(path, folder="/srv/ann").run.working_dir == str(tmp_path / "src")
+    monkeypatch.chdir(tmp_path)
+    relative = Path("jobs/job.yaml")
+    assert read_job(relative, folder=str(tmp_path)).run.working_dir == str(tmp_path / "src")
+    for same in (job, text, JobSpec.model_validate(job)):
+        assert read_job(same, folder="/srv/ann").run.working_dir == "/srv/src"
+        assert read_job(same).run.working_dir == "../src", "the nodes do not see these files"
+    in_image = {**job, "run": {**job["run"], "image": "team/train:1"}}
+    assert read_job(in_image, folder="/srv/ann").run.working_dir == "../src"
+    absolute = {**job, "run": {**job["run"], "working_dir": "/data"}}
+    assert read_job(absolute, folder="/srv/ann").run.working_dir == "/data"
+
+
 def test_a_text_that_names_a_file_says_how_to_pass_one() -> None:
     assert problems("job.yaml") == [
         "job: expected a mapping of keys to values "

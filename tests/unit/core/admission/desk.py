@@ -7,7 +7,9 @@ from typing import Any
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
+from yardmaster_core.rules import RULES
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.decisions import Outcome, TaskEndedV1
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
@@ -22,7 +24,7 @@ from yardmaster_schemas.events.requests import (
     SubmittedSpec,
     TaskSubmittedV1,
 )
-from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.reasons import EndCode, RefusalCode
 from yardmaster_schemas.resources import Resources
 
 CELL = "main"
@@ -76,7 +78,7 @@ CELL_SETUP: tuple[Event, ...] = (pool("default"), department(), project())
 
 
 def envelope(
-    event: Event, *, source: str = "gateway/gw-1", epoch: int = 1, seq: int = 0
+    event: Event, *, source: str = "gateway/gw-1", epoch: int = 1, seq: int = 0, user: str = "ada"
 ) -> Envelope[Event]:
     return Envelope(
         type=event.TYPE,
@@ -86,8 +88,14 @@ def envelope(
         seq=seq,
         subject="main",
         time_ms=START_MS,
-        actor=Actor(kind=ActorKind.USER, id="ada"),
+        actor=Actor(kind=ActorKind.USER, id=user),
         data=event,
+    )
+
+
+def ended(task_id: str) -> TaskEndedV1:
+    return TaskEndedV1(
+        task_id=task_id, attempt=0, outcome=Outcome.CANCELLED, code=EndCode.CANCELLED
     )
 
 
@@ -95,10 +103,15 @@ class Desk:
     """A cell's quota in memory: requests in, verdicts out."""
 
     def __init__(
-        self, *setup: Event, machine: QuotaMachine | None = None, log: LogCreatedV1 = LOG
+        self,
+        *setup: Event,
+        machine: QuotaMachine | None = None,
+        log: LogCreatedV1 = LOG,
+        rules: int = RULES,
     ) -> None:
         self.machine = machine or QuotaMachine()
         self.state: AdmissionState = self.machine.initial(CELL)
+        self.rules = rules
         self.seq = 0
         self.own_seq = 0
         self.cycle = 0
@@ -109,18 +122,22 @@ class Desk:
         if setup:
             self.ask(*setup)
 
-    def ask(self, *requests: Event, limit: int = 1000) -> list[Event]:
+    def ask(self, *requests: Event, limit: int = 1000, user: str = "ada") -> list[Event]:
         """The verdicts on requests of one gateway; `limit` may spread them over several cycles."""
         records = []
         for request in requests:
-            records.append(envelope(request, seq=self.seq))
+            records.append(envelope(request, seq=self.seq, user=user))
             self.seq += 1
         return self.take(records, limit=limit)
 
-    def one(self, request: Event) -> Any:
+    def one(self, request: Event, user: str = "ada") -> Any:
         """The verdict on one request."""
-        (verdict,) = self.ask(request)
+        (verdict,) = self.ask(request, user=user)
         return verdict
+
+    def end(self, *task_ids: str) -> None:
+        """Take the scheduler's decisions that these tasks have ended."""
+        self.take([envelope(ended(task_id), source="scheduler/main") for task_id in task_ids])
 
     def take(self, records: Sequence[Envelope[Event]], limit: int = 1000) -> list[Event]:
         """Run cycles until no request is pending; invalid records are refused and noted."""
@@ -128,12 +145,13 @@ class Desk:
         records = list(records)
         while True:
             self.cycle += 1
-            self.state = self.machine.begin_cycle(self.state, self.cycle, self.now_ms)
+            self.state = self.machine.begin_cycle(self.state, self.cycle, self.now_ms, self.rules)
             for record in records:
-                if (code := self.machine.refusal(self.state, record)) is not None:
+                claim = not isinstance(record.data, TaskEndedV1)
+                if claim and (code := self.machine.refusal(self.state, record)) is not None:
                     self.refusals.append(code)
                     continue
-                self.state = self.machine.apply(self.state, record.data, record.id)
+                self.state = self.machine.apply(self.state, record.data, record.id, record.actor.id)
             records = []
             complete = self._decide(limit, verdicts)
             self.state = self.machine.end_cycle(self.state, complete=complete)

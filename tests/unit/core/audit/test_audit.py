@@ -52,11 +52,13 @@ from yardmaster_schemas.events.decisions import (
     NodeSilenceObservedV1,
     Outcome,
     PreemptionRequestedV1,
+    ReservationDroppedV1,
+    SlotsReservedV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster_schemas.events.machine import SnapshotTakenV1
+from yardmaster_schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
 from yardmaster_schemas.events.node_events import NodeDrainedV1, ReplicaRef
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
@@ -72,7 +74,14 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     Quota,
 )
-from yardmaster_schemas.reasons import AdmissionCode, EndCode, RefusalCode, Stop, StopCode
+from yardmaster_schemas.reasons import (
+    AdmissionCode,
+    DropCode,
+    EndCode,
+    RefusalCode,
+    Stop,
+    StopCode,
+)
 from yardmaster_schemas.resources import Resources
 
 JOB, OTHER, THIRD = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
@@ -641,6 +650,114 @@ def test_s10_tasks_of_a_revoked_node_are_stopped_at_once(log: LogBuilder) -> Non
     )
     log.scheduler.cycle(stop)
     assert not found(log)
+
+
+def reserved(task: str, *placements: Any, attempt: int = 1, victims: int = 0) -> SlotsReservedV1:
+    return SlotsReservedV1(
+        task_id=task, attempt=attempt, pool="default", placements=placements, victims=victims
+    )
+
+
+def dropped(task: str, code: DropCode = DropCode.PAUSED, attempt: int = 1) -> ReservationDroppedV1:
+    return ReservationDroppedV1(task_id=task, attempt=attempt, pool="default", code=code)
+
+
+@pytest.fixture
+def reserving(log: LogBuilder) -> LogBuilder:
+    """A log of rules with reservations."""
+    log.scheduler.rules = SlotsReservedV1.RULES
+    log.scheduler.cycle(RulesEnabledV1(rules=SlotsReservedV1.RULES))
+    return log
+
+
+def test_s3_a_reservation_that_is_dropped_or_starts_its_task_is_correct(
+    reserving: LogBuilder,
+) -> None:
+    admit(reserving, JOB)
+    admit(reserving, OTHER, THIRD, priority=1)
+    run(reserving, A, placed("n1", 0))
+    reserving.scheduler.cycle(preempted(reserving, A), reserved(B, placed("n1", 0), victims=1))
+    reserving.scheduler.cycle(reserved(C, placed("n2", 0)))
+    reserving.scheduler.cycle(dropped(C), allocated(C, placed("n2", 1)))
+    finish(reserving, A, placed("n1", 0))
+    reserving.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    assert found(reserving) == ()
+
+
+def test_s3_a_start_on_slots_that_are_reserved_for_another_task(reserving: LogBuilder) -> None:
+    admit(reserving, JOB, OTHER)
+    reserving.scheduler.cycle(reserved(B, placed("n1", 0)))
+    reserving.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(reserving, "S3", f"{A} attempt 1 replica 0", "n1 slot 0 is reserved", B)
+
+
+def test_s3_a_start_on_other_slots_than_the_reserved_ones(reserving: LogBuilder) -> None:
+    admit(reserving, JOB)
+    reserving.scheduler.cycle(reserved(A, placed("n1", 0)))
+    reserving.scheduler.cycle(allocated(A, placed("n1", 1)))
+    expect_one(reserving, "S3", "starts on other slots than those reserved for it")
+
+
+def test_s3_a_reservation_of_reserved_slots(reserving: LogBuilder) -> None:
+    admit(reserving, JOB, OTHER)
+    reserving.scheduler.cycle(reserved(A, placed("n1", 0)))
+    reserving.scheduler.cycle(reserved(B, placed("n1", 0)))
+    # Both are reserved now, so the slot has too much from the second one on.
+    expect_one(reserving, "S3", f"{B} attempt 1 replica 0", "n1 slot 0 is reserved")
+
+
+def test_s3_two_reservations_share_a_slot_that_suffices_for_both(reserving: LogBuilder) -> None:
+    half = Resources(gpus=1, gpu_milli=500)
+    admit(reserving, JOB, OTHER, THIRD, resources=half)
+    halves = [placed("n1", 0, gpu_milli=500)] * 3
+    reserving.scheduler.cycle(reserved(A, halves[0]), reserved(B, halves[1]))
+    assert found(reserving) == ()
+    reserving.scheduler.cycle(reserved(C, halves[2]))
+    expect_one(reserving, "S3", f"{C} attempt 1 replica 0", "n1 slot 0 is reserved")
+
+
+def test_s3_a_reservation_of_slots_whose_holder_has_no_stop(
+    reserving: LogBuilder,
+) -> None:
+    admit(reserving, JOB)
+    admit(reserving, OTHER, priority=1)
+    run(reserving, A, placed("n1", 0))
+    reserving.scheduler.cycle(reserved(B, placed("n1", 0)))
+    expect_one(reserving, "S3", f"{B} attempt 1 replica 0", "n1 slot 0")
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_s3_a_reservation_that_is_not_for_the_next_attempt(
+    reserving: LogBuilder, attempt: int
+) -> None:
+    admit(reserving, JOB)
+    run(reserving, A, placed("n1", 0))
+    finish(reserving, A, placed("n1", 0))
+    reserving.scheduler.cycle(requeued(A))
+    reserving.scheduler.cycle(reserved(A, placed("n1", 0), attempt=attempt))
+    expect_one(reserving, "S3", f"{A} attempt {attempt}", "is not its next attempt")
+
+
+def test_s3_a_second_reservation_of_a_task(reserving: LogBuilder) -> None:
+    admit(reserving, JOB)
+    reserving.scheduler.cycle(reserved(A, placed("n1", 0)))
+    reserving.scheduler.cycle(reserved(A, placed("n2", 0)))
+    expect_one(reserving, "S3", f"{A} attempt 1 has reserved slots already")
+
+
+def test_s3_a_drop_of_a_reservation_that_does_not_exist(reserving: LogBuilder) -> None:
+    admit(reserving, JOB)
+    reserving.scheduler.cycle(dropped(A, DropCode.CANCELLED))
+    expect_one(reserving, "S3", f"{A} attempt 1", "is dropped (cancelled), but there is none")
+
+
+def test_s3_a_task_that_ends_with_reserved_slots(reserving: LogBuilder) -> None:
+    admit(reserving, JOB)
+    reserving.scheduler.cycle(reserved(A, placed("n1", 0)))
+    reserving.judged(CancelRequestedV1(job_id=JOB), CancelAcceptedV1(job_id=JOB))
+    cancelled = TaskEndedV1(task_id=A, attempt=0, outcome=Outcome.CANCELLED, code=EndCode.CANCELLED)
+    reserving.scheduler.cycle(cancelled)
+    expect_one(reserving, "S3", f"{A} ends with reserved slots, without a drop")
 
 
 def test_s4_a_gap_in_the_attempts(log: LogBuilder) -> None:

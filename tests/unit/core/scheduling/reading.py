@@ -33,6 +33,11 @@ def started(events: Sequence[Event]) -> list[str]:
     return [_named(e.task_id) for e in all_of(events, dec.SlotsAllocatedV1)]
 
 
+def stopped(events: Sequence[Event]) -> list[str]:
+    """The tasks that are preempted, by the names of their jobs."""
+    return [_named(event.task_id) for event in all_of(events, dec.PreemptionRequestedV1)]
+
+
 def _named(task_id: str) -> str:
     job, _, index = task_id.partition(".")
     name = job.rstrip("0")
@@ -40,10 +45,14 @@ def _named(task_id: str) -> str:
 
 
 def waits(cell: Cell, name: str, pool: str = "main") -> Wait:
-    """The wait of a job's pending tasks in a pool, with its numbers checked."""
-    group = next((t.group for t in cell.task(name).job.tasks if t.group is not None), None)
-    assert group is not None, f"{name} is not pending"
-    wait = group.waits[pool][0]
+    """The wait of a job's first pending task in a pool, with its numbers checked."""
+    task = next((t for t in cell.task(name).job.tasks if t.group is not None), None)
+    assert task is not None, f"{name} is not pending"
+    assert task.group is not None
+    if task.reserved is not None and task.reserved.pool_name == pool:
+        wait = task.reserved.wait
+    else:
+        wait = task.group.waits[pool][0]
     assert set(wait.numbers) <= set(NUMBERS[wait.code]), wait
     return wait
 

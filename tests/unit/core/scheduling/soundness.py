@@ -31,6 +31,7 @@ from yardmaster_core.scheduling.state.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, blocks
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
+from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -43,9 +44,7 @@ def assert_sound(state: ClusterState) -> None:
     _task_counts(state, tasks)
     for pool in state.pools.values():
         assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
-        assert pool.lowest_placed_priority is None, (
-            f"{pool.name}: the last cycle's priorities are not reset"
-        )
+        _reservations(state, pool, tasks)
         _capacities(state, pool, tasks)
         _workload(state, pool)
         _victims(pool, tasks)
@@ -70,6 +69,8 @@ def _task_counts(state: ClusterState, tasks: list[Task]) -> None:
         first = task.job.spec.pools[0]
         if task.phase is Phase.RUNNING and task.run is not None:
             expected[task.run.pool_name, Phase.RUNNING] += 1
+        elif task.group is not None and task.reserved is not None:
+            expected[first, WaitCode.WAITING_FOR_VICTIMS] += 1
         elif task.phase is Phase.PENDING and task.group is not None:
             record = task.group.waits.get(first)
             expected[first, WaitCode.NOT_CONSIDERED if record is None else record[0].code] += 1
@@ -245,27 +246,64 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         t for t in tasks if t.run and t.run.pool_name == pool.name and t.run.stop and t.run.open
     ]
     assert pool.stopping == len(stopping)
-    for queue_class in (0, 1):
-        promised = Counter(
-            t.run.stop.numbers["for_priority"]
-            for t in stopping
-            if t.run
-            and t.run.stop
-            and t.run.queue_class == queue_class
-            and "for_priority" in t.run.stop.numbers
-        )
-        assert pool.stopping_for[queue_class] == promised
+    assert pool.stopping_firm == sum(not t.job.spec.preemptible for t in stopping)
+
+
+def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
+    """The indexes of the pool's reservations are right."""
+    reserved = [t for t in tasks if t.reserved and t.reserved.pool_name == pool.name]
+    assert set(pool.reserved) == set(reserved), f"{pool.name}: wrong index of reservations"
+    groups = {g for g in pool.groups.values() if any(t.group is g and t.reserved for t in tasks)}
+    assert set(pool.reserved_groups) == groups, f"{pool.name}: wrong groups with reservations"
+    milli: Counter[object] = Counter()
+    idle = 0
+    for task in reserved:
+        reservation = task.reserved
+        assert reservation is not None
+        assert task.phase is Phase.PENDING, f"{task.id} is {task.phase.name} and has reserved slots"
+        for owner in (task.job, task.job.project, task.job.project.department):
+            milli[owner] += reservation.gpu_milli
+        for replica, placement in enumerate(reservation.placements):
+            node = state.nodes[placement.node]
+            assert replica in node.reserved[task]
+            idle += reservation.free[replica] * placement.gpu_milli * len(placement.slots)
+            if node.incarnation != placement.incarnation or node.state is not NodeState.UP:
+                continue
+            whole = placement.gpu_milli in (0, 1000)
+            holders = [
+                holder
+                for (_, held), holder in node.open.items()
+                if holder.run
+                and not set(holder.run.placements[held].slots).isdisjoint(placement.slots)
+            ]
+            disabled = not set(placement.slots).isdisjoint(node.disabled)
+            if whole and placement.slots and not placement.cpu_milli and not disabled:
+                assert bool(holders) != bool(reservation.free[replica]), (
+                    f"{task.id}: wrong whether {node.name} {placement.slots} is free"
+                )
+        missing = len(reservation.placements) - sum(reservation.free)
+        assert reservation.missing == missing
+        assert (task in pool.ready) == (not missing), f"{task.id} should start on its slots"
+    assert set(pool.ready) <= set(reserved)
+    assert pool.reserved_idle_milli == idle
+    assert {o: m for o, m in pool.reserved_milli.items() if m} == {
+        o: m for o, m in milli.items() if m
+    }
 
 
 def _workload(state: ClusterState, pool: Pool) -> None:
-    """The counted requests are those of all admitted jobs."""
+    """The counted requests include those of all jobs in the state; older rules count only these."""
     if pool.workload is None:
         return
     fresh = WorkloadCounter()
     for job in state.jobs.values():
         if pool.name in job.spec.pools:
             fresh.add(job.shape, job.spec.tasks)
-    assert pool.workload.counts == fresh.counts
+    counts = pool.workload.counts
+    if pool.workload.kept:
+        assert all(counts[of] >= number for of, number in fresh.counts.items())
+        return
+    assert counts == fresh.counts
     assert pool.workload.workload.counts == fresh.workload.counts
 
 
@@ -313,7 +351,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     of_them = (
         g
         for g in pool.groups.values()
-        if g.shape.queue_class and g.queue.live and not g.shape.start_failed
+        if g.shape.queue_class and g.pending and not g.shape.start_failed
     )
     among_jobs = options.among == "job"
     expected_groups = {
@@ -350,16 +388,27 @@ def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, 
             continue
         if label == "firm" and task.job.spec.preemptible:
             continue
-        for slot in placement.slots:
-            capacity.slots[slot] -= placement.gpu_milli
-        capacity.cpu_milli -= placement.cpu_milli
-        capacity.memory_mib -= placement.memory_mib
-        gpuless += not placement.slots
+        gpuless += _take(capacity, placement)
+    if label != "firm":
+        for task in tasks:
+            for placement in task.reserved.placements if task.reserved is not None else ():
+                if (placement.node, placement.incarnation) == (node.name, node.incarnation):
+                    gpuless += _take(capacity, placement)
     slots = [free for slot, free in enumerate(capacity.slots) if slot not in capacity.disabled]
-    assert min([*slots, capacity.cpu_milli, capacity.memory_mib]) >= 0, f"{node.name} is overbooked"
+    if label != "idle":
+        left = [*slots, capacity.cpu_milli, capacity.memory_mib]
+        assert min(left) >= 0, f"{label} of {node.name} is overbooked"
     capacity.whole = capacity.slots.count(1000)
-    capacity.shared = max((free for free in capacity.slots if 0 <= free < 1000), default=0)
+    capacity.shared = max((free for free in capacity.slots if 0 < free < 1000), default=0)
     return capacity, gpuless
+
+
+def _take(capacity: NodeCapacity, placement: Placement) -> bool:
+    for slot in placement.slots:
+        capacity.slots[slot] -= placement.gpu_milli
+    capacity.cpu_milli -= placement.cpu_milli
+    capacity.memory_mib -= placement.memory_mib
+    return not placement.slots
 
 
 def _rank(rank: Rank, index: CapacityIndex, shape: Shape, capacity: NodeCapacity) -> int:
@@ -416,14 +465,18 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             members.setdefault(key, []).append(task)
     assert pool.groups.keys() == members.keys(), f"{pool.name} keeps groups without pending tasks"
     for key, group in pool.groups.items():
-        assert group.queue.live == len(members[key])
-        assert list(group.queue.in_order()) == sorted(members[key])
-        assert group.queue.first_entry is min(members[key]), "the first entry is not pending"
+        for queue, reserved in ((group.queue, False), (group.reserved, True)):
+            here = sorted(t for t in members[key] if (t.reserved is not None) == reserved)
+            assert queue.live == len(here)
+            assert list(queue.in_order()) == here
+            assert queue.first_entry is (here[0] if here else None), "the first entry is stale"
+        assert group.first is min(members[key])
     _strict_queues(pool)
     over = {
         group
         for group in pool.groups.values()
-        if (record := group.waits.get(pool.name)) is not None
+        if group.queue.live
+        and (record := group.waits.get(pool.name)) is not None
         and record[0].code is WaitCode.OVER_FAIR_SHARE
     }
     assert set(pool.over_share) == over, "a group over its share would not be woken"
@@ -432,7 +485,7 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         behind, limited, protected = set(), set(), set()
         for group in pool.groups.values():
             record = group.waits.get(pool.name)
-            if record is None or group.shape.queue_class != number:
+            if record is None or group.shape.queue_class != number or not group.queue.live:
                 continue
             if blocks(group.shape, record[0].code):
                 blocked.setdefault(group.priority, set()).add(group)
@@ -460,10 +513,12 @@ def _strict_queues(pool: Pool) -> None:
     kept = pool.strict_queues
     assert (kept is None) == (fresh is None)
     if kept is not None and fresh is not None:
+        # Groups with minimum run times are in queues of their own.
         behind = {
-            group: kept.position_of(group.queue.first)
+            group: ((at, group.min_runtimes > 0), place)
             for queue_class in pool.queue_classes
             for group in queue_class.behind
+            for at, place in [kept.position_of(group.queue.first)]
         }
         expected = [
             min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]

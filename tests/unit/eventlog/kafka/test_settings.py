@@ -30,6 +30,15 @@ def test_a_compacted_topic_is_compacted_within_a_day() -> None:
     assert config["max.compaction.lag.ms"] == str(24 * HOUR_MS)
 
 
+def test_without_replicas_a_record_that_is_kept_is_synced_before_it_is_acknowledged() -> None:
+    alone = KafkaSettings(bootstrap="kafka:9092")
+    replicated = KafkaSettings(bootstrap="kafka:9092", replication_factor=3)
+    for topic in (DECISIONS, DETAILS):
+        assert topic_settings(topic, alone)["flush.messages"] == "1"
+        assert "flush.messages" not in topic_settings(topic, replicated)
+    assert "flush.messages" not in topic_settings(HEARTBEATS, alone)
+
+
 def test_passwords_are_not_printed() -> None:
     settings = KafkaSettings(bootstrap="k:1", sasl_password="hunter2", ssl_key_password="hunter3")
     assert "hunter" not in repr(settings)

@@ -4,43 +4,62 @@ At the begin, the time advances and due deadlines are handled. At the end, group
 sleep until an event wakes them.
 """
 
-from heapq import heappop
+from heapq import heapify, heappop
+from typing import Final
 
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
-from yardmaster_core.scheduling.state.appliers.attempts import enqueue_if_ready, schedule_decision
+from yardmaster_core.rules import ENDED_LEAVE, PAUSED_LEAVE_PLACES, PROTECTED_DO_NOT_PASS
+from yardmaster_core.scheduling.planner.fragmentation import counted
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    enqueue_if_ready,
+    leave_places,
+    schedule_decision,
+)
 from yardmaster_core.scheduling.state.appliers.nodes import install
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
-from yardmaster_schemas.reasons import WaitCode
+
+#: Up to this number of deadlines, those that no longer apply are not removed.
+FEW: Final = 1024
 
 
-def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
-    """Begin a cycle at `now_ms` (milliseconds since the epoch).
+def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> ClusterState:
+    """Begin a cycle of these rules at `now_ms` (milliseconds since the epoch).
 
     The cell's time never decreases. Tasks, nodes and groups whose deadline has passed are marked
     for this cycle.
     """
     state.cycle = cycle
     state.now_ms = max(state.now_ms, now_ms)
+    if rules >= ENDED_LEAVE:
+        if state.rules < ENDED_LEAVE:
+            _count_workloads(state)
+        state.remove_ended()
+    former, state.rules = state.rules, rules
+    if former < PAUSED_LEAVE_PLACES <= rules:
+        for job in state.jobs.values():
+            leave_places(state, job, job.tasks)
+    if former < PROTECTED_DO_NOT_PASS <= rules:
+        state.count_min_runtimes()
+    if former != rules:
+        for pool in state.pools.values():
+            # Results of the former rules.
+            pool.policy_cache.clear()
     state.restless = False
     # Revoked nodes are checked in every cycle, because their deadline changes with their pool and
     # with the replicas that they hold. So the log alone decides when a node is lost, not the checks
     # since a snapshot.
     state.revoked = {name: node for name, node in state.revoked.items() if node.revoked}
     state.node_attention.update(state.revoked)
+    over: dict[Pool, None] = {}
     while state.deadlines and state.deadlines[0][0] <= state.now_ms:
         _, due, name, attempt = heappop(state.deadlines)
         if due == Due.DRAIN:
             for task in state.node(name).open.values():
                 schedule_decision(state, task)
         elif due == Due.PROTECTION:
-            pool = state.pool(name)
-            for group in pool.protected:
-                # Not all of them are due: a snapshot keeps only the deadlines of recorded waits.
-                if _until_ms(pool, group) <= state.now_ms:
-                    state.wake(pool, group)
+            over[state.pool(name)] = None
         else:
             found = state.tasks.get(name)
             if found is None or found.attempt != attempt or found.phase.final:
@@ -49,7 +68,19 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
                 enqueue_if_ready(state, found)
             else:
                 schedule_decision(state, found)
+    for pool in over:
+        for group in pool.protected:
+            # Not all of them are due: a snapshot keeps only the deadlines of recorded waits.
+            if _until_ms(pool, group) <= state.now_ms:
+                state.wake(pool, group)
     return state
+
+
+def _count_workloads(state: ClusterState) -> None:
+    """Count all requests again, from here on in each pool, while no job has been removed yet."""
+    for pool in state.pools.values():
+        pool.workload = counted(state.jobs.values(), pool.name, kept=True)
+        state.dirty[pool] = None
 
 
 def due_ms(state: ClusterState) -> int | None:
@@ -95,94 +126,60 @@ def _still_applies(state: ClusterState, when_ms: int, due: int, name: str, attem
     return due == Due.TIME_LIMIT or task.phase is Phase.STARTING
 
 
+def _forget_deadlines(state: ClusterState) -> None:
+    """Remove the deadlines of tasks that no longer apply, once they may be the majority.
+
+    Else each start leaves one for as long as a start may take.
+    """
+    if len(state.deadlines) <= FEW + 2 * state.deadlines_kept:
+        return
+    # Those of nodes and pools may apply again; of equal ones, one suffices.
+    state.deadlines = [
+        entry
+        for entry in dict.fromkeys(state.deadlines)
+        if entry[1] in (Due.DRAIN, Due.PROTECTION) or _still_applies(state, *entry)
+    ]
+    heapify(state.deadlines)
+    state.deadlines_kept = len(state.deadlines)
+
+
 def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
-    Groups that wait for their victims stay awake, because their reserved slots must be kept from
-    other groups in every cycle until they start. Meanwhile they also stay awake in the pools that
-    they prefer less.
-
-    Another cycle follows at once (`restless`) in three cases: a node joins here that waited for its
-    old incarnation to be lost; this cycle changed an input of the shares; or it placed a task that
-    a pending task may preempt.
+    Another cycle follows at once (`restless`) in two cases: a node joins here that waited for its
+    old incarnation to be lost; or this cycle changed an input of the shares.
 
     An observed silence that did not lose its node is forgotten: the node may be heard again, and
     the silence is observed again while it lasts.
     """
     for group in state.emptied:
-        if not group.queue.live:
+        if not group.pending:
             state.forget(group)
     state.emptied.clear()
+    _forget_deadlines(state)
     for pool in state.pools.values():
         if pool.recheck and not complete:
             state.wake_pool(pool)
             state.wake_limited()
-        pool.recheck = False
-        if not complete:
-            pool.lowest_placed_priority = None
+        pool.recheck = pool.all_woken = pool.blocked_woken = False
+    state.limits_woken.clear()
     if not complete:
         return state
     for pool in state.pools.values():
-        state.restless |= _may_preempt_placed_task(pool)
         pool.reshare = pool.reshare_next
         pool.reshare_next = False
         state.restless |= pool.reshare
-    for node in state.node_attention.values():
+    considered, state.node_attention = state.node_attention, {}
+    state.attention.clear()
+    for node in considered.values():
         if node.pending is not None and not node.open:
             install(state, node, node.pending)
             state.restless = True
         if node.silent_ms and node.state is NodeState.UP:
             node.silent_ms = 0
             state.dirty[node] = None
-    state.attention.clear()
-    state.node_attention.clear()
     for pool in state.pools.values():
-        if pool.awake and not state.restless:
-            pool.awake = {
-                group: None
-                for group in pool.awake
-                if (pool.stopping and _waits_for_victims(group, pool.name))
-                or _preferred_pool_preempts(group, pool)
-            }
+        if not state.restless:
+            pool.awake.clear()
         pool.woken.clear()
     return state
-
-
-def _may_preempt_placed_task(pool: Pool) -> bool:
-    """Whether a group that waits for capacity may preempt a task that this cycle placed.
-
-    In the cycle itself it could not.
-    """
-    lowest, pool.lowest_placed_priority = pool.lowest_placed_priority, None
-    if lowest is None or not pool.preempts:
-        return False
-    if pool.strict_queues is None:
-        may_preempt = (
-            group
-            for group in pool.awake
-            if group.priority <= lowest and not group.shape.start_failed
-        )
-    else:
-        # Under a strict policy no task is placed past one that may preempt, unless that one waited
-        # for the result of a pool that it prefers.
-        may_preempt = (
-            group
-            for group in pool.awake
-            if not group.shape.preemptible
-            and not group.shape.start_failed
-            and group.shape.pools[0] != pool.name
-        )
-    return any(code_of(group, pool) in NO_CAPACITY for group in may_preempt)
-
-
-def _waits_for_victims(group: Group, pool: str) -> bool:
-    record = group.waits.get(pool)
-    return record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
-
-
-def _preferred_pool_preempts(group: Group, pool: Pool) -> bool:
-    """Whether tasks are preempted for the group in a pool that it prefers."""
-    pools = group.shape.pools
-    if pools[0] == pool.name:
-        return False
-    return any(_waits_for_victims(group, name) for name in pools[: pools.index(pool.name)])

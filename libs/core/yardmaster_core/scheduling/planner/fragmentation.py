@@ -24,16 +24,23 @@ COARSE: Final = 50
 def track_workload(jobs: Iterable[Job], pool: Pool) -> None:
     """Make a pool's placement follow the workload requested so far.
 
-    `jobs` are all admitted jobs in the order of admission; they are read only the first time.
+    `jobs` are all admitted jobs in the order of admission. They are read only by older rules, the
+    first time.
     """
     counter = pool.workload
     if counter is None:
-        counter = pool.workload = WorkloadCounter()
-        for job in jobs:
-            if pool.name in job.spec.pools:
-                counter.add(job.shape, job.spec.tasks)
+        counter = pool.workload = counted(jobs, pool.name, kept=False)
     for index in (pool.free, pool.future):
         index.count_on(counter.workload)
+
+
+def counted(jobs: Iterable[Job], pool: str, *, kept: bool) -> WorkloadCounter:
+    """The requests of jobs that may use a pool, in their order."""
+    counter = WorkloadCounter(kept=kept)
+    for job in jobs:
+        if pool in job.spec.pools:
+            counter.add(job.shape, job.spec.tasks)
+    return counter
 
 
 def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:

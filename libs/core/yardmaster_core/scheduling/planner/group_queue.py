@@ -6,13 +6,14 @@ turn before any has its second. Tasks whose last starts failed come after both.
 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
-reason.
+reason. Likewise groups of one project that request the same amount and wait for the same limit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
+from yardmaster_core.rules import LIMITS_BY_OWNER
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -52,12 +53,12 @@ class GroupQueue:
         """Queue groups that are neither queued nor done."""
         equivalent: dict[Hashable, list[Follower]] = {}
         for group in groups:
-            if group in self._queued or group in self.done or not group.queue.live:
+            if group in self._queued or group in self.done or not group.pending:
                 continue
             self._queued.add(group)
             equivalence = self._equivalence_of(group)
             if equivalence is None:
-                self.push_next(group, group.queue.in_order())
+                self.push_next(group, _tasks_of(group))
                 continue
             task = group.queue.first
             equivalent.setdefault(equivalence, []).append(
@@ -153,7 +154,12 @@ class GroupQueue:
         """
         shape = group.shape
         code = code_of(group, self._view.pool)
-        if code not in NO_CAPACITY or len(shape.pools) > 1:
+        if len(shape.pools) > 1 or group.reserved.live:
+            return None
+        if code is WaitCode.AT_LIMIT and self._view.state.rules >= LIMITS_BY_OWNER:
+            # Of its project or department; a limit of its job has another code.
+            return shape.project, shape.total_gpu_milli, shape.start_failed, code
+        if code not in NO_CAPACITY:
             return None
         rank = self._policy.equivalence(self._view, group)
         return None if rank is None else (rank, shape.fit, shape.start_failed, code)
@@ -162,7 +168,17 @@ class GroupQueue:
         group = heappop(followers)[2]
         if followers:
             self._followers[group] = followers
-        self.push_next(group, group.queue.in_order())
+        self.push_next(group, _tasks_of(group))
+
+
+def _tasks_of(group: Group) -> Iterator[Task]:
+    """Yield the tasks with reserved slots, which may start on others; then those without.
+
+    Tasks may leave during the iteration, and after the last one with reserved slots others may
+    get some.
+    """
+    yield from group.reserved.in_order()
+    yield from group.queue.in_order()
 
 
 def code_of(group: Group, pool: Pool) -> WaitCode | None:

@@ -6,7 +6,9 @@ Each step is a function of the present task or node, so checking one that needs 
 
 from typing import Final
 
+from yardmaster_core.rules import DRAINS_GIVE_GRACE
 from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.kept_reservations import drop_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
@@ -96,6 +98,8 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
         return None
     run = task.run
     if run is None:
+        if (drop := drop_of(state, task)) is not None:
+            return drop
         if task.cancelled:
             return TaskEndedV1(
                 task_id=task.id,
@@ -194,8 +198,10 @@ def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
             stop = Stop(
                 code=StopCode.NODE_DRAINED, numbers={"until_at_ms": empty_ms}, about=node.name
             )
-            left_s = max(0, (empty_ms - state.now_ms) // 1000)
-            grace_s = min(task.job.spec.grace_s, left_s)
+            grace_s = task.job.spec.grace_s
+            at_deadline = not task.job.spec.preemptible and not node.revoked
+            if not at_deadline or state.rules < DRAINS_GIVE_GRACE:
+                grace_s = min(grace_s, max(0, (empty_ms - state.now_ms) // 1000))
             return _stop(state, task, run, stop, grace_s=grace_s)
     return None
 
@@ -221,7 +227,7 @@ def _stop(
         nodes=run.nodes,
         stop=stop,
         grace_s=grace_s,
-        deadline_at_ms=state.now_ms + grace_s * 1000,
+        deadline_at_ms=state.in_s(grace_s),
     )
 
 
@@ -297,7 +303,7 @@ def _failed(state: ClusterState, task: Task, run: Attempt) -> Event:
 
 
 def _backoff_ms(state: ClusterState, times: int) -> int:
-    return state.now_ms + 1000 * min(MAX_BACKOFF_S, 1 << min(times, 20))
+    return state.in_s(min(MAX_BACKOFF_S, 1 << min(times, 20)))
 
 
 def _requeued(task: Task, run: Attempt, code: EndCode) -> TaskRequeuedV1:

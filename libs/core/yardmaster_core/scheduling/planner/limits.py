@@ -1,45 +1,69 @@
-"""Limits on what a job, a project and a department hold at once. They apply under every policy."""
+"""Limits on what a job, a project and a department hold at once. They apply under every policy.
 
-from yardmaster_core.scheduling.planner.reservations import Reservations
+Slots that are reserved for their tasks count as held: else more tasks would be preempted than the
+limits let start. A project that may not use a pool any more has the limit 0 there.
+"""
+
+from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.tasks import Group, Job
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Job, Task
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
-def limit_reached(pool: Pool, job: Job, group: Group, reservations: Reservations) -> Wait | None:
-    """Return the wait reason for the first limit that one more task of `group` would exceed, or
-    None.
+def is_allowed(project: Project, pool: Pool) -> bool:
+    """Whether the configuration of a project lets its tasks use a pool."""
+    config = project.config
+    return config is None or not config.pools or pool.name in config.pools
 
-    `job` is the job of the group's first task.
-    """
-    requested = group.shape.total_gpu_milli
+
+def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
+    """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
+    job = task.job
+    project = job.project
+    requested = job.shape.total_gpu_milli
+    config = project.config
+    if config is not None and not is_allowed(project, pool):
+        return _limit(0, 0, max(requested, 1), project.name)
     if not requested:
         return None
-    project = job.project
     if job.max_slots_milli is not None:
-        limit, used = job.max_slots_milli, job.used_milli + reservations.of(job)
+        limit = job.max_slots_milli
+        used = job.used_milli + _reserved(state, task, job)
         if used + requested > limit:
             now, never = WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_MAX_SLOTS
             return _wait(now, never, limit, used, requested, "job")
-    config = project.config
     if config is not None:
         if config.limit_milli is not None:
-            used = sum(project.used_milli.values()) + reservations.of(project)
+            used = sum(project.used_milli.values()) + _reserved(state, task, project)
             if used + requested > config.limit_milli:
                 return _limit(config.limit_milli, used, requested, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
-            used = project.used_milli.get(pool.name, 0) + reservations.of(project, pool)
+            used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, project.name)
     department = project.department
     if department.config is not None:
         quota = department.config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
-            used = department.used_milli.get(pool.name, 0) + reservations.of(department, pool)
+            used = department.used_milli.get(pool.name, 0) + reserved_for(pool, task, department)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None
+
+
+def reserved_for(pool: Pool, task: Task, owner: Job | Project | Department) -> int:
+    """Return the gpu_milli of a pool that are reserved for other tasks of the task's owner."""
+    found = pool.reserved_milli.get(owner, 0)
+    own = task.reserved
+    return found - own.gpu_milli if own is not None and own.pool_name == pool.name else found
+
+
+def _reserved(state: ClusterState, task: Task, owner: Job | Project) -> int:
+    return sum(
+        reserved_for(pool, task, owner) for pool in state.pools.values() if pool.reserved_milli
+    )
 
 
 def _limit(limit: int, used: int, requested: int, level: str) -> Wait:

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Final
 
 from yardmaster_core.errors import UnknownPlacement
+from yardmaster_core.rules import SHARED_GPUS_FIRST
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
 from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit
 from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
@@ -92,13 +93,16 @@ def _by_free(
             yield from _capacities(index, shape, found)
 
 
-def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
+def best_fit(
+    index: CapacityIndex, shape: Shape, within: int = -1, *, exact: bool = True
+) -> Iterator[NodeCapacity]:
     """Order nodes by free GPUs, fewest first, so that whole nodes stay free for tasks that need
     them.
 
     A fraction of a GPU goes to the fullest shared slot with capacity, then to the fullest node. A
     task without GPUs goes to the fullest node in use, then to the idle node with the most such
-    tasks.
+    tasks. Without `exact`, as before rules 7, a node comes among the shared ones if its shared slot
+    lacks less than `STEP`, and the task splits an unused GPU there.
     """
     mask = index.candidates(shape) & within
     if not mask:
@@ -113,7 +117,9 @@ def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[N
             found = index.shared[level] & mask
             if level < top:
                 found &= ~index.shared[level + 1]
-            yield from _capacities(index, shape, found)
+            for capacity in _capacities(index, shape, found):
+                if capacity.shared >= shape.gpu_milli or not exact:
+                    yield capacity
     least = shape.gpus if shape.gpu_milli == WHOLE else 0
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
 
@@ -250,13 +256,15 @@ def strategy_named(name: str) -> PlacementStrategy:
         raise UnknownPlacement(name=name, known=", ".join(PLACEMENTS)) from None
 
 
-def strategy_of(config: PoolConfig) -> PlacementStrategy:
-    """Return the placement strategy of a pool.
+def strategy_of(config: PoolConfig, rules: int) -> PlacementStrategy:
+    """Return the placement strategy of a pool under these rules.
 
     Raises:
         UnknownPlacement.
     """
     strategy = strategy_named(config.placement)
+    if strategy.order is best_fit and rules < SHARED_GPUS_FIRST:
+        strategy = replace(strategy, order=partial(best_fit, exact=False))
     return replace(strategy, unequal=config.unequal_gangs, seed=config.seed)
 
 
@@ -274,63 +282,46 @@ def place(
     index: CapacityIndex,
     shape: Shape,
     strategy: PlacementStrategy,
-    also: CapacityIndex | None = None,
     key: str = "",
     avoid: int = 0,
 ) -> list[ReplicaSlots] | None:
-    """Return a node and slots for every replica, or None; the indexes are left unchanged.
+    """Return a node and slots for every replica, or None; the index is left unchanged.
 
-    With `also`, each node must have the capacity in that index too (free now, and not reserved).
     `key` names the task for strategies that use random numbers. `avoid` is a set of nodes (one bit
     each) that are not used.
     """
     strategy = strategy.for_task(key or shape.id)
     if shape.replicas == 1:
-        for capacity in strategy.order(index, shape, _within(also, shape) & ~avoid):
-            if also is None or also.capacities[capacity.ordinal].holds(shape):
-                return [(capacity, strategy.pick(index, capacity, shape))]
-        return _on_idle_nodes(index, shape, strategy, also, avoid) if shape.whole_nodes else None
+        for capacity in strategy.order(index, shape, ~avoid):
+            return [(capacity, strategy.pick(index, capacity, shape))]
+        return _on_idle_nodes(index, shape, strategy, avoid) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
-    before = [(view, view.changes) for view in (index, also) if view is not None]
+    before = index.changes
+    amounts = (shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
     placement: list[ReplicaSlots] = []
-    used: list[tuple[CapacityIndex, NodeCapacity, tuple[int, ...]]] = []
     while len(placement) < shape.replicas:
-        capacities = strategy.order(index, shape, _within(also, shape) & ~avoid)
-        chosen = _first(capacities, shape, also)
+        chosen = next(strategy.order(index, shape, ~avoid), None)
         if chosen is None:
             break
-        views = [(index, chosen)]
-        if also is not None:
-            views.append((also, also.capacities[chosen.ordinal]))
         most = len(placement) + 1 if strategy.per_replica else shape.replicas
-        while len(placement) < most and all(one.holds(shape) for _, one in views):
+        while len(placement) < most and chosen.holds(shape):
             picked = strategy.pick(index, chosen, shape)
             placement.append((chosen, picked))
-            for view, one in views:
-                slots = picked if view is index else one.pick(shape)
-                view.take(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
-                used.append((view, one, slots))
-    for view, one, slots in reversed(used):
-        view.release(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
-    for view, changes in before:
-        view.changes = changes
+            index.take(chosen, picked, *amounts)
+    for chosen, picked in reversed(placement):
+        index.release(chosen, picked, *amounts)
+    index.changes = before
     return placement if len(placement) == shape.replicas else None
-
-
-def _within(also: CapacityIndex | None, shape: Shape) -> int:
-    # Nodes that may fit in the other index: often there are few.
-    return -1 if also is None else also.promising(shape)
 
 
 def _on_idle_nodes(
     index: CapacityIndex,
     shape: Shape,
     strategy: PlacementStrategy,
-    also: CapacityIndex | None,
     avoid: int,
 ) -> list[ReplicaSlots] | None:
-    groups = _idle_nodes(index, shape, also, avoid)
+    groups = _idle_nodes(index, shape, avoid)
     counts = {size: found.bit_count() for size, found in groups.items()}
     nodes = nodes_for(shape.gpus, counts, unequal=strategy.unequal)
     if nodes is None:
@@ -346,23 +337,19 @@ def idle_sizes(index: CapacityIndex, shape: Shape) -> dict[int, int]:
     """Return the number of idle nodes that a gang on whole nodes may use, by node size, largest
     first.
     """
-    groups = _idle_nodes(index, shape, None)
+    groups = _idle_nodes(index, shape)
     return {size: found.bit_count() for size, found in groups.items()}
 
 
-def _idle_nodes(
-    index: CapacityIndex, shape: Shape, also: CapacityIndex | None, avoid: int = 0
-) -> dict[int, int]:
+def _idle_nodes(index: CapacityIndex, shape: Shape, avoid: int = 0) -> dict[int, int]:
     mask = index.candidates(shape) & index.idle & ~avoid
-    if also is not None:
-        mask &= also.candidates(shape) & also.idle
     # Only free CPU and memory must be checked node by node.
     exact = not shape.cpu_milli and not shape.memory_mib
     groups: dict[int, int] = {}
     for size in range(len(index.whole) - 1, 0, -1):
         found = index.whole[size] & mask
         if found and not exact:
-            found = _supporting(index, also, shape, found)
+            found = _supporting(index, shape, found)
         if found:
             groups[size] = found
     return groups
@@ -375,12 +362,9 @@ def _each(index: CapacityIndex, mask: int) -> Iterator[NodeCapacity]:
         mask ^= lowest
 
 
-def _supporting(index: CapacityIndex, also: CapacityIndex | None, shape: Shape, mask: int) -> int:
+def _supporting(index: CapacityIndex, shape: Shape, mask: int) -> int:
     for capacity in _each(index, mask):
-        enough = capacity.supports(shape)
-        if enough and also is not None:
-            enough = also.capacities[capacity.ordinal].supports(shape)
-        if not enough:
+        if not capacity.supports(shape):
             mask ^= 1 << capacity.ordinal
     return mask
 
@@ -414,20 +398,11 @@ def helps(capacity: NodeCapacity, shape: Shape) -> bool:
     )
 
 
-def _first(
-    capacities: Iterator[NodeCapacity], shape: Shape, also: CapacityIndex | None
-) -> NodeCapacity | None:
-    for capacity in capacities:
-        if also is None or also.capacities[capacity.ordinal].holds(shape):
-            return capacity
-    return None
-
-
 def replicas_that_fit(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
     """Return how many replicas of `shape` the nodes hold, at most all of them."""
     total = 0
     for capacity in capacities:
-        total += _replicas_on(capacity, shape)
+        total += replicas_on(capacity, shape)
         if total >= shape.replicas:
             break
     return total
@@ -437,21 +412,32 @@ def _fractions_on(shares: list[int], gpus: int) -> int:
     # Each replica takes a fraction of `gpus` different slots, so no slot serves more fractions than
     # there are replicas.
     most = sum(shares) // gpus
+    # A slot that is disabled, or reserved, and still held has less than 0: then even 0 replicas can
+    # seem too many.
+    least = min([0, *shares])
     while sum(min(count, most) for count in shares) < most * gpus:
+        if most <= least:
+            return 0
         most -= 1
     return most
 
 
-def _replicas_on(capacity: NodeCapacity, shape: Shape) -> int:
+def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
+    """Return how many replicas of `shape` a node has GPUs, or places for tasks without GPUs, for,
+    at most all of them.
+    """
     most = shape.replicas
     if not shape.gpus:
-        most = min(most, capacity.gpuless_left)
-    else:
-        milli = shape.gpu_milli
-        if milli == WHOLE:
-            most = min(most, capacity.whole // shape.gpus)
-        else:
-            most = min(most, _fractions_on([free // milli for free in capacity.slots], shape.gpus))
+        return min(most, capacity.gpuless_left)
+    milli = shape.gpu_milli
+    if milli == WHOLE:
+        return min(most, capacity.whole // shape.gpus)
+    return min(most, _fractions_on([free // milli for free in capacity.slots], shape.gpus))
+
+
+def replicas_on(capacity: NodeCapacity, shape: Shape) -> int:
+    """Return how many replicas of `shape` a node holds, at most all of them."""
+    most = replicas_by_gpus(capacity, shape)
     if shape.cpu_milli:
         most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:

@@ -6,8 +6,8 @@ The planner calls them in this order:
    task; `wake`: the groups that waited for their share and may get more now. Only policies with
    shares have them.
 2. `order`: the sort key of a pending group by its first task; the smallest comes first.
-3. `may_start`: the reason, other than capacity and limits, why a group must not start now. If there
-   is one, `may_reserve`: the reason why it must not get reserved slots and must not preempt.
+3. `may_start`: the reason, other than capacity and limits, why a task must not start now, get
+   reserved slots or preempt. It holds for all tasks of the group without reserved slots.
 4. `victims`: the running tasks that may be preempted for a task, in the order in which to try them.
 5. `stop_reason`: why a victim is stopped, with the numbers of both sides; `start_reason`: why a
    task starts.
@@ -27,6 +27,12 @@ victims that turn out unnecessary keep running. `simulation_only` policies are r
 simulations. The planner does not call `project_shares`: it returns the share of each project for
 metrics, by name, in gpu_milli.
 
+The queue of a pool is served in the policy's order (`GET /v1/pools/NAME/queue`), by views that know
+tasks but no state: `place` gives the place of a task by its traits. Where the order depends on what
+others demand, `claimants` tells what the claimants are, and the planner records each rank that
+`ranks` returns (ClaimantsRanked): within a place for which `in_rank` is true, tasks come in the
+order of their claimants' ranks. Within equal places and ranks, by submission.
+
 A pool's placement strategy is configured apart from its policy (`placement.py`). Limits of projects
 and jobs apply under every policy (`limits.py`).
 """
@@ -35,17 +41,35 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from yardmaster_core.scheduling.planner.reservations import Reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.strict_queues import PositionOf
-from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Stop, Wait
 
 #: Groups are considered in ascending order. Keys of one pool must be comparable and should differ.
 OrderKey = tuple[Any, ...]
+
+
+#: The numbers that order the claimants of a pool, the smallest first; empty: not in the queue.
+Rank = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueTraits:
+    """The traits of a pending task on which its place in a listed queue may depend.
+
+    `failed`: its last starts failed.
+    """
+
+    priority: int
+    preemptible: bool
+    gpus: bool
+    failed: bool
 
 
 class PreemptionBudget(Protocol):
@@ -68,14 +92,12 @@ FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[T
 class PoolView:
     """The data that a policy's functions may read.
 
-    The state with the decisions of the cycle so far, one pool, the policy's options, and the
-    reservations of the cycle.
+    The state with the decisions of the cycle so far, one pool, and the policy's options.
     """
 
     state: ClusterState
     pool: Pool
     options: Any
-    reservations: Reservations = field(default_factory=Reservations)
     #: Values that the policy keeps for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
     #: See `VictimSearch.for_tasks`.
@@ -103,6 +125,20 @@ def no_shares(_: PoolView) -> Mapping[str, int]:
     return {}
 
 
+def by_submission_only(_: QueueTraits) -> Rank:
+    """`place` of policies under which only the submission orders tasks."""
+    return ()
+
+
+def no_claimants(_: Any) -> None:
+    """`claimants` of policies whose order depends on no claimant."""
+
+
+def never_in_rank(_: QueueTraits) -> bool:
+    """`in_rank` of policies whose order depends on no claimant."""
+    return False
+
+
 def no_groups(_: PoolView) -> Iterable[Group]:
     """`wake` of policies without shares."""
     return ()
@@ -119,8 +155,7 @@ class Policy:
     version: int
     options: type[Any]
     order: Callable[[PoolView, Group, Task], OrderKey]
-    may_start: Callable[[PoolView, Group], Wait | None]
-    may_reserve: Callable[[PoolView, Group], Wait | None]
+    may_start: Callable[[PoolView, Group, Task], Wait | None]
     victims: Callable[[PoolView, Task], Iterable[Task]]
     min_runtime_wait: Callable[[PoolView, Task], Wait | None]
     stop_reason: Callable[[PoolView, Task, Task], Stop]
@@ -129,6 +164,10 @@ class Policy:
     reclaim: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
     wake: Callable[[PoolView], Iterable[Group]] = no_groups
     project_shares: Callable[[PoolView], Mapping[str, int]] = no_shares
+    place: Callable[[QueueTraits], Rank] = by_submission_only
+    in_rank: Callable[[QueueTraits], bool] = never_in_rank
+    claimants: Callable[[Any], Among | None] = no_claimants
+    ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
     strict_queue: PositionOf | None = None

@@ -5,13 +5,14 @@ incarnation, concerns a replica placed there, and is a possible next state of th
 other claim is refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
+from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import join_refusal
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import RefusalCode
-from yardmaster_schemas.sources import written_by_agent
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS, follows, written_by_agent
 from yardmaster_schemas.topics import NODE_EVENTS
 
 ReplicaClaim = (
@@ -34,6 +35,9 @@ def refusal(state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | Non
     last = state.sources.get(envelope.source)
     if last is not None and (envelope.epoch, envelope.seq) <= last:
         return RefusalCode.REPEATED
+    # Not compared with the time of its append, which a cut of the log changes (`yard log cut`).
+    if state.rules >= BOUNDED_AGENT_EPOCHS and envelope.epoch > state.now_ms + MAX_EPOCH_AHEAD_MS:
+        return RefusalCode.EPOCH_AHEAD
     if isinstance(event, nev.NodeJoinedV1):
         return _join(state, event)
     node = state.nodes.get(event.node)  # type: ignore[attr-defined]
@@ -51,6 +55,9 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
     node = state.nodes.get(event.node)
     if event.port_last < event.port_first:
         return RefusalCode.CONTRADICTION
+    if event.isolation is nev.Isolation.USER and state.rules < 2:
+        # The release before cannot read this value, and refuses the record so.
+        return RefusalCode.MALFORMED
     refused = join_refusal(state.enrolled, event)
     if refused is not None:
         return refused
@@ -67,6 +74,11 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
             *(node.node_type, node.gpus, node.cpu_milli, node.memory_mib),
         )
         return None if offered == known else RefusalCode.CONTRADICTION
+    up = state.rules >= 5 and node.state is NodeState.UP
+    if up and not follows(event.incarnation, node.incarnation):
+        # The agent of the present incarnation may run. If it does not, the node is lost when its
+        # silence has lasted for the timeout of its pool.
+        return RefusalCode.NODE_TAKEN
     return RefusalCode.CONTRADICTION if event.running else None
 
 

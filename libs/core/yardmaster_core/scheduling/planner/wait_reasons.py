@@ -8,8 +8,14 @@ that grows with the pool.
 
 from collections.abc import Iterable, Sequence
 
+from yardmaster_core.rules import SHORT_RESOURCE_NAMED
 from yardmaster_core.scheduling.planner.feasibility import has_exact_sum
-from yardmaster_core.scheduling.planner.placement import nodes_for, replicas_that_fit
+from yardmaster_core.scheduling.planner.placement import (
+    nodes_for,
+    replicas_by_gpus,
+    replicas_that_fit,
+)
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
@@ -18,18 +24,18 @@ from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
-def no_capacity(pool: Pool, shape: Shape) -> Wait:
-    """Return the wait reason of a shape that did not fit."""
+def no_capacity(pool: Pool, shape: Shape, rules: int) -> Wait:
+    """Return the wait reason of a shape that did not fit, under these rules."""
     key = ("no_capacity", shape.fit)
     cached = pool.policy_cache.get(key)
     if cached is None or cached[0] != pool.topology:
         cached = (pool.topology, _lasting(pool, shape))
         pool.policy_cache[key] = cached
     lasting: Wait | None = cached[1]
-    return lasting if lasting is not None else _not_now(pool, shape)
+    return lasting if lasting is not None else _not_now(pool, shape, rules)
 
 
-def _not_now(pool: Pool, shape: Shape) -> Wait:
+def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
     index = pool.free
     requested = shape.total_gpu_milli
     free = index.free_for(shape)
@@ -47,13 +53,37 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
             about=about,
         )
     numbers = {"asked_milli": requested, "free_milli": free, "largest_milli": index.largest(shape)}
+    short = None
     if shape.whole_nodes:
         idle = index.candidates(shape) & index.idle
         counts = [found & idle for found in index.whole]
         numbers["idle_milli"] = sum(n * found.bit_count() * WHOLE for n, found in enumerate(counts))
     else:
         numbers["replicas"] = shape.replicas
-    return Wait(code=WaitCode.FRAGMENTED, numbers=_with_blocked(numbers, shape, blocked))
+        if rules >= SHORT_RESOURCE_NAMED:
+            short = _short_on_nodes_with_gpus(index, shape)
+    numbers = _with_blocked(numbers, shape, blocked)
+    return Wait(code=WaitCode.FRAGMENTED, numbers=numbers, about=short)
+
+
+def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
+    """Return the resource that is short where enough GPUs are free for all replicas, or None: the
+    GPUs are short.
+    """
+    by_gpus = with_cpus = 0
+    mask = index.with_gpus(shape) if shape.cpu_milli or shape.memory_mib else 0
+    while mask:
+        lowest = mask & -mask
+        mask ^= lowest
+        capacity = index.capacities[lowest.bit_length() - 1]
+        replicas = replicas_by_gpus(capacity, shape)
+        by_gpus += replicas
+        if shape.cpu_milli:
+            replicas = min(replicas, max(0, capacity.cpu_milli) // shape.cpu_milli)
+        with_cpus += replicas
+    if by_gpus < shape.replicas:
+        return None
+    return "cpus" if with_cpus < shape.replicas else "memory"
 
 
 def _with_blocked(numbers: dict[str, int], shape: Shape, blocked: int) -> dict[str, int]:

@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView, no_victims
+from yardmaster_core.scheduling.planner.policy import (
+    Policy,
+    PoolView,
+    QueueTraits,
+    Rank,
+    no_victims,
+)
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.strict import (
     NoOptions,
@@ -48,6 +54,11 @@ def non_preemptible_first(task: Task) -> QueuePosition:
     later than running tasks, so it returns to the front of its queue.
     """
     return int(task.job.spec.preemptible), task.key
+
+
+def non_preemptible_place(traits: QueueTraits) -> Rank:
+    """The queue of `non_preemptible_first`."""
+    return (traits.preemptible,)
 
 
 def by_estimate(task: Task) -> QueuePosition:
@@ -105,7 +116,6 @@ FIFO: Final = Policy(
     options=NoOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    may_reserve=wait_behind_first,
     victims=no_victims,
     min_runtime_wait=no_min_runtime_wait,
     stop_reason=no_stop_reason,
@@ -124,13 +134,13 @@ LRTP: Final = Policy(
     options=NoOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    may_reserve=wait_behind_first,
     victims=longest_remaining_first,
     min_runtime_wait=min_runtime_wait,
     stop_reason=lrtp_stop_reason,
     start_reason=first_in_queue,
     preempts=always,
     strict_queue=non_preemptible_first,
+    place=non_preemptible_place,
     drop_unneeded=False,
 )
 

@@ -41,7 +41,10 @@ from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.placement import helps
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
-from yardmaster_core.scheduling.policies.baselines import non_preemptible_first
+from yardmaster_core.scheduling.policies.baselines import (
+    non_preemptible_first,
+    non_preemptible_place,
+)
 from yardmaster_core.scheduling.policies.strict import (
     allowed_victims,
     always,
@@ -147,7 +150,7 @@ def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """
     pool, limit = view.pool, view.options.p
     able = allowed_victims(view, task)
-    if not able or (not pool.stopping and not could_fit(pool, task.job.shape)):
+    if not able or (not pool.stopping_firm and not could_fit(pool, task.job.shape)):
         return
     scores = view.memo["scores"] = Scores(view)
     below = [victim for victim in able if limit is None or victim.preemptions < limit]
@@ -228,11 +231,11 @@ FITGPP: Final = Policy(
     options=FitGppOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    may_reserve=wait_behind_first,
     victims=best_victims,
     min_runtime_wait=min_runtime_wait,
     stop_reason=fitgpp_stop_reason,
     start_reason=first_in_queue,
     preempts=always,
     strict_queue=non_preemptible_first,
+    place=non_preemptible_place,
 )

@@ -2,25 +2,29 @@
 
 A smaller number is a higher priority. The policy follows Determined's priority scheduler, as its
 newer documentation describes it and its resource manager computes it, with these differences:
-victims that turn out unnecessary keep running, a task that must not start reserves nothing, and the
-slots of a task's victims are reserved for it.
+victims that turn out unnecessary keep running, a task that must not start reserves nothing, and
+nothing but the slots of a task's victims is kept from other tasks.
 
 - Of equal priority, the earlier submission comes first; a requeued task keeps its position. A task
   that does not fit lets tasks of equal priority behind it pass.
 - While a higher-priority task is pending for capacity, no lower-priority task starts, even if no
   node could ever fit the pending one. With `backfill`, lower-priority tasks may start if they are
-  preemptible; that needs `preemption`, so that they can be preempted again.
+  preemptible; that needs `preemption`, so that they can be preempted again. Tasks with a minimum
+  run time start behind no task whose victims are within theirs (`victims_protected`): else such
+  tasks, one after another, would pass it without end.
 - With `preemption`, a task that does not fit may preempt tasks of lower priority, the lowest
   priority first and the latest submission first; of its own priority only tasks of jobs submitted
-  later. It preempts only if it fits then. While victims release their slots for it, no
-  lower-priority task starts, though preemptible tasks may preempt meanwhile.
-- Tasks without GPUs and tasks with GPUs do not block each other.
+  later, and only once they run: one that is starting was just let pass. It preempts only if it fits
+  then, and the slots that it fits on are reserved for it. Tasks of any priority start on slots that
+  are idle and not reserved.
+- Tasks without GPUs and tasks with GPUs do not block each other. But a task with GPUs may preempt
+  tasks without, for their CPUs and memory.
 
 The planner asks, in this order: `order` by priority; `may_start` (does a higher-priority task
-wait?); for a task that must not start, `may_reserve`; for a task that does not fit, `victims` and
-`stop_reason`, else `min_runtime_wait`.
+wait?); for a task that does not fit, `victims` and `stop_reason`, else `min_runtime_wait`.
 """
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,11 +32,21 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
+from yardmaster_core.rules import VICTIMS_WITHOUT_GPUS
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
+from yardmaster_core.scheduling.planner.policy import (
+    OrderKey,
+    Policy,
+    PoolView,
+    QueueTraits,
+    Rank,
+)
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 
@@ -53,29 +67,31 @@ def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
     return group.priority, task.key
 
 
-def wait_behind_higher_priority(view: PoolView, group: Group) -> Wait | None:
-    """Return the wait reason of a group behind a higher-priority task that waits for capacity or
-    for victims, or None.
-    """
-    outstanding = view.pool.stopping_for[group.shape.queue_class]
-    stopping_for = min(outstanding) if outstanding else None
-    if stopping_for is not None and stopping_for < group.priority:
-        numbers = {"priority": group.priority, "priority_ahead": stopping_for}
-        return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers)
-    return wait_behind_blocked_priority(view, group)
+def priority_first(traits: QueueTraits) -> Rank:
+    """The highest priority first; tasks whose last starts failed last within their priority."""
+    return traits.priority, traits.failed
 
 
-def wait_behind_blocked_priority(view: PoolView, group: Group) -> Wait | None:
+def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait | None:
     """Return the wait reason of a group behind a higher-priority task that waits for capacity, or
     None.
     """
-    queue_class = view.pool.queue_classes[group.shape.queue_class]
+    own_class = group.shape.queue_class
+    queue_class = view.pool.queue_classes[own_class]
     better = queue_class.mask & ((1 << group.priority) - 1)
-    if not better:
-        return None
     if view.options.preemption and view.options.backfill and group.shape.preemptible:
+        if not group.min_runtimes:
+            return None
+        # Tasks with GPUs may wait for tasks without GPUs, but not the other way round.
+        classes = view.pool.queue_classes[own_class:]
+        rows = [(priority, each) for each in classes for priority in sorted(each.protected)]
+        ahead, queue_class = min(rows, key=_first, default=(group.priority, queue_class))
+        if ahead >= group.priority:
+            return None
+    elif better:
+        ahead = (better & -better).bit_length() - 1
+    else:
         return None
-    ahead = (better & -better).bit_length() - 1
     code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
     first = queue_class.first(ahead)
     return Wait(
@@ -85,11 +101,15 @@ def wait_behind_blocked_priority(view: PoolView, group: Group) -> Wait | None:
     )
 
 
+def _first(row: tuple[int, QueueClass]) -> int:
+    return row[0]
+
+
 def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
-    """Return the priority and whether the group is preemptible: if one group of that key neither
-    starts nor preempts, no later one does.
+    """Return the priority and the group's properties on which `may_start` depends: if one group of
+    that key neither starts nor preempts, no later one does.
     """
-    return group.priority, group.shape.preemptible
+    return group.priority, group.shape.preemptible, group.min_runtimes > 0
 
 
 def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
@@ -100,6 +120,7 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
     if not view.options.preemption or _known_insufficient(view, task):
         return
     own = task.job.priority
+    classes = _victim_classes(view, task)
     for priority in sorted(view.pool.victims, reverse=True):
         if priority < own:
             break
@@ -110,11 +131,26 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
         for victim in running:
             if priority == own and not _submitted_later(victim, task):
                 break
-            same_queue_class = victim.job.shape.queue_class == task.job.shape.queue_class
-            if same_queue_class and min_runtime_until_ms(view.state, victim) <= view.state.now_ms:
+            if priority == own and victim.phase is not Phase.RUNNING:
+                continue
+            if (
+                victim.job.shape.queue_class in classes
+                and min_runtime_until_ms(view.state, victim) <= view.state.now_ms
+            ):
                 yield victim
     # All of them together do not suffice, and a later task may preempt no others.
     view.memo["insufficient", task.job.shape.fit] = (own, task.job.submitted_ms)
+
+
+def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
+    """Return the queue classes of the tasks that `task` may preempt.
+
+    A task with GPUs also preempts tasks without, for their CPUs and memory.
+    """
+    shape = task.job.shape
+    if view.state.rules >= VICTIMS_WITHOUT_GPUS and (shape.cpu_milli or shape.memory_mib):
+        return tuple(range(shape.queue_class + 1))
+    return (shape.queue_class,)
 
 
 def _known_insufficient(view: PoolView, task: Task) -> bool:
@@ -123,9 +159,8 @@ def _known_insufficient(view: PoolView, task: Task) -> bool:
     tried = view.memo.get(("insufficient", shape.fit))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
-    preempted = sum(sum(queue_class.values()) for queue_class in view.pool.stopping_for)
     # If a task stops that could not be preempted, more will be free than `could_fit` counts.
-    return view.pool.stopping == preempted and not could_fit(view.pool, shape)
+    return not view.pool.stopping_firm and not could_fit(view.pool, shape)
 
 
 def _submitted_later(victim: Task, task: Task) -> bool:
@@ -140,20 +175,48 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     """
     if not view.options.preemption or not view.pool.has_min_runtimes:
         return None
-    now = view.state.now_ms
-    until = [
-        moment
-        for priority, running in sorted(view.pool.victims.items())
-        if priority >= task.job.priority
-        for victim in running.in_order()
-        if (priority > task.job.priority or _submitted_later(victim, task))
-        and victim.job.shape.queue_class == task.job.shape.queue_class
-        and (moment := min_runtime_until_ms(view.state, victim)) > now
-    ]
-    if not until:
+    own, victims, until_ms = task.job.priority, 0, LAST_MS
+    for priority in view.pool.victims:
+        if priority < own:
+            continue
+        for queue_class in _victim_classes(view, task):
+            protected = _protected(view, priority, queue_class)
+            found = len(protected)
+            if priority == own:
+                # Only tasks of jobs submitted later.
+                found = bisect_left(protected, -task.job.submitted_ms, key=_minus_submitted_ms)
+            if found:
+                victims += found
+                until_ms = min(until_ms, protected[found - 1][1])
+    if not victims:
         return None
-    numbers = {"victims": len(until), "until_at_ms": min(until)}
+    numbers = {"victims": victims, "until_at_ms": until_ms}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def _protected(view: PoolView, priority: int, queue_class: int) -> list[tuple[int, int]]:
+    """Return the tasks of a priority that are within their minimum run time, latest submission
+    first: for each its submission time and the earliest end of such a time up to there (ms).
+
+    Listed again only after a task started, stopped or got reserved slots.
+    """
+    changes = view.pool.future.changes
+    key = ("protected", priority, queue_class)
+    known: tuple[int, list[tuple[int, int]]] | None = view.memo.get(key)
+    if known is None or known[0] != changes:
+        found: list[tuple[int, int]] = []
+        earliest_ms = LAST_MS
+        for victim in view.pool.victims[priority].in_reverse():
+            until_ms = min_runtime_until_ms(view.state, victim)
+            if until_ms > view.state.now_ms and victim.job.shape.queue_class == queue_class:
+                earliest_ms = min(earliest_ms, until_ms)
+                found.append((victim.job.submitted_ms, earliest_ms))
+        known = view.memo[key] = changes, found
+    return known[1]
+
+
+def _minus_submitted_ms(protected: tuple[int, int]) -> int:
+    return -protected[0]
 
 
 def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
@@ -202,11 +265,11 @@ PRIORITY: Final = Policy(
     options=PriorityOptions,
     order=by_priority,
     may_start=wait_behind_higher_priority,
-    may_reserve=wait_behind_blocked_priority,
     victims=lowest_priority_first,
     min_runtime_wait=min_runtime_wait,
     stop_reason=stop_reason,
     start_reason=start_reason,
     equivalence=same_priority_and_kind,
     preempts=may_preempt,
+    place=priority_first,
 )

@@ -40,28 +40,49 @@ def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
     return (view.pool.strict_queues.position_of(task),)
 
 
-def wait_behind_first(view: PoolView, group: Group) -> Wait | None:
-    """Return the wait reason of a group that is behind one that waits for capacity in its queue, or
-    None.
+def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task that is behind one of its queue that waits for capacity or
+    for its reserved slots, or None.
     """
     pool = view.pool
     assert pool.strict_queues is not None
-    ahead = pool.strict_queues.first_ahead(group, _pending_for_capacity(pool))
+    ahead = pool.strict_queues.first_ahead(task, _pending_for_capacity(pool, group))
+    if ahead is None:
+        ahead = _first_protected(view, group)
     if ahead is None:
         return None
     numbers = {
-        "submitted_at_ms": group.queue.first.job.submitted_ms,
+        "submitted_at_ms": task.job.submitted_ms,
         "submitted_ahead_at_ms": ahead.job.submitted_ms,
     }
     return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
 
 
-def _pending_for_capacity(pool: Pool) -> Iterator[Group]:
+def _first_protected(view: PoolView, group: Group) -> Task | None:
+    """Return the first task whose victims are within their minimum run time, if `group` has tasks
+    that would be, too; or None.
+
+    Else such tasks, one after another, would keep it pending without end.
+    """
+    if not group.min_runtimes or not group.shape.preemptible:
+        return None
+    firsts = [queue_class.first_protected() for queue_class in view.pool.queue_classes]
+    return min((task for task in firsts if task is not None), default=None)
+
+
+def _pending_for_capacity(pool: Pool, own: Group) -> Iterator[Task]:
+    """Yield the first waiting task of each group, but not of the queue of `own`."""
     for queue_class in pool.queue_classes:
         for groups in queue_class.blocked.values():
             for group in groups:
-                if group.waits[pool.name][0].code in BLOCKING and not _may_be_passed(pool, group):
-                    yield group
+                if (
+                    group is not own
+                    and group.waits[pool.name][0].code in BLOCKING
+                    and not _may_be_passed(pool, group)
+                ):
+                    yield group.queue.first
+    for group in pool.reserved_groups:
+        yield group.reserved.first
 
 
 def _may_be_passed(pool: Pool, group: Group) -> bool:

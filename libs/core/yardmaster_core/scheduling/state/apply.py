@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers import decisions, entitlements, jobs, nodes, reports
+from yardmaster_core.scheduling.state.appliers import (
+    claimants,
+    decisions,
+    entitlements,
+    jobs,
+    nodes,
+    reports,
+    reservations,
+)
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
@@ -62,6 +70,9 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     nev.TaskExitedV1: reports.task_exited_v1,
     nev.SlotsReleasedV1: reports.slots_released_v1,
     dec.SlotsAllocatedV1: decisions.slots_allocated_v1,
+    dec.SlotsReservedV1: reservations.slots_reserved_v1,
+    dec.ReservationDroppedV1: reservations.reservation_dropped_v1,
+    dec.ClaimantsRankedV1: claimants.claimants_ranked_v1,
     dec.PreemptionRequestedV1: decisions.preemption_requested_v1,
     dec.StopRequestedV1: decisions.stop_requested_v1,
     dec.AllocationRevokedV1: decisions.allocation_revoked_v1,
@@ -69,6 +80,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.TaskUnschedulableV1: decisions.task_unschedulable_v1,
     dec.TaskEndedV1: decisions.task_ended_v1,
     dec.AllocationUnwritableV1: decisions.allocation_unwritable_v1,
+    mac.RulesEnabledV1: reservations.rules_enabled_v1,
     dec.NodeSilenceObservedV1: nodes.node_silence_observed_v1,
     dec.NodeLostV1: nodes.node_lost_v1,
 }
@@ -76,6 +88,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
 #: Events of the scheduler's topics that do not affect its decisions.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
+        adm.CellConfiguredV1,
         adm.TaskRejectedV1,
         adm.RequestRefusedV1,
         adm.UsageRecordedV1,
@@ -88,7 +101,6 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
         mac.TermStartedV1,
         mac.CycleCommittedV1,
         mac.CycleCommittedV2,
-        mac.RulesEnabledV1,
         mac.SnapshotTakenV1,
     }
 )

@@ -345,7 +345,14 @@ class CapacityIndex:
     def promising(self, shape: Shape) -> int:
         """Candidates without those that lack the whole GPUs, or the part of one, for a replica."""
         mask = self.candidates(shape)
-        if shape.gpus and (shape.gpu_milli == WHOLE or shape.gpus == 1):
+        return mask & self.with_gpus(shape) if shape.gpus else mask
+
+    def with_gpus(self, shape: Shape) -> int:
+        """Available matching nodes that may have the GPUs for one replica, which requests some."""
+        if self._stale:
+            self.flush()
+        mask = self.available & self.matching(shape)
+        if shape.gpu_milli == WHOLE or shape.gpus == 1:
             enough = 0 if shape.gpu_milli == WHOLE else self.shared[shape.gpu_milli // STEP]
             for found in self.whole[shape.gpus :]:
                 enough |= found

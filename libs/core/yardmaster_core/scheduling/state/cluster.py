@@ -13,10 +13,11 @@ the entities that changed.
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from heapq import heappush
-from typing import Any
+from typing import Any, Final
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import ENDED_LEAVE, EQUALS_FOLLOW_RESERVED, PROTECTED_DO_NOT_PASS
 from yardmaster_core.scheduling.state.enrollment import Enrolled
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
@@ -24,6 +25,8 @@ from yardmaster_core.scheduling.state.phases import Due
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.task_counts import TaskCounts
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -34,9 +37,14 @@ from yardmaster_core.scheduling.state.wait_codes import (
     LIMITED,
     blocks,
 )
+from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.requests import PoolConfig
+from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import Wait, WaitCode
+
+#: More than the largest priority.
+PRIORITIES: Final = 100
 
 Entity = Task | Job | Group | Pool | Node | Enrolled | Department | Project
 Undo = tuple[Callable[..., object], tuple[Any, ...]]
@@ -46,10 +54,11 @@ class ClusterState:
     """The state of one cell; only `apply` changes it."""
 
     __slots__ = (
-        *("attention", "cell", "counts", "cycle", "deadlines", "departments", "dirty", "emptied"),
-        *("enrolled", "jobs", "journal", "limited", "next_job", "next_node", "node_attention"),
-        *("nodes", "now_ms", "policies", "pools", "projects", "restless", "revoked", "sources"),
-        *("tasks", "total", "unpruned"),
+        *("attention", "cell", "counts", "cycle", "deadlines", "deadlines_kept", "departments"),
+        *("dirty", "emptied"),
+        *("ended", "enrolled", "jobs", "journal", "limited", "limits_woken", "next_job"),
+        *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
+        *("restless", "revoked", "rules", "sources", "tasks", "total", "unpruned"),
     )
 
     def __init__(self, cell: str, policies: TraitsSource) -> None:
@@ -57,6 +66,8 @@ class ClusterState:
         self.policies = policies
         self.cycle = 0
         self.now_ms = 0
+        #: The rules in force; a commit names them, so the digest does not cover them.
+        self.rules = 0
         self.pools: dict[str, Pool] = {}
         self.departments: dict[str, Department] = {}
         self.projects: dict[str, Project] = {}
@@ -73,6 +84,8 @@ class ClusterState:
         self.next_node = 0
         #: (time in ms, kind, id, attempt), a heap; entries that no longer apply are skipped.
         self.deadlines: list[tuple[int, int, str, int]] = []
+        #: Number of entries after those that no longer apply were removed last.
+        self.deadlines_kept = 0
         #: Tasks and nodes whose next step must be decided.
         self.attention: dict[str, Task] = {}
         self.node_attention: dict[str, Node] = {}
@@ -84,10 +97,14 @@ class ClusterState:
         self.unpruned: dict[OrderedTasks[Task], None] | None = None
         #: Groups that wait for a limit of the department, its projects or their jobs.
         self.limited: dict[Department, dict[tuple[Pool, Group], None]] = {}
+        #: Departments whose groups in `limited` this cycle's inputs woke.
+        self.limits_woken: dict[Department, None] = {}
         #: Entities that changed since the digest was computed.
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
+        #: Jobs whose last task has ended; the next cycle begins by removing them.
+        self.ended: dict[Job, None] = {}
         self.total = 0
         #: Whether a cycle is due at once, without an input.
         self.restless = False
@@ -158,6 +175,8 @@ class ClusterState:
         """Wake the groups of `pool` that did not fit, if freed slots can help them."""
         for group in self.blocked(pool):
             self.wake(pool, group)
+        for group in pool.reserved_groups:
+            self.wake(pool, group)
 
     def blocked(self, pool: Pool) -> Iterator[Group]:
         """The groups of `pool` that did not fit and may fit once slots are freed."""
@@ -166,6 +185,18 @@ class ClusterState:
                 for group in groups:
                     if group.waits[pool.name][0].code in BLOCKING:
                         yield group
+
+    def wake_earlier_equals(self, pool: Pool, task: Task) -> None:
+        """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on."""
+        if not pool.preempts or pool.strict_queues is not None:
+            return
+        job = task.job
+        queue_class = pool.queue_classes[job.shape.queue_class]
+        blocked = queue_class.blocked.get(job.priority)
+        first = queue_class.first(job.priority) if blocked else None
+        if blocked and first is not None and first.job.submitted_ms < job.submitted_ms:
+            for group in blocked:
+                self.wake(pool, group)
 
     def wake_behind(self, pool: Pool) -> None:
         """Wake the groups behind others; with strict queues only the first of each queue."""
@@ -176,6 +207,29 @@ class ClusterState:
         for queue_class in pool.queue_classes:
             for group in queue_class.behind:
                 self.wake(pool, group)
+
+    def wake_released(self, pool: Pool, task: Task) -> None:
+        """Wake the groups that slots of `pool`, which `task` released, may help.
+
+        Once for all releases of a cycle: groups get wait reasons only after them.
+        """
+        if not pool.blocked_woken:
+            self.put(pool, "blocked_woken", True)
+            self.wake_pool(pool)
+        department = task.job.project.department
+        limited = self.limited.get(department)
+        if limited and department not in self.limits_woken:
+            if self.journal is not None:
+                self.journal.append((self.limits_woken.pop, (department, None)))
+            self.limits_woken[department] = None
+            for waits_in, group in limited:
+                self.wake(waits_in, group)
+
+    def wake_of_lost_node(self, pool: Pool) -> None:
+        """Wake every group of `pool`, once for all nodes that a cycle loses."""
+        if not pool.all_woken:
+            self.put(pool, "all_woken", True)
+            self.wake_all(pool)
 
     def wake_limited(self) -> None:
         """Wake the groups that wait for a limit, because limits count slots reserved for others."""
@@ -212,16 +266,20 @@ class ClusterState:
             old = group.waits.get(pool.name)
             self.journal.append((self.restore_wait, (pool, group, old)))
         queue_class = pool.queue_classes[group.shape.queue_class]
-        before = queue_class.mask
-        if wait.code is not WaitCode.WAITING_FOR_VICTIMS and self._drop_reservation(pool, group):
-            self.reshare(pool, later=True)
+        before = self._barriers(queue_class)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        if wait.code is WaitCode.WAITING_FOR_VICTIMS:
-            # Even if only the draft woke it: each cycle reserves its slots again.
-            self.wake(pool, group)
         passed = pool.strict_queues is not None and wait.code not in IN_STRICT_QUEUE
-        if passed or before & ~queue_class.mask:
+        if passed or before & ~self._barriers(queue_class):
             self.wake_behind(pool)
+
+    def _barriers(self, queue_class: QueueClass) -> int:
+        """A bit for each priority whose groups keep others behind them; when one is cleared, the
+        groups behind are woken.
+        """
+        mask = queue_class.mask
+        if self.rules >= PROTECTED_DO_NOT_PASS:
+            mask |= queue_class.protected_mask << PRIORITIES
+        return mask
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
         """Set the recorded wait of `group` in `pool`, or remove it; index the group by it."""
@@ -250,7 +308,7 @@ class ClusterState:
         code = record[0].code
         queue_class = pool.queue_classes[group.shape.queue_class]
         if blocks(group.shape, code):
-            queue_class.block(group)
+            queue_class.block(group, protected=code is WaitCode.VICTIMS_PROTECTED)
         elif code in BEHIND:
             queue_class.behind[group] = None
             if pool.strict_queues is not None:
@@ -271,16 +329,17 @@ class ClusterState:
         if group is None:
             group = self._new_group(shape, job.priority)
         if self.journal is not None:
-            self.journal.append((self._leave, (task,)))
+            self.journal.append((self.leave_group, (task,)))
         # Its queue counts it from now on.
         self.dirty[task] = None
-        self._join(task, group)
+        self.join_group(task, group)
         self.reshare_of(shape)
+        if task.reserved is not None:
+            return
         is_first = group.queue.first is task
         for name in shape.pools:
-            record = group.waits.get(name)
             # A task behind equal tasks that were considered gets their answer.
-            if is_first or record is None or record[0].code is WaitCode.WAITING_FOR_VICTIMS:
+            if is_first or name not in group.waits:
                 self.wake(self.pools[name], group)
 
     def _new_group(self, shape: Shape, priority: int) -> Group:
@@ -298,27 +357,45 @@ class ClusterState:
         if group is None:
             return
         if self.journal is not None:
-            self.journal.append((self._join, (task, group)))
-        if group.queue.live > 1:
-            self._leave(task)
-        else:
-            # The group is empty now, so the groups behind it may be next.
-            queue_class = group.shape.queue_class
-            pools = [self.pools[name] for name in group.shape.pools]
-            before = [pool.queue_classes[queue_class].mask for pool in pools]
-            self._leave(task)
-            for pool, mask in zip(pools, before, strict=True):
-                if mask & ~pool.queue_classes[queue_class].mask:
-                    self.wake_behind(pool)
-            if self.journal is None:
-                self.emptied[group] = None
-        self.prune(group.queue)
+            self.journal.append((self.join_group, (task, group)))
+        queue = self.leave_and_wake(task)
+        if not group.pending and self.journal is None:
+            self.emptied[group] = None
+        self.prune(queue)
         self.reshare_of(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            self._drop_reservation(pool, group)
             if pool.strict_queues is not None:
                 self.wake_behind(pool)
+                if name not in group.waits and self.rules >= EQUALS_FOLLOW_RESERVED:
+                    # Its tasks waited for one of them to leave its reserved slots.
+                    self.wake(pool, group)
+
+    def leave_and_wake(self, task: Task) -> OrderedTasks[Task]:
+        """Do the same, and wake the groups behind its group if that blocks them no more.
+
+        Returns the collection that it left, to be pruned.
+        """
+        group, queue = task.group, task.queue
+        assert group is not None
+        assert queue is not None
+        if queue is group.reserved or queue.live > 1:
+            min_runtimes = group.min_runtimes
+            self.leave_group(task)
+            if min_runtimes > group.min_runtimes == 0:
+                # Its other tasks may pass those that wait for protected victims.
+                for name in group.shape.pools:
+                    self.wake(self.pools[name], group)
+            return queue
+        # The queue is empty then, so the groups behind it may be next.
+        queue_class = group.shape.queue_class
+        pools = [self.pools[name] for name in group.shape.pools]
+        before = [self._barriers(pool.queue_classes[queue_class]) for pool in pools]
+        self.leave_group(task)
+        for pool, mask in zip(pools, before, strict=True):
+            if mask & ~self._barriers(pool.queue_classes[queue_class]):
+                self.wake_behind(pool)
+        return queue
 
     def prune(self, tasks: OrderedTasks[Task]) -> None:
         """Remove the entries of tasks that left `tasks`.
@@ -330,40 +407,64 @@ class ClusterState:
         else:
             self.unpruned[tasks] = None
 
-    def _drop_reservation(self, pool: Pool, group: Group) -> bool:
-        """Whether slots were reserved for `group`; if so, have the other groups considered."""
-        record = group.waits.get(pool.name)
-        reserved = record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
-        pool.recheck |= reserved
-        return reserved
-
-    def _leave(self, task: Task) -> None:
-        group = task.group
+    def leave_group(self, task: Task) -> None:
+        """Remove `task` from its group; the caller records how to undo it."""
+        group, queue = task.group, task.queue
         assert group is not None
+        assert queue is not None
         task.group = None
         task.queue = None
-        group.queue.drop()
-        self.counts.add_queued(group, -1)
+        queue.drop()
+        group.min_runtimes -= self._waits_for_protected(task)
+        reserved = queue is group.reserved
+        self.counts.add_queued(group, -1, reserved=reserved)
         self._note_change(group, task.job)
-        if not group.queue.live:
-            for name in group.shape.pools:
+        if queue.live:
+            return
+        for name in group.shape.pools:
+            if reserved:
+                self.pools[name].reserved_groups.pop(group, None)
+            else:
                 self._unfile(self.pools[name], group)
 
-    def _join(self, task: Task, group: Group) -> None:
+    def join_group(self, task: Task, group: Group) -> None:
+        """Put `task` into `group`, among those with reserved slots if it has some.
+
+        The caller records how to undo it.
+        """
         task.group = group
-        task.queue = group.queue
-        group.queue.push(task)
-        self.counts.add_queued(group, 1)
+        group.min_runtimes += self._waits_for_protected(task)
+        reserved = task.reserved is not None
+        queue = task.queue = group.reserved if reserved else group.queue
+        queue.push(task)
+        self.counts.add_queued(group, 1, reserved=reserved)
         self._note_change(group, task.job)
-        if group.queue.live == 1:
-            for name in group.shape.pools:
+        if queue.live > 1:
+            return
+        for name in group.shape.pools:
+            if reserved:
+                self.pools[name].reserved_groups[group] = None
+            else:
                 self._file(self.pools[name], group)
+
+    def _waits_for_protected(self, task: Task) -> bool:
+        """Whether `task` may pass no task that waits for protected victims."""
+        return task.job.spec.min_runtime_s > 0 and self.rules >= PROTECTED_DO_NOT_PASS
+
+    def count_min_runtimes(self) -> None:
+        """Count the pending tasks with a minimum run time again."""
+        for pool in self.pools.values():
+            for group in pool.groups.values():
+                tasks = (*group.queue.in_order(), *group.reserved.in_order())
+                group.min_runtimes = sum(map(self._waits_for_protected, tasks))
+                if pool.strict_queues is not None and group.queue.live:
+                    pool.strict_queues.add(group)
 
     def _note_change(self, group: Group, job: Job) -> None:
         shape = group.shape
         for name in shape.pools:
             pool = self.pools[name]
-            pool.queue_classes[shape.queue_class].first_by_priority.pop(group.priority, None)
+            pool.queue_classes[shape.queue_class].first_changed(group.priority)
             if pool.demands is not None:
                 pool.stale[group if shape.job_id is None else job] = None
             if pool.strict_queues is not None and group.queue.live:
@@ -379,6 +480,23 @@ class ClusterState:
         self.dirty.pop(group, None)
         self.total -= group.hash
 
+    def remove_ended(self) -> None:
+        """Remove the jobs that have ended: no rule refers to them any more."""
+        for job in self.ended:
+            gone = job.hash
+            for task in job.tasks:
+                self.counts.update(task, self.now_ms)
+                self.attention.pop(task.id, None)
+                self.dirty.pop(task, None)
+                del self.tasks[task.id]
+                gone += task.hash
+            self.dirty.pop(job, None)
+            for name in job.ranks:
+                self.pools[name].ranked.pop(job, None)
+            del self.jobs[job.id]
+            self.total = (self.total - gone) % MODULUS
+        self.ended.clear()
+
     # Entities
 
     def pool(self, name: str) -> Pool:
@@ -386,6 +504,8 @@ class ClusterState:
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
+            if self.rules >= ENDED_LEAVE:
+                pool.workload = WorkloadCounter()
             self.dirty[pool] = None
         return pool
 
@@ -411,6 +531,10 @@ class ClusterState:
         pool = self.pool_of(node)
         return None if pool is None else pool.config
 
+    def in_s(self, seconds: int) -> int:
+        """Return the time in `seconds` (ms), at most the last time that an event can name."""
+        return min(self.now_ms + seconds * 1000, LAST_MS)
+
     def deadline(self, when_ms: int, due: Due, id_: str, attempt: int = 0) -> None:
         """Have a task, node or pool checked at `when_ms`; a draft needs no deadlines."""
         if self.journal is None:
@@ -418,14 +542,19 @@ class ClusterState:
 
     # Slots
 
-    def occupy(self, node: Node, task: Task, placement: Placement) -> None:
-        """Take the slots of a replica."""
+    def occupy(
+        self, node: Node, task: Task, placement: Placement, *, stopping: bool = False
+    ) -> None:
+        """Take the slots of a replica; a `stopping` one stays free in the future."""
         pool = self.pool_of(node)
         assert pool is not None
         slots, milli = placement.slots, -placement.gpu_milli
         cpu, memory = -placement.cpu_milli, -placement.memory_mib
         pool.free.shift(node.free, slots, milli, cpu, memory, -1)
-        pool.future.shift(node.future, slots, milli, cpu, memory, -1)
+        if node.reserved:
+            update_ready(node, self.pools)
+        if not stopping:
+            pool.future.shift(node.future, slots, milli, cpu, memory, -1)
         if not task.job.spec.preemptible:
             pool.max_free.shift(node.max_free, slots, milli, cpu, memory, -1)
             pool.max_free_changes += 1
@@ -439,6 +568,8 @@ class ClusterState:
         slots, milli = placement.slots, placement.gpu_milli
         cpu, memory = placement.cpu_milli, placement.memory_mib
         pool.free.shift(node.free, slots, milli, cpu, memory, 1)
+        if node.reserved:
+            update_ready(node, self.pools)
         if not stopping:
             pool.future.shift(node.future, slots, milli, cpu, memory, 1)
         if not task.job.spec.preemptible:

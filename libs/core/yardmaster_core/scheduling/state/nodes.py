@@ -22,8 +22,8 @@ class Node:
         *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "disabled", "drain_ms"),
         *("executors", "free", "future", "gpus", "hash", "incarnation", "labels", "max_free"),
         *("memory_mib", "name", "node_type", "open", "ordinal", "pending", "pool_name"),
-        *("port_first", "port_last", "ports", "revoked_ms", "schema_version", "silent_ms"),
-        *("state", "stops_disabled"),
+        *("port_first", "port_last", "ports", "reserved", "revoked_ms", "schema_version"),
+        *("silent_ms", "state", "stops_disabled"),
     )
 
     def __init__(self, name: str, ordinal: int) -> None:
@@ -65,6 +65,8 @@ class Node:
         self.pending: NodeJoinedV1 | None = None
         #: Replicas placed on the node that are not closed: (task id, replica) -> task.
         self.open: dict[tuple[str, int], Task] = {}
+        #: Pending tasks with reserved slots on the node, and which of their replicas (derived).
+        self.reserved: dict[Task, list[int]] = {}
         self.hash = 0
 
     @property

@@ -7,7 +7,7 @@ from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
 from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks, Victims
-from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -21,10 +21,12 @@ class Pool:
 
     __slots__ = (
         *("awake", "config", "demands", "free", "future", "groups", "has_min_runtimes", "hash"),
-        *("lowest_placed_priority", "max_free", "max_free_changes", "name", "nodes"),
-        *("over_share", "per_job", "policy_cache", "preempts", "protected", "queue_classes"),
-        *("recheck", "reclaimable", "reconsidered", "reshare", "reshare_next", "resolved"),
-        *("revision", "shares", "stale", "stopping", "stopping_for", "strict_queues", "topology"),
+        *("all_woken", "blocked_woken", "max_free", "max_free_changes", "name", "nodes"),
+        *("over_share", "per_job"),
+        *("policy_cache", "preempts", "protected", "queue_classes", "ranked", "ready", "recheck"),
+        *("reclaimable", "reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
+        *("reserved_milli", "reshare", "reshare_next", "resolved", "revision", "shares", "stale"),
+        *("stopping", "stopping_firm", "strict_queues", "topology"),
         *("usage_by_job", "usage_by_project", "used_milli", "victims", "woken", "workload"),
     )
 
@@ -47,12 +49,12 @@ class Pool:
         self.used_milli = 0
         #: Traits of its policy (derived, see `PolicyTraits`).
         self.shares = self.per_job = self.preempts = False
-        #: The lowest priority of the preemptible tasks that this cycle placed; None: no task.
-        self.lowest_placed_priority: int | None = None
         #: The demand of each claimant (the fair-share policy's), built on first use. From then on,
         #: `stale` has the jobs and groups that must be counted again first.
         self.demands: Any = None
         self.stale: dict[Job | Group, None] = {}
+        #: Claimants with a recorded place in the queue (derived).
+        self.ranked: dict[Job | Project, None] = {}
         #: Tasks by claimant, for claimants that ever had to release some (derived).
         self.reclaimable: dict[Job | Project, ReclaimableTasks] = {}
         #: Whether the inputs of its shares changed, so that the next cycle computes them again.
@@ -64,6 +66,8 @@ class Pool:
         self.groups: dict[tuple[str, int], Group] = {}
         #: Groups to consider in the next cycle.
         self.awake: dict[Group, None] = {}
+        #: Whether this cycle's inputs woke all groups, or all that did not fit: once is enough.
+        self.all_woken = self.blocked_woken = False
         #: Groups that became awake during the running cycle.
         self.woken: list[Group] = []
         #: Groups that the running cycle considers again although nothing woke them.
@@ -76,17 +80,25 @@ class Pool:
         self.protected: dict[Group, None] = {}
         #: Whether any job that may use the pool ever had a minimum runtime.
         self.has_min_runtimes = False
-        #: For each queue class: the number of preempted attempts that still hold slots, by the
-        #: priority of the task that they were preempted for.
-        self.stopping_for: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        #: Number of stopping attempts, whatever the reason.
-        self.stopping = 0
+        #: Number of stopping attempts, whatever the reason; and of those that are not preemptible.
+        self.stopping = self.stopping_firm = 0
+        #: Pending tasks with reserved slots of the pool; those of them whose slots are all free.
+        self.reserved: dict[Task, None] = {}
+        self.ready: dict[Task, None] = {}
+        #: The same tasks' groups, in each pool that the groups may use: their tasks may start on
+        #: other slots before the reserved ones are free.
+        self.reserved_groups: dict[Group, None] = {}
+        #: gpu_milli reserved for tasks of a job, project or department; and the part of all
+        #: reserved gpu_milli that is idle (derived).
+        self.reserved_milli: dict[Job | Project | Department, int] = {}
+        self.reserved_idle_milli = 0
         #: Whether slots began to be freed or lost their reservation, so that all groups that did
         #: not fit are considered again, once in a cycle.
         self.recheck = False
         #: Preemptible tasks that hold slots, by priority.
         self.victims: dict[int, Victims] = {}
-        #: The requests of its tasks so far (derived), built when a placement first uses it.
+        #: The requests of its tasks so far. Under older rules it is derived: built from all jobs
+        #: when a placement first uses it.
         self.workload: WorkloadCounter | None = None
         #: Number of changes of the set of nodes, for caches of results that depend only on it.
         self.topology = 0
@@ -168,4 +180,6 @@ class Pool:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        return ("pool", self.name, self.revision)
+        facts = ("pool", self.name, self.revision)
+        workload = self.workload
+        return facts if workload is None or not workload.kept else (*facts, workload.facts())

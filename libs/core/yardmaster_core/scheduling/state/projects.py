@@ -24,7 +24,7 @@ class Department:
 class Project:
     """The lower level of quota; each project belongs to one department."""
 
-    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
+    __slots__ = ("config", "department", "hash", "name", "ranks", "revision", "used_milli")
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
@@ -33,14 +33,18 @@ class Project:
         self.revision = 0
         #: gpu_milli in use, by pool.
         self.used_milli: dict[str, int] = {}
+        #: By pool: its recorded place among the claimants of the queue.
+        self.ranks: dict[str, tuple[int, ...]] = {}
         self.hash = 0
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        return (
+        facts = (
             *("project", self.name, self.department.name, self.revision),
             _nonzero(self.used_milli),
         )
+        # Only where it has some: older logs have digests without them.
+        return (*facts, sorted(self.ranks.items())) if self.ranks else facts
 
 
 def _nonzero(used_milli: dict[str, int]) -> list[tuple[str, int]]:

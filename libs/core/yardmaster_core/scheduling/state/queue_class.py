@@ -9,7 +9,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 class QueueClass:
     """The groups of one class that did not fit, and the groups behind them."""
 
-    __slots__ = ("behind", "blocked", "first_by_priority", "mask")
+    __slots__ = ("_first_protected", "behind", "blocked", "first_by_priority", "mask", "protected")
 
     def __init__(self) -> None:
         #: Groups that did not fit, by priority.
@@ -18,6 +18,10 @@ class QueueClass:
         self.first_by_priority: dict[int, Task | None] = {}
         #: Bit p is set while a group of priority p did not fit.
         self.mask = 0
+        #: Of these, the groups that wait until victims may be preempted, by priority.
+        self.protected: dict[int, dict[Group, None]] = {}
+        #: The first task of these; empty: not known.
+        self._first_protected: list[Task | None] = [None]
         #: Groups that wait for other groups to go first.
         self.behind: dict[Group, None] = {}
 
@@ -28,8 +32,29 @@ class QueueClass:
             self.first_by_priority[priority] = min(tasks, default=None)
         return self.first_by_priority[priority]
 
-    def block(self, group: Group) -> None:
-        """Note that `group` did not fit."""
+    def first_protected(self) -> Task | None:
+        """The first of the tasks that wait until victims may be preempted."""
+        if not self._first_protected:
+            groups = (group for rows in self.protected.values() for group in rows)
+            self._first_protected.append(min((each.queue.first for each in groups), default=None))
+        return self._first_protected[0]
+
+    def first_changed(self, priority: int) -> None:
+        """Note that the first task of a group of that priority may be another one now."""
+        self.first_by_priority.pop(priority, None)
+        if priority in self.protected:
+            self._first_protected.clear()
+
+    @property
+    def protected_mask(self) -> int:
+        """Bit p is set while a group of priority p waits until victims may be preempted."""
+        return sum(1 << priority for priority in self.protected)
+
+    def block(self, group: Group, *, protected: bool) -> None:
+        """Note that `group` did not fit; `protected`: it waits until victims may be preempted."""
+        if protected:
+            self.protected.setdefault(group.priority, {})[group] = None
+            self._first_protected.clear()
         self.blocked.setdefault(group.priority, {})[group] = None
         self.first_by_priority.pop(group.priority, None)
         self.mask |= 1 << group.priority
@@ -43,4 +68,10 @@ class QueueClass:
             if not blocked:
                 del self.blocked[group.priority]
                 self.mask &= ~(1 << group.priority)
+        protected = self.protected.get(group.priority)
+        if protected is not None and group in protected:
+            del protected[group]
+            self._first_protected.clear()
+            if not protected:
+                del self.protected[group.priority]
         self.behind.pop(group, None)

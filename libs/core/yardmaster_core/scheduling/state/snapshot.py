@@ -8,6 +8,7 @@ from typing import Any, Final
 from yardmaster_core.errors import CoreError, SnapshotUnreadable
 from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
+from yardmaster_core.scheduling.state.appliers.reservations import restore
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
 from yardmaster_core.scheduling.state.nodes import Node
@@ -15,7 +16,9 @@ from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Task
+from yardmaster_core.scheduling.state.reserved_slots import update_ready
+from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Reservation, Task
+from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.admissions import AdmittedSpec
@@ -30,7 +33,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import StartFailure, Stop, Wait, WaitCode
 
-FORMAT: Final = 2
+FORMAT: Final = 4
 Plain = dict[str, Any]
 
 
@@ -46,6 +49,7 @@ def dump(state: ClusterState) -> Plain:
         "cell": state.cell,
         "cycle": state.cycle,
         "now_ms": state.now_ms,
+        "rules": state.rules,
         "next_job": state.next_job,
         "next_node": state.next_node,
         "restless": state.restless,
@@ -59,6 +63,7 @@ def dump(state: ClusterState) -> Plain:
                 "config": _or_none(p.config),
                 "reshare": p.reshare,
                 "reshare_next": p.reshare_next,
+                "workload": p.workload.facts() if p.workload and p.workload.kept else None,
             }
             for p in state.pools.values()
         ],
@@ -72,6 +77,7 @@ def dump(state: ClusterState) -> Plain:
                 "department": p.department.name,
                 "revision": p.revision,
                 "config": _or_none(p.config),
+                "ranks": _dump_ranks(p.ranks),
             }
             for p in state.projects.values()
         ],
@@ -126,8 +132,20 @@ def _dump_job(job: Job) -> Plain:
         "revision": job.revision,
         "erased": job.erased,
         "next_index": job.next_index,
+        "ranks": _dump_ranks(job.ranks),
         "tasks": [_dump_task(task) for task in job.tasks],
     }
+
+
+def _dump_ranks(ranks: dict[str, tuple[int, ...]]) -> Plain:
+    return {pool: list(rank) for pool, rank in ranks.items()}
+
+
+def _load_ranks(state: ClusterState, claimant: Job | Project, row: Plain) -> None:
+    # Snapshots from before ranks were recorded have none.
+    for name, rank in row.get("ranks", {}).items():
+        claimant.ranks[name] = tuple(rank)
+        state.pool(name).ranked[claimant] = None
 
 
 def _dump_task(task: Task) -> list[Any]:
@@ -143,11 +161,25 @@ def _dump_task(task: Task) -> list[Any]:
         task.preemptions,
         [task.failed_starts, list(task.failed_nodes), task.unwritable],
         task.queued_ms,
+        None if task.reserved is None else _dump_reservation(task.reserved),
     ]
 
 
-def _dump_run(run: Attempt) -> Plain:
+def _dump_reservation(reservation: Reservation) -> Plain:
     return {
+        "pool": reservation.pool_name,
+        "placements": [plain.dump(p) for p in reservation.placements],
+        "of": [reservation.shape_id, reservation.priority, reservation.revision],
+        "since": [reservation.since_ms, reservation.cycle],
+        "victims": reservation.victims,
+        "until_ms": reservation.until_ms,
+    }
+
+
+def _dump_run(run: Attempt) -> Plain:
+    on_reserved = {"on_reserved": True} if run.on_reserved else {}
+    return {
+        **on_reserved,
         "number": run.number,
         "pool": run.pool_name,
         "placements": [plain.dump(p) for p in run.placements],
@@ -204,6 +236,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
     state = ClusterState(cell, policies)
     state.cycle = dump["cycle"]
     state.now_ms = dump["now_ms"]
+    state.rules = dump["rules"]
     state.next_job = dump["next_job"]
     state.next_node = dump["next_node"]
     state.sources = {source: (last[0], last[1]) for source, last in dump["sources"].items()}
@@ -212,6 +245,8 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
         pool.set_traits(policies.traits(pool.config))
+        if row["workload"] is not None:
+            pool.workload = WorkloadCounter.load(row["workload"])
         if pool.config is not None:
             for index in pool.indexes:
                 index.limit_gpuless(pool.config.gpuless_per_node)
@@ -224,6 +259,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
         state.projects[project.name] = project
         project.revision = row["revision"]
         project.config = _maybe(ProjectConfig, row["config"])
+        _load_ranks(state, project, row)
     for row in dump["enrolled"]:
         enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
         enrolled.revision = row["revision"]
@@ -305,6 +341,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     job.revision = row["revision"]
     job.erased = row["erased"]
     job.next_index = row["next_index"]
+    _load_ranks(state, job, row)
     state.jobs[job.id] = job
     if spec.min_runtime_s:
         for name in spec.pools:
@@ -317,6 +354,9 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
         if _load_task(state, task, facts):
             waiting.append(task)
         state.dirty[task] = None
+    job.unfinished = sum(not task.phase.final for task in job.tasks)
+    if not job.unfinished:
+        state.ended[job] = None
     return waiting
 
 
@@ -338,11 +378,26 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
     if task.attempt:
         # Snapshots from before this was kept have none; then it counts from the snapshot.
         task.queued_ms = facts[16] if len(facts) > 16 else state.now_ms
+    # Snapshots from before reservations were events have none.
+    if len(facts) > 17 and facts[17] is not None:
+        _load_reservation(state, task, facts[17])
     if facts[13] is not None:
         _load_run(state, task, facts[13])
     elif task.held_until_ms > state.now_ms and not task.phase.final:
         state.deadline(task.held_until_ms, Due.HOLD, task.id, task.attempt)
     return bool(facts[12])
+
+
+def _load_reservation(state: ClusterState, task: Task, row: Plain) -> None:
+    task.reserved = Reservation(
+        row["pool"],
+        tuple(plain.load(Placement, p) for p in row["placements"]),
+        of=(row["of"][0], row["of"][1], row["of"][2]),
+        since=(row["since"][0], row["since"][1]),
+        victims=row["victims"],
+        until_ms=row["until_ms"],
+    )
+    restore(state, task)
 
 
 def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
@@ -363,6 +418,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     failure = row.get("failure")
     run.failure = None if failure is None else StartFailure(failure)
     run.failed_nodes = tuple(row.get("failed_nodes", ()))
+    run.on_reserved = row.get("on_reserved", False)
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:
@@ -400,12 +456,21 @@ def rebuild_capacities(state: ClusterState) -> None:
             _fill(node)
         for index in pool.indexes:
             index.refile()
+        for node in pool.nodes.values():
+            update_ready(node, state.pools)
 
 
 def _fill(node: Node) -> None:
     placed: list[Placement] = []
     stopping: list[Placement] = []
     unpreemptible: list[Placement] = []
+    reserved = [
+        placement
+        for task, replicas in node.reserved.items()
+        for replica in replicas
+        if task.reserved is not None
+        and (placement := task.reserved.placements[replica]).incarnation == node.incarnation
+    ]
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
@@ -413,5 +478,5 @@ def _fill(node: Node) -> None:
         if not task.job.spec.preemptible:
             unpreemptible.append(run.placements[replica])
     node.max_free.fill(node.gpus, node.cpu_milli, node.memory_mib, unpreemptible)
-    node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
-    node.free.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))
+    node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *reserved))
+    node.free.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping, *reserved))

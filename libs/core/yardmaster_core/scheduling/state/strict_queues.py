@@ -22,6 +22,9 @@ Entry = tuple[tuple[Any, ...], int, Group]
 class StrictQueues:
     """The groups of one pool that wait for others to go first, each at its first task's position.
 
+    Groups with minimum run times are in queues of their own: they also wait behind tasks that
+    others may pass.
+
     An entry is stale when its group has left or has another first task. Stale entries are removed
     at the front of a queue, and everywhere once they may be the majority.
     """
@@ -31,7 +34,7 @@ class StrictQueues:
     def __init__(self, classes: tuple[QueueClass, QueueClass], position_of: PositionOf) -> None:
         self.position_of = position_of
         self._classes = classes
-        self._entries: dict[int, list[Entry]] = {}
+        self._entries: dict[tuple[int, bool], list[Entry]] = {}
         self._added = 0
         self._clean_up_at = 64
         for queue_class in classes:
@@ -43,7 +46,8 @@ class StrictQueues:
         if group not in self._classes[group.shape.queue_class].behind:
             return
         queue, position = self.position_of(group.queue.first)
-        heappush(self._entries.setdefault(queue, []), (position, self._added, group))
+        entries = self._entries.setdefault((queue, group.min_runtimes > 0), [])
+        heappush(entries, (position, self._added, group))
         self._added += 1
         if self._added > self._clean_up_at:
             self._clean_up()
@@ -57,22 +61,22 @@ class StrictQueues:
             if entries:
                 yield entries[0][2]
 
-    def first_ahead(self, group: Group, blocking: Iterable[Group]) -> Task | None:
-        """The first task of the `blocking` groups that comes before `group` in its queue."""
-        queue, position = self.position_of(group.queue.first)
+    def first_ahead(self, task: Task, blocking: Iterable[Task]) -> Task | None:
+        """The first of the `blocking` tasks that comes before `task` in its queue."""
+        queue, position = self.position_of(task)
         ahead: Task | None = None
         for other in blocking:
-            if other is not group:
-                task = other.queue.first
-                other_queue, other_position = self.position_of(task)
-                if other_queue == queue and other_position < position:
-                    position, ahead = other_position, task
+            other_queue, other_position = self.position_of(other)
+            if other_queue == queue and other_position < position:
+                position, ahead = other_position, other
         return ahead
 
-    def _is_current(self, queue: int, entry: Entry) -> bool:
+    def _is_current(self, queue: tuple[int, bool], entry: Entry) -> bool:
         position, _, group = entry
-        behind = self._classes[group.shape.queue_class].behind
-        return group in behind and self.position_of(group.queue.first) == (queue, position)
+        if group not in self._classes[group.shape.queue_class].behind:
+            return False
+        number, now = self.position_of(group.queue.first)
+        return (number, group.min_runtimes > 0) == queue and now == position
 
     def _clean_up(self) -> None:
         for queue, entries in self._entries.items():

@@ -33,10 +33,11 @@ class TaskCounts:
         else:
             self.tasks.pop(key, None)
 
-    def add_queued(self, group: Group, tasks: int) -> None:
-        """Count that so many tasks joined the queue of `group` (or left it)."""
+    def add_queued(self, group: Group, tasks: int, *, reserved: bool) -> None:
+        """Count that so many tasks joined `group` (or left it), with or without reserved slots."""
         pool = group.shape.pools[0]
-        self.add((pool, _code(group.waits.get(pool))), tasks)
+        code = WaitCode.WAITING_FOR_VICTIMS if reserved else _code(group.waits.get(pool))
+        self.add((pool, code), tasks)
 
     def move_queued(
         self,

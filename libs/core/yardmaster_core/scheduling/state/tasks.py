@@ -22,8 +22,8 @@ class Attempt:
 
     __slots__ = (
         *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
-        *("open", "out_of_memory", "placements", "pool_name", "port", "replicas", "running_ms"),
-        *("signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
+        *("on_reserved", "open", "out_of_memory", "placements", "pool_name", "port", "replicas"),
+        *("running_ms", "signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
     )
 
     def __init__(
@@ -60,6 +60,8 @@ class Attempt:
         self.failure: StartFailure | None = None
         #: The nodes on which a replica could not start, or did not start in time.
         self.failed_nodes: tuple[str, ...] = ()
+        #: Whether its task had reserved slots when it started, on these or on others.
+        self.on_reserved = False
 
     def failed_nodes_with(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """`failed_nodes` extended by `nodes`, without duplicates."""
@@ -67,7 +69,7 @@ class Attempt:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = (
+        facts: tuple[object, ...] = (
             self.number,
             self.pool_name,
             self.port,
@@ -84,7 +86,10 @@ class Attempt:
             [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
         )
         # Only after a failed start: older logs have digests without these two.
-        return (*facts, self.failure, self.failed_nodes) if self.failed_nodes else facts
+        if self.failed_nodes:
+            facts = (*facts, self.failure, self.failed_nodes)
+        # Older rules do not set it.
+        return (*facts, "on reserved slots") if self.on_reserved else facts
 
     @property
     def failed(self) -> bool:
@@ -94,7 +99,9 @@ class Attempt:
     @property
     def ended(self) -> bool:
         """Whether every replica has ended, so that its slots are released without a request."""
-        return min(self.replicas) >= ReplicaState.EXITED
+        # Asked at each release: two searches of bytes take far less time than a minimum.
+        replicas = self.replicas
+        return ReplicaState.STARTED not in replicas and ReplicaState.ALLOCATED not in replicas
 
     @property
     def late_nodes(self) -> tuple[str, ...]:
@@ -117,6 +124,60 @@ class Attempt:
         return tuple(dict.fromkeys(p.node for p in self.placements))
 
 
+class Reservation:
+    """Slots that are kept for a pending task, from SlotsReserved until it starts or a drop."""
+
+    __slots__ = (
+        *("cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
+        *("shape_id", "since_ms", "until_ms", "victims"),
+    )
+
+    def __init__(
+        self,
+        pool_name: str,
+        placements: tuple[Placement, ...],
+        *,
+        of: tuple[str, int, int],
+        since: tuple[int, int],
+        victims: int = 0,
+        until_ms: int = 0,
+    ) -> None:
+        self.pool_name = pool_name
+        self.placements = placements
+        #: The task's shape and priority, and the revision of the pool's configuration, by which the
+        #: slots were chosen.
+        self.shape_id, self.priority, self.revision = of
+        #: When it was decided (ms), and in which cycle.
+        self.since_ms, self.cycle = since
+        #: Tasks that were preempted for it, and when the last of them must be gone (ms; 0: not
+        #: known).
+        self.victims = victims
+        self.until_ms = until_ms
+        #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
+        self.free = bytearray(len(placements))
+        self.missing = len(placements)
+
+    @property
+    def gpu_milli(self) -> int:
+        """The sum over all replicas."""
+        return sum(p.gpu_milli * len(p.slots) for p in self.placements)
+
+    @property
+    def wait(self) -> Wait:
+        """Why its task is pending."""
+        numbers = {"victims": self.victims, "asked_milli": self.gpu_milli}
+        until = {"until_at_ms": self.until_ms} if self.until_ms else {}
+        return Wait(code=WaitCode.WAITING_FOR_VICTIMS, numbers={**numbers, **until})
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        return (
+            *(self.pool_name, self.shape_id, self.priority, self.revision, self.since_ms),
+            *(self.cycle, self.victims, self.until_ms),
+            [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
+        )
+
+
 class Task:
     """The unit that is scheduled."""
 
@@ -124,7 +185,7 @@ class Task:
         *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "counted_as"),
         *("failed_nodes", "failed_starts", "group", "hash", "held_until_ms", "id", "index"),
         *("job", "key", "outcome_code", "paused", "phase", "preemptions", "queue", "queued_ms"),
-        *("ran_ms", "released", "restarts", "run", "unwritable"),
+        *("ran_ms", "released", "reserved", "restarts", "run", "starts_elsewhere", "unwritable"),
     )
 
     def __init__(self, job: "Job", index: int) -> None:
@@ -137,7 +198,12 @@ class Task:
         self.attempt = 0
         self.run: Attempt | None = None
         self.group: Group | None = None
+        #: `queue` or `reserved` of its group.
         self.queue: TaskQueue | None = None
+        #: The slots that are kept for its next attempt.
+        self.reserved: Reservation | None = None
+        #: The attempt whose reserved slots were dropped because it starts on others in this cycle.
+        self.starts_elsewhere = 0
         self.checkpoint: Checkpoint | None = None
         self.restarts = 0
         #: Number of consecutive failed starts.
@@ -180,6 +246,12 @@ class Task:
         run = self.run
         return run is None or run.stop is not None or run.ended
 
+    @property
+    def starts_on_reserved(self) -> bool:
+        """Whether the task had reserved slots when it started, and does not run yet."""
+        run = self.run
+        return run is not None and run.on_reserved and self.phase is Phase.STARTING
+
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
         facts: tuple[object, ...] = (
@@ -202,6 +274,8 @@ class Task:
             facts = (*facts, self.preemptions)
         if self.failed_starts:
             facts = (*facts, self.failed_starts, self.failed_nodes)
+        if self.reserved is not None:
+            facts = (*facts, "reserved", self.reserved.facts())
         return (*facts, "unwritable") if self.unwritable else facts
 
 
@@ -234,8 +308,18 @@ class Job:
 
     __slots__ = (
         *("details", "erased", "hash", "id", "live", "max_slots_milli", "next_index", "priority"),
-        *("project", "revision", "separate", "seq", "shape", "spec", "submitted_ms", "tasks"),
-        *("used_milli", "weight"),
+        *(
+            "project",
+            "ranks",
+            "revision",
+            "separate",
+            "seq",
+            "shape",
+            "spec",
+            "submitted_ms",
+            "tasks",
+        ),
+        *("unfinished", "used_milli", "weight"),
     )
 
     def __init__(
@@ -266,10 +350,14 @@ class Job:
         self.next_index = 0
         #: Number of released tasks that have not ended.
         self.live = 0
+        #: Number of tasks that have not ended (derived).
+        self.unfinished = spec.tasks
         #: gpu_milli in use, over all pools.
         self.used_milli = 0
         #: Whether its name, labels, command and environment were erased.
         self.erased = False
+        #: By pool: its recorded place among the claimants of the queue.
+        self.ranks: dict[str, tuple[int, ...]] = {}
         self.hash = 0
 
     def set_max_slots(self, max_slots_milli: int | None) -> None:
@@ -294,27 +382,48 @@ class Job:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        return (
+        facts = (
             *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
             *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
             (self.details.partition, self.details.offset, self.details.digest),
             self.erased,
         )
+        # Only where it has some: older logs have digests without them.
+        return (*facts, sorted(self.ranks.items())) if self.ranks else facts
 
 
 class Group:
-    """Pending tasks of one shape and priority: an answer for the first applies to all."""
+    """Pending tasks of one shape and priority: an answer for the first of `queue` applies to all.
 
-    __slots__ = ("hash", "key", "priority", "queue", "shape", "waits")
+    Tasks with reserved slots are in `reserved` instead; they need no answer.
+    """
+
+    __slots__ = ("hash", "key", "min_runtimes", "priority", "queue", "reserved", "shape", "waits")
 
     def __init__(self, shape: Shape, priority: int) -> None:
         self.shape = shape
         self.priority = priority
         self.key = (shape.id, priority)
         self.queue = TaskQueue()
+        self.reserved = TaskQueue()
+        #: Number of its tasks with a minimum run time, under rules that need it (derived).
+        self.min_runtimes = 0
         #: By pool: the reason why the tasks are pending, since when (ms), and the deciding cycle.
         self.waits: dict[str, tuple[Wait, int, int]] = {}
         self.hash = 0
+
+    @property
+    def pending(self) -> int:
+        """The number of its tasks, with and without reserved slots."""
+        return self.queue.live + self.reserved.live
+
+    @property
+    def first(self) -> Task:
+        """The first of its tasks, with or without reserved slots; there must be one."""
+        if not self.reserved.live:
+            return self.queue.first
+        reserved = self.reserved.first
+        return min(reserved, self.queue.first) if self.queue.live else reserved
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""

@@ -6,15 +6,14 @@ class fits (or the class requests no GPU); otherwise the free parts of GPUs are 
 smaller than the class requests of one GPU. The sum over the classes, weighted by how often each is
 requested, is the fragmentation of the node.
 
-Requests are counted from all tasks that were admitted to the pool, in the order of admission.
-So they follow from the jobs in the state, and neither snapshots nor digests contain them. Placement
-uses a new workload only once half as many tasks again were admitted, so that results computed per
-node stay valid for a while.
+Requests are counted from all tasks that were admitted to the pool, in the order of admission. The
+counts outlive the jobs, so they are part of the state. Placement uses a new workload only once half
+as many tasks again were admitted, so that results computed per node stay valid for a while.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 
@@ -132,11 +131,15 @@ NO_WORKLOAD: Final = Workload({})
 
 
 class WorkloadCounter:
-    """Counts the requests of a pool's tasks; placement uses `workload`."""
+    """Counts the requests of a pool's tasks; placement uses `workload`.
 
-    __slots__ = ("_total", "_total_used", "counts", "workload")
+    `kept`: it is part of the state. Under older rules it follows from the jobs in the state.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_total", "_total_used", "counts", "kept", "workload")
+
+    def __init__(self, *, kept: bool = True) -> None:
+        self.kept = kept
         #: Requested replicas of each class.
         self.counts: dict[Class, int] = {}
         self._total = 0
@@ -157,9 +160,30 @@ class WorkloadCounter:
             self._total_used = self._total
             self.workload = Workload(self._most_requested(CLASSES))
 
+    def facts(self) -> list[Any]:
+        """All that later placements depend on, as plain JSON."""
+        return [_plain(self.counts), self._total, self._total_used, _plain(self.workload.counts)]
+
+    @classmethod
+    def load(cls, facts: list[Any]) -> "WorkloadCounter":
+        """The counter that has these facts."""
+        counter = cls()
+        counts, counter._total, counter._total_used, used = facts
+        counter.counts = _counts(counts)
+        counter.workload = Workload(_counts(used)) if used else NO_WORKLOAD
+        return counter
+
     def _most_requested(self, limit: int) -> dict[Class, int]:
         rows = sorted(self.counts.items(), key=_by_count)
         return dict(rows[:limit])
+
+
+def _plain(counts: Mapping[Class, int]) -> list[Any]:
+    return [[*one[:4], list(one[4]), number] for one, number in sorted(counts.items())]
+
+
+def _counts(plain: list[Any]) -> dict[Class, int]:
+    return {(*one, tuple(types)): number for *one, types, number in plain}
 
 
 def _by_count(row: tuple[Class, int]) -> tuple[int, Class]:

@@ -466,6 +466,7 @@ def test_a_snapshot_keeps_the_cause_that_an_open_gang_will_end_with() -> None:
 def test_records_of_older_agents_and_logs_give_the_same_digest_as_before() -> None:
     """The digest is the one that the code before the counting of failed starts computed."""
     cell = Cell(start_timeout_s=10)
+    cell.rules = 1
     cell.node("n1", gpus=1)
     cell.submit("one")
     cell.submit("two", replicas=2, layout=Layout.REPLICAS)

@@ -190,6 +190,7 @@ def test_the_most_requested_classes_count_and_rare_ones_are_forgotten() -> None:
 def test_a_pool_that_switches_to_fgd_counts_jobs_admitted_before() -> None:
     always, late = Cell(placement="fgd"), Cell()
     for cell in (always, late):
+        cell.rules = 1
         cell.node("a", gpus=4)
         for number in range(5):
             cell.submit(f"job{number}", resources=Resources(gpus=1, gpu_milli=100 * number + 100))

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import pytest
+
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.resources import Resources
 
 
 def two_nodes(**spec: Any) -> Cell:
@@ -263,4 +266,20 @@ def test_a_gang_whose_one_replica_never_started_does_not_fail_by_the_stop_of_the
     assert kinds(cell.cycle()) == ["StopRequested"]
     cell.ends("gang", replica=0, signal=15)
     assert only(cell.cycle(), dec.TaskRequeuedV1).code == "never_started"
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("disabled", [(0,), (0, 1), (0, 1, 2)])
+def test_a_gang_of_fractions_waits_on_a_node_whose_disabled_slots_are_still_held(
+    disabled: tuple[int, ...],
+) -> None:
+    cell = Cell()
+    cell.node("n1", gpus=3)
+    fractions = Resources(gpus=2, gpu_milli=500)
+    cell.submit("held", tasks=3, resources=fractions)
+    cell.cycle()
+    cell.disable("n1", *disabled)
+    cell.submit("gang", replicas=2, resources=fractions, priority=10)
+    cell.cycle()
+    assert cell.phase("gang") == "pending"
     assert_sound(cell.state)

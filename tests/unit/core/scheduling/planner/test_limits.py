@@ -4,9 +4,14 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.scheduling.planner.limits import limit_reached
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import Wait
 from yardmaster_schemas.resources import Resources
 
 HALF = Resources(gpus=1, gpu_milli=500)
@@ -179,6 +184,28 @@ def test_a_job_with_a_limit_of_its_own_does_not_stand_for_others() -> None:
     assert started(cell.cycle()) == ["bound", "free", "free.1"]
 
 
+def test_of_the_jobs_at_one_limit_only_those_are_considered_that_the_freed_amount_suffices_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=2000)
+    for number in range(50):
+        cell.submit(f"j{number:02d}x", max_slots_milli=1000 + number)
+    assert started(cell.cycle()) == ["j00x", "j01x"]
+    cell.starts("j00x")
+    cell.cycle()
+    cell.ends("j00x")
+    asked = []
+
+    def counted(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
+        asked.append(task.id)
+        return limit_reached(state, pool, task)
+
+    monkeypatch.setattr("yardmaster_core.scheduling.planner.plan.limit_reached", counted)
+    assert started(cell.cycle()) == ["j02x"]
+    assert len(set(asked)) == 2, "the one that starts, and the next one"
+
+
 # max_concurrent
 
 
@@ -193,16 +220,67 @@ def test_an_array_lets_max_concurrent_of_its_tasks_through_in_the_order_of_their
     assert_sound(cell.state)
 
 
-def test_a_stopped_task_of_an_array_keeps_its_turn() -> None:
+def test_a_preempted_task_of_an_array_keeps_its_place() -> None:
     cell = big_cell()
-    cell.submit("array", tasks=3, max_concurrent=1)
+    cell.submit("array", tasks=3, max_concurrent=1, priority=50, gpus=8)
     cell.cycle()
-    cell.pause("array", 0)
+    cell.submit("top", priority=1, gpus=8)
     cell.cycle()
     cell.never_starts("array", 0)
-    assert started(cell.cycle()) == []
-    cell.resume("array", 0)
+    assert started(cell.cycle()) == ["top"]
+    cell.starts("top")
+    cell.ends("top")
     assert started(cell.cycle()) == ["array"]
+
+
+def test_a_paused_task_leaves_its_place_under_max_concurrent_once_it_holds_no_slots() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=4, max_concurrent=1)
+    cell.cycle()
+    cell.pause("array", 0)
+    assert started(cell.cycle()) == []
+    cell.never_starts("array", 0)
+    assert started(cell.cycle()) == ["array.1"]
+    cell.restart()
+    cell.resume("array", 0)
+    assert started(cell.cycle()) == [], "task 1 has the only place"
+    assert_sound(cell.state)
+    cell.starts("array", 1)
+    cell.ends("array", 1)
+    assert started(cell.cycle()) == ["array"], "the first task without a place gets the next one"
+    cell.starts("array", 0)
+    cell.ends("array", 0)
+    assert started(cell.cycle()) == ["array.2"]
+    assert_sound(cell.state)
+
+
+def test_a_pause_of_a_pending_task_lets_the_next_one_start() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=4, max_concurrent=1)
+    cell.pause("array", 0)
+    assert started(cell.cycle()) == ["array.1"]
+
+
+def test_a_paused_search_resumes_with_max_concurrent_of_its_tasks() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=4, max_concurrent=2)
+    cell.pause("array")
+    assert started(cell.cycle()) == []
+    assert [cell.task("array", i).released for i in range(4)] == [False] * 4
+    cell.resume("array")
+    assert started(cell.cycle()) == ["array", "array.1"]
+    assert_sound(cell.state)
+
+
+def test_before_rules_7_a_paused_task_keeps_its_place_until_the_rules_are_enabled() -> None:
+    cell = big_cell()
+    cell.rules = 6
+    cell.submit("array", tasks=4, max_concurrent=1)
+    cell.pause("array", 0)
+    assert started(cell.cycle()) == []
+    cell.rules = 7
+    assert started(cell.cycle()) == ["array.1"]
+    assert_sound(cell.state)
 
 
 def test_a_failed_task_of_an_array_lets_the_next_one_through_once_it_is_over() -> None:
@@ -289,7 +367,8 @@ def test_no_more_tasks_are_preempted_than_the_limits_let_start(bounded_by: str) 
     cell.submit("two", gpus=4, priority=60)
     cell.cycle()
     cell.submit("top", project="q", gpus=4, tasks=2, priority=1, **bound)
-    assert kinds(cell.cycle()) == ["PreemptionRequested", "TaskUnschedulable"]
+    decided = ["PreemptionRequested", "SlotsReserved", "TaskUnschedulable"]
+    assert kinds(cell.cycle()) == decided
     assert cell.run_until_idle() == []
     assert_sound(cell.state)
 

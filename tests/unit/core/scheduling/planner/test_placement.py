@@ -14,10 +14,12 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
     replicas_that_fit,
     strategy_named,
+    strategy_of,
 )
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.resources import Resources
 
 free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
@@ -48,6 +50,18 @@ def index_of(offers: list[tuple[list[int], int, int]]) -> CapacityIndex:
             if free < 1000:
                 index.take(capacity, (slot,), 1000 - free, 0, 0)
     return index
+
+
+@pytest.mark.parametrize(("rules", "chosen"), [(6, (0, (1,))), (7, (1, (0,)))])
+def test_best_fit_splits_no_unused_gpu_while_a_shared_one_has_enough_left(
+    rules: int, chosen: tuple[int, tuple[int, ...]]
+) -> None:
+    index = index_of([([500, 1000], 1, 1), ([560, 1000], 1, 1)])
+    strategy = strategy_of(PoolConfig(policy=PolicyRef(name="priority")), rules)
+    asked = shape(Resources(gpus=1, gpu_milli=520))
+    placement = place(index, asked, strategy)
+    assert placement is not None
+    assert [(capacity.ordinal, slots) for capacity, slots in placement] == [chosen]
 
 
 def most(slots: tuple[int, ...], cpu: int, memory: int, gang: Shape) -> int:
@@ -101,35 +115,6 @@ def test_counting_replicas_that_fit_agrees_with_trying_every_way(
     possible = [most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers]
     counted = replicas_that_fit(index.capacities.values(), gang)
     assert min(counted, gang.replicas) == min(sum(possible), gang.replicas)
-
-
-@given(capacities, capacities, gangs, strategies)
-def test_with_a_second_index_a_gang_needs_capacity_in_both(
-    offers: list[tuple[list[int], int, int]],
-    others: list[tuple[list[int], int, int]],
-    gang: Shape,
-    name: str,
-) -> None:
-    both = [
-        (a, b)
-        for a, b in zip(offers, others, strict=False)
-        if len(a[0]) == len(b[0]) and all(x <= y for x, y in zip(a[0], b[0], strict=True))
-    ]
-    if not both:
-        return
-    idle = index_of([a for a, _ in both])
-    future = index_of([b for _, b in both])
-    places = place(idle, gang, strategy_named(name), future)
-    if places is None:
-        return
-    for capacity, picked in places:
-        part = (picked, gang.gpu_milli, gang.cpu_milli, gang.memory_mib)
-        idle.take(capacity, *part)
-        assert min([*capacity.slots, capacity.cpu_milli, capacity.memory_mib]) >= 0
-    for ordinal, count in {r.ordinal: 0 for r, _ in places}.items():
-        count = sum(1 for r, _ in places if r.ordinal == ordinal)
-        slots, cpu, memory = both[ordinal][1]
-        assert most(tuple(slots), cpu, memory, gang) >= count
 
 
 def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -> None:

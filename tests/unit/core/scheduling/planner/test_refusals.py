@@ -10,9 +10,9 @@ from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import RefusalCode
-from yardmaster_schemas.sources import agent_source
+from yardmaster_schemas.sources import agent_source, next_incarnation
 
-SECOND = "1" * 12
+SECOND = next_incarnation("0" * 12)
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def cell() -> Cell:
 
 def refused(cell: Cell, event: Any, *, source: str | None = None) -> RefusalCode:
     """Return the code with which a claim is refused; check that the state is unchanged."""
+    assert cell.cycle() == [], "jobs that ended in the last cycle are removed"
     before = cell.machine.dump(cell.state)
     cell.claim(event, source=source)
     assert cell.cycle() == []
@@ -129,10 +130,18 @@ def test_a_future_attempt_is_unknown_and_a_finished_one_stale(cell: Cell) -> Non
 
 
 def test_an_attempt_that_was_released_is_stale(cell: Cell) -> None:
+    cell.rules = 1
     claim = exited(cell)
     cell.ends("job")
     cell.cycle()
     assert refused(cell, claim) == "stale_attempt"
+
+
+def test_a_task_that_has_ended_is_unknown(cell: Cell) -> None:
+    claim = exited(cell)
+    cell.ends("job")
+    cell.cycle()
+    assert refused(cell, claim) == "unknown_task"
 
 
 def test_a_released_replica_is_stale_while_its_gang_continues() -> None:
@@ -215,6 +224,47 @@ def test_an_old_incarnation_does_not_return(cell: Cell) -> None:
     assert [code for _, code in cell.refused] == ["stale_incarnation"]
 
 
+@pytest.mark.parametrize("rules", [4, 5])
+def test_a_second_agent_does_not_take_the_name_of_a_node_that_is_up(rules: int) -> None:
+    cell = Cell()
+    cell.rules = rules
+    cell.node("n1", gpus=1)
+    cell.cycle()
+    cell.node("n1", gpus=1, incarnation="5" * 12)
+    cell.cycle()
+    codes = [code for _, code in cell.refused]
+    assert codes == (["node_taken"] if rules >= 5 else []), "logs of older rules keep them"
+
+
+def test_a_second_agent_takes_the_name_when_the_node_is_lost_or_has_left() -> None:
+    for end in ("lost", "left"):
+        cell = Cell()
+        cell.node("n3", gpus=1)
+        cell.cycle()
+        if end == "lost":
+            cell.cycle(silent={"n3": cell.now_ms - 60_000})
+        else:
+            cell.claim(nev.NodeDrainedV1(node="n3", incarnation=cell.state.nodes["n3"].incarnation))
+            cell.cycle()
+        cell.node("n3", gpus=1, incarnation="5" * 12)
+        cell.cycle()
+        assert cell.refused == []
+        assert cell.state.nodes["n3"].incarnation == "5" * 12
+
+
+def test_the_next_incarnations_of_a_ledger_replace_it_also_when_some_never_joined() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.cycle()
+    third = next_incarnation(next_incarnation(SECOND))
+    cell.node("n1", gpus=1, incarnation=third)
+    cell.cycle()
+    assert cell.state.nodes["n1"].incarnation == third
+    cell.node("n1", gpus=1, incarnation=SECOND)
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["node_taken"], "it is older"
+
+
 def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> None:
     first = cell._inputs
     cell.claim(nev.TaskProgressedV1(**about(cell), permille=5))
@@ -227,8 +277,10 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
 
 
 def test_a_new_incarnation_is_not_compared_with_the_numbers_of_the_one_before(cell: Cell) -> None:
-    """Its clock may be behind, and it has no ledger of the earlier incarnation."""
-    lives = [f"{number:012x}" for number in range(10, 90)]
+    """Its clock may be behind."""
+    lives = [SECOND]
+    for _ in range(80):
+        lives.append(next_incarnation(lives[-1]))
     for number, life in enumerate(lives):
         join = joined(cell, "n3", incarnation=life)
         cell._inputs.append((join, f"{agent_source('n3', life)}/{1000 - number}/0"))
@@ -251,3 +303,18 @@ def test_within_an_incarnation_a_number_that_does_not_rise_is_a_repeat(cell: Cel
 
 def test_an_incarnation_makes_claims_about_itself_only(cell: Cell) -> None:
     assert refused(cell, exited(cell), source=agent_source("n1", SECOND)) == "not_its_author"
+
+
+def test_a_join_that_the_release_before_cannot_read_is_refused_until_the_rules_are_switched() -> (
+    None
+):
+    cell = Cell()
+    cell.rules = 1
+    cell.node("n1", isolation=nev.Isolation.USER)
+    cell.cycle()
+    assert [code for _, code in cell.refused] == [RefusalCode.MALFORMED]
+    cell.rules = 2
+    cell.node("n1", isolation=nev.Isolation.USER)
+    cell.cycle()
+    assert cell.refused == []
+    assert "n1" in cell.state.nodes

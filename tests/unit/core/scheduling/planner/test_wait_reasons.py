@@ -126,6 +126,22 @@ def test_fragmented() -> None:
     assert wait.numbers == numbers
 
 
+@pytest.mark.parametrize(("resource", "rules"), [("cpus", 7), ("memory", 7), (None, 6)])
+def test_fragmented_names_the_resource_that_is_short_where_enough_gpus_are_free(
+    resource: str | None, rules: int
+) -> None:
+    cell = Cell()
+    cell.rules = rules
+    cell.node("n1", gpus=8, cpu_milli=8000, memory_mib=8000)
+    held = Resources(memory_mib=8000) if resource == "memory" else Resources(cpu_milli=8000)
+    cell.submit("held", resources=held, preemptible=False)
+    running(cell, "held")
+    cell.submit("job", resources=Resources(gpus=8, gpu_milli=1000, cpu_milli=1000, memory_mib=1000))
+    cell.cycle()
+    wait = waits(cell, "job")
+    assert (wait.code, wait.about) == ("fragmented", resource)
+
+
 def test_tasks_without_gpus_wait_for_cpus() -> None:
     cell = Cell()
     cell.node("n1", gpus=4, cpu_milli=4000)
@@ -162,7 +178,9 @@ def test_waiting_for_victims() -> None:
     cell.submit("top", gpus=2, priority=1)
     cell.cycle()
     wait = waits(cell, "top")
-    assert (wait.code, wait.numbers) == ("waiting_for_victims", {"victims": 2, "asked_milli": 2000})
+    assert wait.code == "waiting_for_victims"
+    until = cell.now_ms + 30_000
+    assert wait.numbers == {"victims": 2, "asked_milli": 2000, "until_at_ms": until}
 
 
 def test_tasks_behind_one_that_waits_for_victims_do_not_take_its_slots() -> None:
@@ -172,7 +190,7 @@ def test_tasks_behind_one_that_waits_for_victims_do_not_take_its_slots() -> None
     running(cell, "low")
     cell.submit("top", tasks=3, priority=1)
     decided = cell.cycle()
-    assert len(all_of(decided, dec.TaskUnschedulableV1)) == 1, "one reason for all three"
+    assert len(all_of(decided, dec.TaskUnschedulableV1)) == 1, "one reason for the others"
     assert waits(cell, "top").code == "waiting_for_victims"
     assert cell.cycle() == []
 

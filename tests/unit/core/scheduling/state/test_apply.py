@@ -1,5 +1,6 @@
 """Repeated events change nothing; events that contradict the state stop the machine."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from tests.unit.core.scheduling.reading import only, running
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import RULES
 from yardmaster_core.testing import Cell, admitted_spec, fold
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
@@ -16,18 +18,22 @@ from yardmaster_schemas.events.requests import Unschedulable
 from yardmaster_schemas.reasons import EndCode, Start, Stop, StopCode, Wait, WaitCode
 
 
-def eventful() -> Cell:
+def eventful(rules: int = RULES) -> Cell:
     """A cell in which every type of decision was made."""
     cell = Cell(start_timeout_s=10)
+    cell.rules = rules
     cell.node("n1", gpus=1)
-    cell.node("n2", gpus=2)
+    cell.node("n2", gpus=3)
     cell.submit("low", priority=90)
     cell.submit("late", priority=90)
     cell.submit("young", priority=90)
+    cell.submit("spare", priority=90)
     cell.submit("fails", gpus=9, unschedulable=Unschedulable.FAIL)
     running(cell, "low")
     cell.submit("top", priority=1)
+    cell.submit("gone", priority=1)
     cell.cycle()
+    cell.cancel("gone")
     cell.cycle(after_s=10)
     cell.pause("low")
     cell.cycle()
@@ -42,6 +48,8 @@ def eventful() -> Cell:
     assert made == {
         dec.SlotsAllocatedV1,
         dec.PreemptionRequestedV1,
+        dec.SlotsReservedV1,
+        dec.ReservationDroppedV1,
         dec.StopRequestedV1,
         dec.AllocationRevokedV1,
         dec.TaskRequeuedV1,
@@ -68,7 +76,7 @@ def test_every_decision_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_decisions_about_ended_attempts_and_tasks_are_repeats() -> None:
-    cell = eventful()
+    cell = eventful(rules=3)
     before = cell.machine.digest(cell.state)
     about_tasks = (
         dec.SlotsAllocatedV1,
@@ -161,10 +169,65 @@ def test_a_job_admitted_again_with_other_content_is_impossible(cell: Cell) -> No
         lambda job: adm.WeightChangedV1(job_id=job, weight=1, revision=2),
     ],
 )
-def test_a_verdict_about_an_unknown_job_is_impossible(
+def test_a_verdict_about_a_job_that_has_ended_changes_nothing(
     cell: Cell, event: Callable[[str], Event]
 ) -> None:
-    impossible(cell, event("absent000000"), "there is no (job|task)")
+    """Quota reads ends later than the scheduler decides them."""
+    job = cell.task("job").job.id
+    cell.ends("job")
+    cell.cycle()
+    cell.cycle()
+    before = cell.machine.digest(cell.state)
+    cell.state = cell.machine.apply(cell.state, event(job), "quota/main.0123456789ab/1/9")
+    assert not cell.state.jobs
+    assert cell.machine.digest(cell.state) == before
+
+
+def test_a_job_is_removed_with_its_tasks_after_its_last_task_has_ended() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    empty = cell.machine.digest(cell.state)
+    cell.submit("array", tasks=2)
+    running(cell, "array", 0)
+    running(cell, "array", 1)
+    cell.ends("array", index=0)
+    cell.cycle()
+    cell.cycle()
+    assert len(cell.state.tasks) == 2
+    cell.ends("array", index=1)
+    cell.cycle()
+    dumped = cell.machine.dump(cell.state)
+    assert len(dumped["jobs"]) == 1, "the digest that the cycle committed covers it"
+    restored = cell.machine.load("main", json.loads(json.dumps(dumped)))
+    assert cell.machine.digest(restored) == cell.machine.digest(cell.state) != empty
+    for state in (restored, cell.state):
+        cell.machine.begin_cycle(state, cell.cycles + 1, cell.now_ms)
+        assert not state.jobs
+        assert not state.tasks
+    assert cell.machine.digest(restored) == cell.machine.digest(cell.state)
+
+
+def test_the_change_to_newer_rules_removes_the_jobs_that_ended_before() -> None:
+    cell = Cell()
+    cell.rules = 5
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    running(cell, "job")
+    cell.ends("job")
+    cell.cycle()
+    cell.cycle()
+    assert cell.state.jobs
+    cell.restart()
+    cell.rules = RULES
+    cell.submit("next")
+    cell.cycle()
+    assert [job.id for job in cell.state.jobs.values()] == [cell.task("next").job.id]
+    counted = cell.state.pools["main"].workload
+    assert counted is not None
+    assert sum(counted.counts.values()) == 2, "requests are counted for longer than their jobs"
+    before = cell.machine.digest(cell.state)
+    cell.restart()
+    assert cell.machine.digest(cell.state) == before
 
 
 def test_a_verdict_about_an_unknown_task_is_impossible(cell: Cell) -> None:

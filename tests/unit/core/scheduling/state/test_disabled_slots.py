@@ -10,6 +10,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events.requests import Layout
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import next_incarnation
 
 HALF = Resources(gpus=1, gpu_milli=500)
 WHOLE_NODES: dict[str, Any] = {"layout": Layout.WHOLE_NODES}
@@ -111,7 +112,7 @@ def test_slots_stay_disabled_when_their_node_joins_again_and_after_a_restart() -
     assert cell.slots_of("job", 0) == [("n1", (0,))]
     cell.restart()
     assert_sound(cell.state)
-    cell.node("n1", gpus=8, incarnation="1" * 12)
+    cell.node("n1", gpus=8, incarnation=next_incarnation("0" * 12))
     cell.cycle()
     cell.cycle()
     assert sum(len(cell.slots_of("job", i)) for i in range(4)) == 4

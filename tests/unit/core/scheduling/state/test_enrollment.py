@@ -10,8 +10,9 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import next_incarnation
 
-SECOND = "1" * 12
+SECOND = next_incarnation("0" * 12)
 
 
 def closed(*nodes: str, **bounds: Any) -> Cell:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.state.capacity_index import MAX_GPULESS
@@ -11,9 +13,10 @@ from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.sources import next_incarnation
 
 FIRST = "0" * 12
-SECOND = "1" * 12
+SECOND = next_incarnation("0" * 12)
 
 
 def cell_with(**spec: Any) -> Cell:
@@ -272,9 +275,14 @@ def test_a_node_cordoned_before_it_joins_stays_cordoned() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_a_drain_stops_preemptible_tasks_now_with_grace_and_the_rest_at_the_deadline() -> None:
+@pytest.mark.parametrize(("rules", "grace_s"), [(7, 45), (6, 0)])
+def test_a_drain_stops_preemptible_tasks_now_with_grace_and_the_rest_at_the_deadline_too(
+    rules: int, grace_s: int
+) -> None:
+    """Before rules 7, the rest without grace."""
     cell = cell_with(grace_s=30)
-    cell.submit("shell", preemptible=False)
+    cell.rules = rules
+    cell.submit("shell", preemptible=False, grace_s=45)
     running(cell, "shell")
     cell.drain("n1", within_s=600)
     stop = only(cell.cycle(), dec.StopRequestedV1)
@@ -288,9 +296,11 @@ def test_a_drain_stops_preemptible_tasks_now_with_grace_and_the_rest_at_the_dead
     assert cell.machine.due_ms(cell.state) == deadline_ms
     cell.ends("job")
     assert kinds(cell.cycle()) == ["TaskRequeued", "TaskUnschedulable"]
+    assert cell.machine.due_ms(cell.state) == deadline_ms
     assert cell.cycle(after_s=599.999) == []
     stop = only(cell.cycle(after_s=0.001), dec.StopRequestedV1)
-    assert (stop.task_id, stop.grace_s) == (cell.task("shell").id, 0)
+    assert (stop.task_id, stop.grace_s) == (cell.task("shell").id, grace_s)
+    assert stop.deadline_at_ms == deadline_ms + grace_s * 1000
     cell.ends("shell", signal=9)
     assert only(cell.cycle(), dec.TaskRequeuedV1).code == "node_drained"
 

@@ -9,6 +9,7 @@ from tests.unit.core.scheduling.reading import kinds, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_core.testing import Cell
+from yardmaster_schemas.sources import next_incarnation
 
 
 def restarted(cell: Cell) -> None:
@@ -42,7 +43,7 @@ def test_a_preemption_continues_after_a_restart() -> None:
         cell.submit(name, gpus=2, priority=90)
     cell.cycle()
     cell.submit("top", gpus=4, priority=5)
-    assert kinds(cell.cycle()) == [*["PreemptionRequested"] * 2, "TaskUnschedulable"]
+    assert kinds(cell.cycle()) == [*["PreemptionRequested"] * 2, "SlotsReserved"]
     restarted(cell)
     cell.never_starts("one")
     cell.submit("equal", gpus=2, priority=5)
@@ -86,7 +87,7 @@ def test_deadlines_are_kept() -> None:
 def test_the_deadline_of_a_drain_is_kept() -> None:
     cell = Cell()
     cell.node("n1")
-    cell.submit("shell", preemptible=False)
+    cell.submit("shell", preemptible=False, grace_s=20)
     running(cell, "shell")
     cell.drain("n1", within_s=60)
     cell.cycle()
@@ -113,7 +114,7 @@ def test_a_pending_join_and_a_cut_cycle_are_kept() -> None:
     cell.node("n1", gpus=2)
     cell.submit("job", tasks=2)
     cell.cycle()
-    cell.node("n1", gpus=2, incarnation="1" * 12)
+    cell.node("n1", gpus=2, incarnation=next_incarnation("0" * 12))
     cell.cycle(limit=1)
     assert not cell.complete
     restarted(cell)

@@ -18,7 +18,7 @@ new tracker computes the same.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -107,6 +107,12 @@ class DemandTracker:
         #: and the sums of sources without and with a limit.
         self._by_source: dict[DemandSource, tuple[Demand, bool]] = {}
         self._sums: dict[Project, tuple[DemandSum, DemandSum]] = {}
+        #: Claimants whose rank may differ from the recorded one.
+        self.unranked: dict[Claimant, None] = dict(pool.ranked)
+        #: The demands by which the claimants of a kind were ranked last.
+        self._demands_of: dict[ClaimantKind, tuple[Any, ...]] = {}
+        #: Project -> the number of its sources with pending tasks.
+        self._waiting: dict[Project, int] = {}
         self._removals: dict[ClaimantKind, list[Age]] = {}
         self._insertions: dict[ClaimantKind, list[Age]] = {}
 
@@ -133,8 +139,53 @@ class DemandTracker:
         runs = runs_of(list(self.kinds.values()))
         for level in (0, 1):
             runs = self._divide_limits(level, runs, pools, divide)
-        capacity = self.pool.free.free_milli + self.pool.used_milli
+        self._note_demands(runs)
+        capacity = self.pool.free.free_milli + self.pool.reserved_idle_milli + self.pool.used_milli
         return Shares(self.rows, self.claimants, divide(capacity, runs))
+
+    def _note_demands(self, runs: Iterable[ClaimRun]) -> None:
+        """Note the claimants whose demand was changed by a limit that they share with others."""
+        by_kind: dict[ClaimantKind, list[tuple[int, int, int]]] = {}
+        for run in runs:
+            assert isinstance(run.kind, ClaimantKind)
+            by_kind.setdefault(run.kind, []).append((run.first, run.end, run.claim.demand))
+        before, self._demands_of = self._demands_of, {}
+        for kind, found in by_kind.items():
+            # One run has one demand, whichever claimants joined or left.
+            demands = (found[0][2],) if len(found) == 1 else tuple(sorted(found))
+            self._demands_of[kind] = demands
+            if before.get(kind, demands) != demands:
+                self.unranked.update((self.claimants[age], None) for age in kind.ages)
+
+    def waits(self, claimant: Claimant) -> bool:
+        """Whether a claimant had pending GPU tasks at the last update."""
+        return claimant in (self._pending if isinstance(claimant, Job) else self._waiting)
+
+    def served(self, projects: Mapping[str, Project]) -> list[Claimant]:
+        """The claimants that had pending GPU tasks at the last update and have none now."""
+        sources = list(self.pool.stale)
+        if self.among == "job":
+            jobs = (source for source in sources if isinstance(source, Job))
+            return [job for job in jobs if job in self._pending and not self._pending_now(job)]
+        left: dict[Project, int] = {}
+        for source in sources:
+            changed = bool(self._pending_now(source)) - (source in self._pending)
+            if changed:
+                project = projects[source.shape.project]
+                left[project] = left.get(project, self._waiting.get(project, 0)) + changed
+        return [project for project, waiting in left.items() if not waiting]
+
+    def _pending_now(self, source: DemandSource) -> int:
+        """The number of pending GPU tasks that count for a source."""
+        shape = source.shape
+        if not shape.queue_class:
+            return 0
+        if isinstance(source, Group):
+            return 0 if shape.start_failed else source.pending
+        if self.among != "job" and shape.job_id is None:
+            return 0
+        group = self.pool.groups.get((shape.id, source.priority))
+        return group.pending if group is not None else 0
 
     def groups_of(self, claimant: Claimant) -> Iterator[Group]:
         """Yield the claimant's groups that wait for GPUs and count as demand."""
@@ -154,8 +205,7 @@ class DemandTracker:
     def _job_demand(self, job: Job, pools: Pools) -> Demand | None:
         """Return the demand of a job whose tasks are equal to no other job's."""
         shape = job.shape
-        group = self.pool.groups.get((shape.id, job.priority))
-        pending = group.queue.live if group is not None else 0
+        pending = self._pending_now(job)
         limit = claimant_limit(self.pool, job, pools)
         found = self._held_demand(job)
         if self._counts_pending(job, shape, job.project, pending, limit, pools):
@@ -185,10 +235,10 @@ class DemandTracker:
         return Demand(age, demand, demand)
 
     def _group_demand(self, group: Group, project: Project, pools: Pools) -> Demand | None:
-        pending = 0 if group.shape.start_failed else group.queue.live
+        pending = self._pending_now(group)
         if not self._counts_pending(group, group.shape, project, pending, None, pools):
             return None
-        return self._pending_demand(next(group.queue.in_order()).job, pending)
+        return self._pending_demand(group.first.job, pending)
 
     def _recount(self, source: DemandSource, state: ClusterState) -> Project:
         """Count a source of a project's demand again; return the project."""
@@ -254,6 +304,7 @@ class DemandTracker:
             shape_fit = self._shape_fits[shape.fit] = ShapeFit(shape, fits=fits)
         shape_fit.sources.setdefault(project, {})[source] = None
         self._pending[source] = shape_fit, project
+        self._waiting[project] = self._waiting.get(project, 0) + 1
         if not shape_fit.fits or not self.whole_tasks:
             return shape_fit.fits
         # A task above a limit cannot run, or not while its owners hold as much in other pools.
@@ -263,6 +314,9 @@ class DemandTracker:
         return all(each is None or task_milli <= each for each in limits)
 
     def _forget(self, source: DemandSource, shape_fit: ShapeFit, project: Project) -> None:
+        self._waiting[project] -= 1
+        if not self._waiting[project]:
+            del self._waiting[project]
         sources = shape_fit.sources[project]
         del sources[source]
         if not sources:
@@ -314,6 +368,7 @@ class DemandTracker:
     def _set(self, claimant: Claimant, demand: Demand | None, pools: Pools) -> None:
         """Set a claimant's demand. The lists of kinds are changed later, all together."""
         known = self.rows.get(claimant)
+        self.unranked[claimant] = None
         if demand is None:
             self.above_limit.pop(claimant, None)
             if known is not None:
@@ -412,7 +467,7 @@ def current_demands(
     if demands is None:
         demands = pool.demands = DemandTracker(pool, among, whole_tasks=whole_tasks)
         pool.stale = dict.fromkeys(pool.usage_by_job)
-        for group in (group for group in pool.groups.values() if group.queue.live):
+        for group in (group for group in pool.groups.values() if group.pending):
             job_id = group.shape.job_id
             pool.stale[group if job_id is None else state.jobs[job_id]] = None
     demands.update(state)

@@ -10,9 +10,10 @@ for the next start.
   pending task that no limit blocks: running tasks are preempted until no more than the share is
   left, with `demand_proportional` the latest submission first, with `max_min` the earliest first.
   Tasks of a claimant above its own limit are preempted in any case.
-- A task starts if it fits and its claimant stays within its share. The claimant with the smallest
-  demand comes first, then the oldest; within a claimant the earliest submission. A task that does
-  not fit lets others pass.
+- A task starts if it fits and its claimant stays within its share. Tasks that cannot be preempted
+  come first: what they hold reduces the shares of the others, which are then computed again. The
+  claimant with the smallest demand comes first, then the oldest; within a claimant the earliest
+  submission. A task that does not fit lets others pass.
 - Tasks without GPUs have no shares: first come, first served.
 - A task whose last starts failed counts in no share, so that no task is preempted for it. It starts
   on free capacity while no other task waits for its share.
@@ -30,9 +31,17 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
+from yardmaster_core.rules import FIRM_STARTS_FIRST
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.limits import limit_reached
-from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, no_victims
+from yardmaster_core.scheduling.planner.limits import limit_reached, reserved_for
+from yardmaster_core.scheduling.planner.policy import (
+    OrderKey,
+    Policy,
+    PoolView,
+    QueueTraits,
+    Rank,
+    no_victims,
+)
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
@@ -54,6 +63,7 @@ from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
@@ -69,7 +79,7 @@ class FairShareOptions:
 
 
 def _demands(view: PoolView) -> DemandTracker:
-    # Once per cycle: starts and stops in a cycle change no share until the next cycle.
+    # Once per division: other starts and stops in a cycle change no share until the next cycle.
     found: DemandTracker | None = view.memo.get("demands")
     if found is None:
         # As Determined's code counts: with `max_min` also the part of a limit that makes no whole
@@ -86,6 +96,8 @@ def _shares(view: PoolView) -> Shares:
     if found is None:
         divide = VARIANTS[view.options.variant]
         found = view.memo["shares"] = _demands(view).divide(view.state.pools, divide)
+        if view.state.rules >= FIRM_STARTS_FIRST:
+            view.memo["divided_at"] = view.pool.max_free_changes
     return found
 
 
@@ -98,38 +110,51 @@ def _claimant_of(view: PoolView, group: Group) -> Claimant:
 
 
 def _used(view: PoolView, claimant: Claimant) -> int:
-    return held_by(view.pool, claimant) + view.reservations.of(claimant, view.pool)
+    return held_by(view.pool, claimant) + view.pool.reserved_milli.get(claimant, 0)
 
 
 def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """Order by the claimant's demand, smallest first, then by its age; within a claimant by
-    submission.
+    """Order tasks that cannot be preempted before others, then by the claimant's demand, smallest
+    first, then by its age; within a claimant by submission.
     """
     share = (
         _shares(view).of(claimant_of(task.job, view.options.among))
         if group.shape.queue_class
         else None
     )
+    firm_first = view.state.rules >= FIRM_STARTS_FIRST and group.shape.preemptible
+    rank = int(group.shape.queue_class) and 1 + firm_first
     if share is None:
-        return int(group.shape.queue_class), 0, (0, 0), task.key
-    return 1, share.demand, share.age, task.key
+        return rank, 0, (0, 0), task.key
+    return rank, share.demand, share.age, task.key
 
 
-def over_share_wait(view: PoolView, group: Group) -> Wait | None:
-    """Return the wait reason if one more task of the group would exceed its claimant's share, else
-    None.
+def wait_for_share(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason if the task would exceed its claimant's share, else None.
+
+    The pool is divided again if a task that cannot be preempted started since the division: else a
+    task would start within its share and be preempted in the next cycle.
     """
+    divided_at = view.memo.get("divided_at", view.pool.max_free_changes)
+    if group.shape.preemptible and divided_at != view.pool.max_free_changes:
+        del view.memo["demands"], view.memo["shares"]
+        _shares(view)
+    return over_share_wait(view, group, task)
+
+
+def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Do the same with the division that was made last."""
     shape = group.shape
     if not shape.queue_class:
         return None
     if not could_fit(view.pool, shape):
-        return no_capacity(view.pool, shape)
+        return no_capacity(view.pool, shape, view.state.rules)
     claimant = _claimant_of(view, group)
     if shape.start_failed and not _any_pending_below(view):
         return None  # no other pending task has a share in the free capacity
     share = _shares(view).of(claimant)
     share_milli = share.share_milli if share is not None else 0
-    used = _used(view, claimant)
+    used = held_by(view.pool, claimant) + reserved_for(view.pool, task, claimant)
     if used + shape.total_gpu_milli <= share_milli and not shape.start_failed:
         return None
     return Wait(
@@ -175,6 +200,10 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
         for task in holder.in_order(first):
             if holder.left <= most:
                 break
+            if task.starts_on_reserved:
+                # Once it runs, the pool is divided again, and it is the first to go.
+                holder.left -= view.pool.usage_by_job[task.job].tasks[task]
+                continue
             until_ms = min_runtime_until_ms(view.state, task)
             # Above its own limit, a claimant releases tasks within their minimum run time too.
             if until_ms > view.state.now_ms and (limit is None or holder.left <= limit):
@@ -245,7 +274,7 @@ def _useful_victims(
         for holder in above.values()
         if holder.left > holder.share.share_milli
         for task in holder.tasks
-        if min_runtime_until_ms(view.state, task) <= now_ms
+        if not task.starts_on_reserved and min_runtime_until_ms(view.state, task) <= now_ms
     ]
     if not victims:
         return set()
@@ -350,9 +379,9 @@ def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):
         left_milli = share.share_milli - _used(view, share.claimant)
-        if left_milli > 0 and could_fit(view.pool, group.shape):
+        if left_milli > 0 and group.queue.live and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
-            if limit_reached(view.pool, task.job, group, view.reservations) is not None:
+            if limit_reached(view.state, view.pool, task) is not None:
                 continue
             key = (
                 group.shape.total_gpu_milli > left_milli,
@@ -370,18 +399,22 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
 
 
 def _any_pending_below(view: PoolView) -> bool:
-    """Whether a pending task fits into the free part of its claimant's share.
+    """Whether a pending task has a claim to the free part of its claimant's share.
 
     Recomputed after each placement or reservation.
     """
+    # Before these rules only a task that fitted into that part: then tasks were started beyond
+    # their share, and preempted for the others.
+    must_fit = view.state.rules < FIRM_STARTS_FIRST
     changes = (view.pool.free.changes, view.pool.future.changes)
     known: tuple[tuple[int, int], bool] | None = view.memo.get("any_pending_below")
     if known is None or known[0] != changes:
         found = any(
             group.queue.live
-            and share.share_milli - _used(view, share.claimant) >= group.shape.total_gpu_milli
+            and (left := share.share_milli - _used(view, share.claimant)) > 0
+            and (not must_fit or left >= group.shape.total_gpu_milli)
             and could_fit(view.pool, group.shape)
-            and limit_reached(view.pool, group.queue.first.job, group, view.reservations) is None
+            and limit_reached(view.state, view.pool, group.queue.first) is None
             for share, group in _below(view)
         )
         known = view.memo["any_pending_below"] = changes, found
@@ -399,7 +432,7 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
     if over:
         failed = (group for group in over if group.shape.start_failed)
         for group in chain((group for _, group in _below(view)), failed):
-            if group in over and over_share_wait(view, group) is None:
+            if group in over and over_share_wait(view, group, group.queue.first) is None:
                 yield group
 
 
@@ -450,13 +483,60 @@ def among_jobs(options: FairShareOptions) -> bool:
     return options.among == "job"
 
 
+def without_gpus_first(traits: QueueTraits) -> Rank:
+    """Tasks without GPUs first, then those that cannot be preempted; tasks whose last starts failed
+    last in each of the three classes.
+    """
+    return traits.gpus, traits.gpus and traits.preemptible, traits.failed
+
+
+def has_gpus(traits: QueueTraits) -> bool:
+    """Whether the claimants' ranks order these tasks: those with GPUs."""
+    return traits.gpus
+
+
+def claimants_among(options: FairShareOptions) -> Among:
+    """The kind of the claimants."""
+    return Among(options.among)
+
+
+def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
+    """Yield the claimants whose rank is not the recorded one, with their rank: demand, then age.
+
+    All ranks are of the moment of the last division. A claimant whose last pending task with GPUs
+    has started since has none. Claimants without a demand come first.
+    """
+    if "shares" not in view.memo:
+        return
+    demands, shares, pool = _demands(view), _shares(view), view.pool
+    served = dict.fromkeys(demands.served(view.state.projects))
+    for claimant in served:
+        if claimant.ranks.get(pool.name):
+            yield claimant, ()
+    for claimant in list(demands.unranked):
+        if claimant in served:
+            continue
+        job = claimant if isinstance(claimant, Job) else None
+        if job is not None and view.state.jobs.get(job.id) is not job:
+            del demands.unranked[claimant]
+            continue
+        rank: Rank = ()
+        if demands.waits(claimant):
+            share = shares.of(claimant)
+            age = (job.submitted_ms, job.seq) if job is not None else ()
+            rank = (share.demand, *share.age) if share is not None else (0, 0, *age)
+        if rank == claimant.ranks.get(pool.name, ()):
+            del demands.unranked[claimant]
+        else:
+            yield claimant, rank
+
+
 FAIR_SHARE: Final = Policy(
     name="fair_share",
     version=1,
     options=FairShareOptions,
     order=smallest_demand_first,
-    may_start=over_share_wait,
-    may_reserve=over_share_wait,
+    may_start=wait_for_share,
     victims=no_victims,
     min_runtime_wait=min_runtime_wait,
     stop_reason=stop_reason,
@@ -464,5 +544,9 @@ FAIR_SHARE: Final = Policy(
     reclaim=reclaim_above_share,
     wake=groups_within_share,
     project_shares=project_shares,
+    place=without_gpus_first,
+    in_rank=has_gpus,
+    claimants=claimants_among,
+    ranks=changed_ranks,
     per_job=among_jobs,
 )

@@ -1,6 +1,9 @@
 """Steps that several appliers share: enqueue tasks, close replicas, stop attempts."""
 
+from collections.abc import Iterable
+
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import PAUSED_LEAVE_PLACES
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
@@ -16,7 +19,8 @@ def release_next(state: ClusterState, job: Job) -> None:
     while live < most and index < len(tasks):
         task = tasks[index]
         index += 1
-        if task.phase.final:
+        # Below those rules no task behind `next_index` is released or has left its place.
+        if task.phase.final or task.released or not _takes_place(state, task):
             continue
         live += 1
         state.put(task, "released", True)
@@ -26,6 +30,30 @@ def release_next(state: ClusterState, job: Job) -> None:
         state.put(job, "next_index", index)
         state.put(job, "live", live)
         state.dirty[job] = None
+
+
+def _takes_place(state: ClusterState, task: Task) -> bool:
+    return not task.paused or state.rules < PAUSED_LEAVE_PLACES
+
+
+def leave_places(state: ClusterState, job: Job, tasks: Iterable[Task]) -> None:
+    """Let the other tasks of `job` have the places that those paused ones of `tasks` had under
+    max_concurrent that hold no slots.
+    """
+    if job.spec.max_concurrent is None:
+        return
+    left = [
+        task
+        for task in tasks
+        if task.released and task.run is None and not task.phase.final
+        if not _takes_place(state, task)
+    ]
+    for task in left:
+        state.put(task, "released", False)
+        state.dirty[task] = None
+    if left:
+        state.put(job, "live", job.live - len(left))
+        release_next(state, job)
 
 
 def enqueue_if_ready(state: ClusterState, task: Task) -> None:
@@ -46,6 +74,8 @@ def enqueue_if_ready(state: ClusterState, task: Task) -> None:
 
 def schedule_decision(state: ClusterState, task: Task) -> None:
     """Have the next step of `task` decided."""
+    if state.journal is not None and task.id not in state.attention:
+        state.journal.append((state.attention.pop, (task.id, None)))
     state.attention[task.id] = task
     state.dirty[task] = None
 
@@ -123,6 +153,8 @@ def close_replica(
     placement = run.placements[replica]
     node = state.nodes[placement.node]
     pool = state.pools[run.pool_name]
+    if state.journal is not None:
+        state.journal.append((_reopen_replica, (state, task, run, replica, run.replicas[replica])))
     run.replicas[replica] = end
     run.open -= 1
     milli = placement.gpu_milli * len(placement.slots)
@@ -135,56 +167,59 @@ def close_replica(
     state.charge(task, pool, -milli)
     state.reshare(pool)
     if run.open == 0:
-        _closed(state, task, run)
+        _count_closed(state, task, run, 1)
     schedule_decision(state, task)
-    state.wake_pool(pool)
-    for limited_pool, group in list(state.limited.get(task.job.project.department, ())):
-        state.wake(limited_pool, group)
+    state.wake_released(pool, task)
 
 
-def _closed(state: ClusterState, task: Task, run: Attempt) -> None:
+def _reopen_replica(
+    state: ClusterState, task: Task, run: Attempt, replica: int, before: ReplicaState
+) -> None:
+    """Undo `close_replica`; the replica was in the state `before`."""
+    placement = run.placements[replica]
+    node = state.nodes[placement.node]
+    if run.open == 0:
+        _count_closed(state, task, run, -1)
+    state.charge(task, state.pools[run.pool_name], placement.gpu_milli * len(placement.slots))
+    if replica == 0 and run.port is not None:
+        hold_port(node, run.port)
+    if node.pool_name is not None and node.incarnation == placement.incarnation:
+        state.occupy(node, task, placement, stopping=run.stop is not None)
+    else:
+        node.open[task.id, replica] = task
+    run.open += 1
+    run.replicas[replica] = before
+
+
+def _count_closed(state: ClusterState, task: Task, run: Attempt, sign: int) -> None:
+    """Count the end of an attempt, or with `sign` -1 that the end is undone."""
     if run.running_ms:
-        task.ran_ms += state.now_ms - run.running_ms
-    if run.stop is None:
-        return
+        task.ran_ms += sign * (state.now_ms - run.running_ms)
+    if run.stop is not None:
+        _count_stopping(state, task, run, -sign)
+
+
+def _count_stopping(state: ClusterState, task: Task, run: Attempt, sign: int) -> None:
     pool = state.pools[run.pool_name]
-    pool.stopping -= 1
-    for_priority = run.stop.numbers.get("for_priority")
-    if for_priority is not None:
-        stopping_for = pool.stopping_for[run.queue_class]
-        left = stopping_for[for_priority] - 1
-        if left:
-            stopping_for[for_priority] = left
-        else:
-            del stopping_for[for_priority]
-            state.wake_behind(pool)
+    pool.stopping += sign
+    if not task.job.spec.preemptible:
+        pool.stopping_firm += sign
 
 
 def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop) -> None:
     """Mark an attempt as stopping and count its open replicas' slots as free in the future."""
-    pool = state.pools[run.pool_name]
     run.stop = stop
-    pool.stopping += 1
-    for_priority = stop.numbers.get("for_priority")
-    if for_priority is not None:
-        stopping_for = pool.stopping_for[run.queue_class]
-        stopping_for[for_priority] = stopping_for.get(for_priority, 0) + 1
+    _count_stopping(state, task, run, 1)
     _shift_future(state, run, release=True)
     state.note_releasing(task)
     if state.journal is not None:
-        state.journal.append((_undo_stop, (state, task, run, for_priority)))
+        state.journal.append((_undo_stop, (state, task, run)))
 
 
-def _undo_stop(state: ClusterState, task: Task, run: Attempt, for_priority: int | None) -> None:
+def _undo_stop(state: ClusterState, task: Task, run: Attempt) -> None:
     run.stop = None
     state.note_releasing(task)
-    pool = state.pools[run.pool_name]
-    pool.stopping -= 1
-    if for_priority is not None:
-        stopping_for = pool.stopping_for[run.queue_class]
-        stopping_for[for_priority] -= 1
-        if not stopping_for[for_priority]:
-            del stopping_for[for_priority]
+    _count_stopping(state, task, run, -1)
     _shift_future(state, run, release=False)
 
 

@@ -1,16 +1,20 @@
 """Appliers of decisions about tasks; each can be undone while a draft is open."""
 
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import RESERVED_STARTS_RUN
 from yardmaster_core.scheduling.state.appliers.attempts import (
     begin_stop,
     enqueue_if_ready,
     hold_port,
     is_over,
+    leave_places,
     release_next,
     release_port,
     run_of,
+    schedule_decision,
     watch_start,
 )
+from yardmaster_core.scheduling.state.appliers.reservations import drop
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
@@ -27,9 +31,14 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
             event="SlotsAllocated", found=f"{task.id} is {task.phase.name}, attempt {task.attempt}"
         )
     pool = state.pool(event.pool)
+    reserved = task.reserved is not None
+    if reserved:
+        drop(state, task)
     state.dequeue(task)
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
+    had_reserved = reserved or task.starts_elsewhere == event.attempt
+    run.on_reserved = had_reserved and state.rules >= RESERVED_STARTS_RUN
     task.phase = Phase.STARTING
     task.attempt = event.attempt
     task.run = run
@@ -51,9 +60,6 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if task.job.spec.preemptible:
         victims = pool.victims_of(task.job.priority)
         victims.add(task)
-        lowest = pool.lowest_placed_priority
-        if lowest is None or lowest < task.job.priority:
-            state.put(pool, "lowest_placed_priority", task.job.priority)
         state.prune(victims)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))
@@ -128,6 +134,7 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
     state.put(task, "failed_nodes", event.failed_nodes)
     state.dirty[task] = None
     enqueue_if_ready(state, task)
+    leave_places(state, task.job, (task,))
     if event.not_before_ms > state.now_ms:
         state.deadline(event.not_before_ms, Due.HOLD, task.id, event.attempt)
 
@@ -140,10 +147,7 @@ def allocation_unwritable_v1(
         return
     state.dequeue(task)
     state.put(task, "unwritable", True)
-    state.dirty[task] = None
-    if state.journal is not None and task.id not in state.attention:
-        state.journal.append((state.attention.pop, (task.id, None)))
-    state.attention[task.id] = task
+    schedule_decision(state, task)
 
 
 def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _: str) -> None:
@@ -175,6 +179,11 @@ def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:
     state.put(task, "run", None)
     state.dirty[task] = None
     job = task.job
+    state.put(job, "unfinished", job.unfinished - 1)
+    if not job.unfinished:
+        state.ended[job] = None
+        if state.journal is not None:
+            state.journal.append((state.ended.pop, (job,)))
     if event.code is EndCode.UNSCHEDULABLE:
         state.reshare_of(job.shape, later=True)
     if task.released:

@@ -1,7 +1,9 @@
 """Appliers of pools, departments and projects."""
 
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import ENDED_LEAVE
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
+from yardmaster_core.scheduling.state.appliers.claimants import set_rank
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -15,13 +17,16 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         return  # a repeat
     pool.config = event.config
     pool.revision = event.revision
-    pool.workload = None
+    if state.rules < ENDED_LEAVE:
+        pool.workload = None
     for index in pool.indexes:
         index.limit_gpuless(event.config.gpuless_per_node)
         index.rankings.clear()
     pool.policy_cache.clear()
     _follow_policy(state, pool)
     state.dirty[pool] = None
+    for task in pool.reserved:
+        schedule_decision(state, task)
     state.wake_all(pool)
     # The start timeout may have changed for attempts that are starting.
     for node in pool.nodes.values():
@@ -40,6 +45,8 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     pool.demands = None
     pool.stale.clear()
     pool.reclaimable.clear()
+    for claimant in list(pool.ranked):
+        set_rank(state, pool, claimant, ())
     if pool.per_job == before:
         return
     for other in state.pools.values():
@@ -56,6 +63,8 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
         state.dirty[job] = None
         for task in waiting:
             state.enqueue(task)
+            if task.reserved is not None:
+                schedule_decision(state, task)
 
 
 def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> None:
@@ -65,6 +74,8 @@ def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> No
     pool.revision = 0
     for index in pool.indexes:
         index.limit_gpuless(None)
+    for task in pool.reserved:
+        schedule_decision(state, task)
     state.dirty[pool] = None
 
 
@@ -84,6 +95,9 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         pool.demands = None
         pool.stale.clear()
         state.reshare(pool)
+        for task in pool.reserved:
+            if event.name in (task.job.project.name, task.job.project.department.name):
+                schedule_decision(state, task)
         for group in pool.groups.values():
             owner = state.projects[group.shape.project]
             if event.name in (owner.name, owner.department.name):
@@ -120,10 +134,15 @@ def _move_project(state: ClusterState, project: Project, department: Department)
     for name, milli in project.used_milli.items():
         old.used_milli[name] = old.used_milli.get(name, 0) - milli
         department.used_milli[name] = department.used_milli.get(name, 0) + milli
+    for pool in state.pools.values():
+        milli = pool.reserved_milli.get(project, 0)
+        if milli:
+            pool.reserved_milli[old] -= milli
+            pool.reserved_milli[department] = pool.reserved_milli.get(department, 0) + milli
     limited = state.limited.get(old, {})
     for key in [k for k in limited if k[1].shape.project == project.name]:
         state.limited.setdefault(department, {})[key] = limited.pop(key)
     state.dirty[old] = state.dirty[department] = None
     project.department = department
-    for pool, group in limited:
-        state.wake(pool, group)
+    for waits_in, group in limited:
+        state.wake(waits_in, group)

@@ -3,6 +3,7 @@
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
     enqueue_if_ready,
+    leave_places,
     release_next,
     schedule_decision,
 )
@@ -38,6 +39,7 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
         pool.has_min_runtimes |= event.spec.min_runtime_s > 0
         if pool.workload is not None:
             pool.workload.add(job.shape, event.spec.tasks)
+            state.dirty[pool] = None
     for index in range(event.spec.tasks):
         task = Task(job, index)
         task.cause = record_id
@@ -48,8 +50,11 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
 
 
 def _of(state: ClusterState, job_id: str, index: int | None) -> list[Task]:
+    """A job's tasks, or one of them; none of a job that ended before quota read its end."""
     job = state.jobs.get(job_id)
-    if job is None or (index is not None and index >= len(job.tasks)):
+    if job is None:
+        return []
+    if index is not None and index >= len(job.tasks):
         raise ImpossibleEvent(event="a verdict", found=f"there is no task {job_id}.{index}")
     return job.tasks if index is None else [job.tasks[index]]
 
@@ -79,25 +84,37 @@ def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id
 
 
 def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str) -> None:
-    for task in _of(state, event.job_id, event.index):
+    tasks = _of(state, event.job_id, event.index)
+    for task in tasks:
         if not task.phase.final:
             task.paused = True
             task.cause = record_id
             state.dequeue(task)
             schedule_decision(state, task)
+    if tasks:
+        leave_places(state, tasks[0].job, tasks)
 
 
 def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: str) -> None:
-    for task in _of(state, event.job_id, event.index):
-        if task.paused and not task.phase.final:
-            task.paused = False
-            task.cause = record_id
-            schedule_decision(state, task)
-            enqueue_if_ready(state, task)
+    tasks = _of(state, event.job_id, event.index)
+    resumed = [task for task in tasks if task.paused and not task.phase.final]
+    for task in resumed:
+        task.paused = False
+        task.cause = record_id
+        schedule_decision(state, task)
+        enqueue_if_ready(state, task)
+    without = next((task for task in resumed if not task.released), None)
+    if without is not None and without.index < without.job.next_index:
+        # It left its place. The free places go to the first tasks without one.
+        without.job.next_index = without.index
+        state.dirty[without.job] = None
+        release_next(state, without.job)
 
 
 def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, record_id: str) -> None:
-    job = _job(state, event.job_id)
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return
     waiting = [task for task in job.tasks if task.group is not None]
     for task in waiting:
         state.dequeue(task)
@@ -107,6 +124,8 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
     for task in waiting:
         task.cause = record_id
         state.enqueue(task)
+        if task.reserved is not None:
+            schedule_decision(state, task)
     for task in job.tasks:
         run = task.run
         if run is not None and job.spec.preemptible:
@@ -116,7 +135,9 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
 
 
 def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -> None:
-    job = _job(state, event.job_id)
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return
     job.weight = event.weight
     state.recount(job)
     job.revision = event.revision
@@ -126,7 +147,9 @@ def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -
 
 
 def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, record_id: str) -> None:
-    job = _job(state, event.job_id)
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return
     waiting = [task for task in job.tasks if task.group is not None]
     for task in waiting:
         state.dequeue(task)
@@ -138,13 +161,8 @@ def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, reco
     for task in waiting:
         task.cause = record_id
         state.enqueue(task)
-
-
-def _job(state: ClusterState, job_id: str) -> Job:
-    job = state.jobs.get(job_id)
-    if job is None:
-        raise ImpossibleEvent(event="a verdict", found=f"there is no job {job_id}")
-    return job
+        if task.reserved is not None:
+            schedule_decision(state, task)
 
 
 def _wake_job(state: ClusterState, job: Job) -> None:

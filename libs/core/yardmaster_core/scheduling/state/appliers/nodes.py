@@ -6,6 +6,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     note_accepted,
     schedule_decision,
 )
+from yardmaster_core.scheduling.state.appliers.reservations import check_reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -39,6 +40,7 @@ def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -
     node.drain_ms = drain_ms
     state.dirty[node] = None
     state.update_availability(node)
+    check_reservations(state, node)
     _wake_pool_of(state, node)
 
 
@@ -48,6 +50,7 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
     node.stops_disabled = bool(event.stop and event.disabled)
     state.dirty[node] = None
     _update_disabled(state, node)
+    check_reservations(state, node)
     if node.stops_disabled:
         for task in node.open.values():
             schedule_decision(state, task)
@@ -121,6 +124,7 @@ def _update_barred(state: ClusterState, node: Node) -> None:
     node.barred = is_barred(state.enrolled, node, pool.name)
     state.dirty[node] = None
     state.update_availability(node)
+    check_reservations(state, node)
     state.wake_all(pool)
 
 
@@ -192,6 +196,8 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.barred = is_barred(state.enrolled, node, pool.name)
     install_capacity(state, node, pool)
     state.dirty[node] = None
+    # Those of its old incarnation.
+    check_reservations(state, node)
     state.wake_all(pool)
 
 
@@ -227,6 +233,7 @@ def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: st
     node.state = NodeState.LEFT
     state.update_availability(node)
     state.dirty[node] = None
+    check_reservations(state, node)
     _wake_pool_of(state, node)
 
 
@@ -248,7 +255,8 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
         return  # a repeat
     if node.incarnation != event.incarnation:
         raise ImpossibleEvent(event="NodeLost", found=f"{node.name} is {node.incarnation}")
-    before = _NodeBefore(state, node) if state.journal is not None else None
+    if state.journal is not None:
+        state.journal.append((_undo_loss, (state, node, node.state)))
     node.state = NodeState.LOST
     closed = sorted(node.open)
     for task_id, replica in closed:
@@ -258,67 +266,12 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
             close_replica(state, task, run, replica, ReplicaState.LOST)
     state.update_availability(node)
     state.dirty[node] = None
-    _wake_pool_of(state, node)
-    if before is not None and state.journal is not None:
-        state.journal.append((before.restore, ()))
+    check_reservations(state, node)
+    pool = state.pool_of(node)
+    if pool is not None:
+        state.wake_of_lost_node(pool)
 
 
-class _NodeBefore:
-    """A copy of a node and its tasks from before its loss, for a draft to restore.
-
-    The loss of a node is a rare decision, so a copy is cheap enough.
-    """
-
-    def __init__(self, state: ClusterState, node: Node) -> None:
-        self.state = state
-        self.node = node
-        self.node_state = node.state
-        self.open = dict(node.open)
-        self.runs = []
-        for (_, replica), task in node.open.items():
-            run = task.run
-            if run is not None:
-                self.runs.append(
-                    (task, run, replica, run.replicas[replica], task.ran_ms, task.cause)
-                )
-        self.ports = dict(node.ports)
-        self.attention = dict(state.attention)
-
-    def restore(self) -> None:
-        """Restore the copied values."""
-        state, node = self.state, self.node
-        node.state = self.node_state
-        for task, run, replica, replica_state, ran_ms, cause in reversed(self.runs):
-            if run.replicas[replica] != ReplicaState.LOST:
-                continue
-            placement = run.placements[replica]
-            run.replicas[replica] = replica_state
-            run_pool = state.pools[run.pool_name]
-            if run.open == 0 and run.stop is not None:
-                run_pool.stopping += 1
-                for_priority = run.stop.numbers.get("for_priority")
-                if for_priority is not None:
-                    stopping_for = run_pool.stopping_for[run.queue_class]
-                    stopping_for[for_priority] = stopping_for.get(for_priority, 0) + 1
-            run.open += 1
-            task.ran_ms = ran_ms
-            task.cause = cause
-            amounts = (
-                *(placement.slots, placement.gpu_milli),
-                *(placement.cpu_milli, placement.memory_mib),
-            )
-            pool = state.pool_of(node)
-            if pool is not None:
-                pool.free.take(node.free, *amounts)
-                if run.stop is None:
-                    pool.future.take(node.future, *amounts)
-                if not task.job.spec.preemptible:
-                    pool.max_free.take(node.max_free, *amounts)
-                    pool.max_free_changes += 1
-            state.charge(task, run_pool, placement.gpu_milli * len(placement.slots))
-            state.dirty[task] = None
-        node.open = self.open
-        node.ports = self.ports
-        state.attention = self.attention
-        state.update_availability(node)
-        state.dirty[node] = None
+def _undo_loss(state: ClusterState, node: Node, before: NodeState) -> None:
+    node.state = before
+    state.update_availability(node)

@@ -24,6 +24,14 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
         task.failed_starts = 0
         task.failed_nodes = ()
         run.running_ms = state.now_ms
+        if task.job.spec.preemptible:
+            pool = state.pools[run.pool_name]
+            if run.on_reserved:
+                # From now on it may be preempted for others, which it has passed.
+                if pool.preempts:
+                    state.wake_pool(pool)
+                state.reshare(pool)
+            state.wake_earlier_equals(pool, task)
         limit = task.job.spec.time_limit_s
         if limit is not None:
             left = max(0, limit * 1000 - task.ran_ms)

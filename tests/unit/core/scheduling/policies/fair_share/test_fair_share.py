@@ -248,7 +248,10 @@ def test_a_new_claimant_gets_its_share_of_a_full_pool(variant: str) -> None:
     cell.submit("second", tasks=8)
     decided = cell.cycle()
     assert len(stopped(decided)) == 2
-    assert waits(cell, "second").code == "waiting_for_victims"
+    assert [cell.wait_code("second", index=n) for n in (0, 1, 2)] == [
+        *["waiting_for_victims"] * 2,
+        "over_fair_share",
+    ]
     obeyed(cell)
     assert (held(cell, "first"), held(cell, "second")) == (2, 2)
     assert waits(cell, "first").code == "over_fair_share"
@@ -755,3 +758,23 @@ def test_unknown_options_are_refused() -> None:
     for wrong in ({"variant": "fair"}, {"among": "user"}, {"other": "1"}):
         with pytest.raises(BadPolicyOptions):
             options_of(req.PolicyRef(name="fair_share", options=dict(wrong.items())))
+
+
+@pytest.mark.parametrize("rules", [6, 7])
+def test_no_task_is_preempted_for_a_share_that_starts_of_the_same_cycle_changed(rules: int) -> None:
+    """The slots of tasks that cannot be preempted reduce the shares of the others."""
+    cell = Cell(policy="fair_share")
+    cell.rules = rules
+    cell.node("n0", gpus=4)
+    cell.submit("a", tasks=3, gpus=4, preemptible=False)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.submit("b", tasks=2, gpus=1, preemptible=False)
+    cell.submit("c", tasks=3, gpus=1)
+    cell.submit("d", gpus=1)
+    cell.run_until_idle()
+    cell.ends("a")
+    decided = cell.run_until_idle()
+    preempted = [event for event in decided if isinstance(event, dec.PreemptionRequestedV1)]
+    assert len(preempted) == (1 if rules == 6 else 0)

@@ -1,0 +1,242 @@
+"""`yard apply` and `yard diff`: the cell, pools, departments and projects in one file.
+
+An object in the file gets exactly the configuration that the file contains: a key that the file
+omits has the value that `create` gives it. Objects that the file does not name are not changed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+from pydantic import TypeAdapter
+
+from yardmaster import yaml_tree
+from yardmaster.yaml_tree import Tree
+from yardmaster_cli.commands.configured import KINDS, parsed
+from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.input_file import text_of
+from yardmaster_cli.key_values import CELL, Key, overlay
+from yardmaster_cli.output.formats import Column
+from yardmaster_cli.server.remote import Remote, creating
+from yardmaster_cli.session import Session, command
+from yardmaster_schemas.api import CellConfig
+
+T = TypeVar("T")
+#: The most objects that one request lists.
+_PAGE: Final = 1000
+_CELL: Final = "cell"
+_CONFIGS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    _CELL: TypeAdapter(CellConfig),
+    **{nouns: kind.config for nouns, kind in KINDS.items()},
+}
+_COLUMNS: Final = (
+    Column("KIND", lambda row: row["kind"]),
+    Column("NAME", lambda row: row["name"]),
+    Column("FIELD", lambda row: row["field"]),
+    Column("NOW", lambda row: _cell(row["now"])),
+    Column("FILE", lambda row: _cell(row["file"])),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of the file, and what the server has: `revision` is None for a new object."""
+
+    nouns: str
+    name: str
+    config: Any
+    found: Any = None
+    revision: int | None = None
+
+    @property
+    def noun(self) -> str:
+        return self.nouns.removesuffix("s")
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.config != self.found)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each field that differs; one row more for a new object."""
+        config = _CONFIGS[self.nouns]
+        found = self.found
+        if self.revision is None:
+            found = config.validate_json(json.dumps(KINDS[self.nouns].new))
+            yield {"kind": self.noun, "name": self.name, "field": None, "now": None, "file": "new"}
+        before, after = (
+            dict(_flat(config.dump_python(each, mode="json"))) for each in (found, self.config)
+        )
+        for field in sorted(before.keys() | after.keys()):
+            now, then = before.get(field), after.get(field)
+            if now != then:
+                where = {"kind": self.noun, "name": self.name, "field": field}
+                yield where | {"now": now, "file": then}
+
+    def put(self, remote: Remote) -> Any:
+        """Send the configuration; a change since it was compared is refused."""
+        client = remote.client
+        tag = None if self.revision is None else f'"{self.revision}"'
+        if self.nouns == _CELL:
+            return client.put_cell(self.config, if_match=tag)
+        send = getattr(client, f"put_{self.noun}")
+        if tag is not None:
+            return send(self.name, self.config, if_match=tag)
+        with creating(self.noun, self.name):
+            return send(self.name, self.config, create=True)
+
+
+def _file_option(change: Callable[..., T]) -> Callable[..., T]:
+    return click.option(
+        "-f",
+        "--file",
+        required=True,
+        metavar="FILE",
+        help="YAML file with the keys cell, pools, departments and projects; -: stdin.",
+    )(change)
+
+
+@command("diff")
+@_file_option
+def diff(session: Session, file: str) -> int:
+    """Show how the objects of a file differ from the cell's; exit with 1 if they do.
+
+    Changes nothing. Objects that the file does not name are not compared.
+    """
+    differ = _show(session, _compared(session.remote, file))
+    return int(Exit.CHECK_FAILED if differ else Exit.DONE)
+
+
+@command("apply")
+@_file_option
+@click.option("--dry-run", is_flag=True, help="Show the changes and send nothing.")
+def apply(session: Session, file: str, dry_run: bool) -> None:
+    """Give the objects of a file the configuration in it, and show what changed.
+
+    A key that the file omits gets its default. Objects that the file does not name keep theirs;
+    nothing is deleted. After an error the command can be repeated: it applies what is left.
+    """
+    remote = session.remote
+    compared = _compared(remote, file)
+    changes = [each for each in compared if each.differs]
+    if not dry_run:
+        for each in changes:
+            remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
+    _show(session, compared)
+    created = sum(each.revision is None for each in changes)
+    session.out.note(
+        f"{'not sent: ' if dry_run else ''}{created} created, {len(changes) - created} changed, "
+        f"{len(compared) - len(changes)} as in the file"
+    )
+
+
+def _show(session: Session, compared: list[_Object]) -> bool:
+    rows = [row for each in compared for row in each.rows()]
+    session.out.items(rows, _COLUMNS, name="name")
+    return bool(rows)
+
+
+def _compared(remote: Remote, file: str) -> list[_Object]:
+    """The objects of the file with the server's, in an order in which they can be applied."""
+    compared = []
+    for nouns, wanted in _objects(*text_of(file)).items():
+        found = _found(remote, nouns)
+        for name, config in wanted.items():
+            has = found.get(name)
+            if has is None:
+                compared.append(_Object(nouns, name, config))
+            else:
+                compared.append(_Object(nouns, name, config, has.config, has.revision))
+    return compared
+
+
+def _found(remote: Remote, nouns: str) -> dict[str, Any]:
+    if nouns == _CELL:
+        return {_CELL: remote.client.cell()}
+    found: dict[str, Any] = {}
+    cursor: str | None = None
+    while True:
+        page = getattr(remote.client, nouns)(limit=_PAGE, cursor=cursor)
+        found |= {item.name: item for item in page.items}
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def _objects(text: str, source: str) -> dict[str, dict[str, Any]]:
+    """The configurations in a file, by kind and name.
+
+    Raises:
+        InputError: it is not such a file; the error names the line.
+    """
+    tree = yaml_tree.read(text, source)
+    for key in tree.values:
+        if key not in _CONFIGS:
+            raise yaml_tree.unknown_key(tree, (key,), _CONFIGS)
+    objects: dict[str, dict[str, Any]] = {}
+    for nouns in _CONFIGS:
+        if nouns not in tree.values:
+            continue
+        section = _mapping(tree, (nouns,))
+        if nouns == _CELL:
+            objects[nouns] = {_CELL: _config(tree, (nouns,), {}, CELL)}
+            continue
+        kind = KINDS[nouns]
+        objects[nouns] = {
+            name: _config(tree, (nouns, name), kind.new, kind.keys) for name in section
+        }
+    return objects
+
+
+def _config(
+    tree: Tree, path: tuple[str, ...], new: Mapping[str, Any], keys: Mapping[str, Key]
+) -> Any:
+    """The configuration at `path`: its keys are those of `set`; dots may be nested mappings."""
+    body = dict(new)
+    pairs = list(_flat(_mapping(tree, path)))
+    # The policy comes first: another policy has other options.
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "policy"):
+        try:
+            body = overlay(body, [f"{key}={_text(value)}"], keys)
+        except BadUsage as error:
+            place = tree.place((*path, *key.split(".")))
+            message = f"{place}: {'.'.join(path)}: {error.message}"
+            raise BadUsage(message, hint=error.hint) from None
+    try:
+        return parsed(_CONFIGS[path[0]], keys, body, ())
+    except BadUsage as error:
+        raise tree.error(path, error.message) from None
+
+
+def _mapping(tree: Tree, path: tuple[str, ...]) -> dict[str, Any]:
+    found: Any = tree.values
+    for part in path:
+        found = found[part]
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise tree.error(path, "expected a mapping of keys to values")
+    return found
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is not a mapping, with its path in dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(value: Any) -> str:
+    """A value of the file as the text of `KEY=VALUE`."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(_cell(value))
+
+
+def _cell(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,233 @@
+"""Shortens the log of a cell that lost records: checks, plans, keeps a copy, and cuts."""
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from yardmaster.local_cluster import default_up_dir
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.log.source import LogSource, log_source, opened
+from yardmaster_cli.session import Session
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.file import LogFile
+from yardmaster_localcluster.broker import KafkaBroker
+from yardmaster_localcluster.data_lock import take_lock
+from yardmaster_localcluster.layout import DataLayout, read
+from yardmaster_localcluster.request import requested
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay.cut import CutPlan, plan_cut
+from yardmaster_runtime.service import kafka_settings, on_kafka
+from yardmaster_runtime.settings import KafkaOptions, SharedSettings
+from yardmaster_schemas.access import ADMIN
+from yardmaster_schemas.events.machine import LogCutV1
+from yardmaster_schemas.topics import (
+    ASSIGNMENTS_PREFIX,
+    CUTS,
+    HEARTBEATS,
+    INPUT_ORDER,
+    REQUESTS,
+)
+
+#: How long no topic may grow before the log is cut: agents send a heartbeat every 2 s by default.
+QUIET_S: Final = 10.0
+LOCK_TIMEOUT_S: Final = 5.0
+
+
+@contextmanager
+def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterator[LogSource]:
+    """The log that the options name; by default that of a local cluster that `yard down` stopped.
+
+    The broker of the stopped cluster runs meanwhile; the log is shown by its data directory.
+
+    Raises: BadUsage: there is no such log. LocalClusterError: the broker does not start.
+    """
+    default = session.config.data.source == "default"
+    data = DataLayout(
+        default_up_dir(os.environ).absolute() if default else session.config.data_dir.absolute()
+    )
+    running = session.config.log is not None
+    if given is not None or running or not (data.kafka / "server.properties").is_file():
+        yield log_source(session, given, cell)
+        return
+    password = data.kafka_credentials / ADMIN
+    lock = take_lock(data.path)
+    broker = KafkaBroker(
+        data.kafka, log_file=data.logs / "kafka.log", admin_password=read(password)
+    )
+    try:
+        broker.start()
+        cells = requested(data).cells
+        name = cell or cells[0]
+        if name not in cells:
+            raise BadUsage(f"there is no cell {name}", hint=f"cells: {', '.join(cells)}")
+        options = KafkaOptions(
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_username=ADMIN,
+            sasl_password_file=password,
+        )
+        url, number = f"kafka://{broker.bootstrap}", cells.index(name)
+        settings = SharedSettings(log=url, cell=name, partition=number, kafka=options)
+        yield LogSource(settings, name, number, str(data.path))
+    finally:
+        broker.stop()
+        os.close(lock)
+
+
+def drop_views(where: LogSource) -> None:
+    """Remove the views of a local cluster, which may contain what was cut; they are rebuilt."""
+    folder = Path(where.shown)
+    if folder.is_dir():
+        (DataLayout(folder).redis / "dump.rdb").unlink(missing_ok=True)
+
+
+def cycle_of(text: str) -> int | None:
+    """The cycle of `--to`: `cycle:N`, or None for `last`.
+
+    Raises: BadUsage.
+    """
+    if text == "last":
+        return None
+    if text.startswith("cycle:") and text[6:].isdecimal():
+        return int(text[6:])
+    raise BadUsage(f"--to: {text} is not valid", hint="write cycle:88121, or last")
+
+
+async def planned(where: LogSource, cycle: int | None) -> CutPlan:
+    """Plan the cut.
+
+    Raises: CliError: the log has no such cycle, or is not consistent up to it.
+    """
+    async with opened(where) as log:
+        # A log of an earlier version has no such topic.
+        await log.create_topics([CUTS], where.partition + 1)
+        plan = await plan_cut(
+            log,
+            QuotaMachine(check),
+            SchedulerMachine(),
+            where.cell,
+            cycle=cycle,
+            number=where.partition,
+        )
+    if cycle is not None and plan.cycle < cycle:
+        raise CliError(
+            f"the log cannot be kept up to cycle {cycle}: {plan.broken or 'it has no such cycle'}",
+            exit_code=Exit.CHECK_FAILED,
+            hint=f"the last consistent cycle is {plan.cycle}; --to last keeps the log up to it",
+        )
+    return plan
+
+
+def lines_of(plan: CutPlan) -> list[str]:
+    """The plan as text."""
+    lines = [f"the log is kept up to cycle {plan.cycle}"]
+    for one in plan.event.kept:
+        removed = f"{one.was - one.end} removed" if one.was > one.end else "none removed"
+        lines.append(f"{one.topic}: {one.end} records kept, {removed}")
+    return lines
+
+
+async def check_unused(where: LogSource, plan: CutPlan) -> None:
+    """Check that no service has written to the log since the plan, nor for `QUIET_S` seconds.
+
+    On Kafka the topics are replaced with the partitions of all cells, so none may be written to.
+
+    Raises: CliError.
+    """
+    every_cell = on_kafka(where.settings)
+    async with opened(where) as log:
+        numbers = range(await _cells(log)) if every_cell else [where.partition]
+        before = await _ends(log, numbers)
+        before |= {Partition(one.topic, where.partition): one.was for one in plan.event.kept}
+        await asyncio.sleep(QUIET_S)
+        now = await _ends(log, numbers)
+    grown = [at for at, end in now.items() if end != before[at]]
+    if grown:
+        names = ", ".join(str(at) if every_cell else at.topic for at in grown)
+        raise CliError(
+            f"services still write to {where.shown}: {names} changed in {QUIET_S:.0f} s",
+            exit_code=Exit.CONFLICT,
+            hint=f"stop all services of {'all cells' if every_cell else 'the cell'}, also the"
+            " agents; their tasks continue",
+        )
+
+
+async def _cells(log: EventLog) -> int:
+    from yardmaster_eventlog.kafka.cut import partitions
+
+    return await partitions(log, REQUESTS.name)
+
+
+async def _ends(log: EventLog, numbers: Iterable[int]) -> dict[Partition, int]:
+    ends = {}
+    for at in (Partition(topic, n) for n in numbers for topic in (*INPUT_ORDER, HEARTBEATS.name)):
+        try:
+            ends[at] = await log.end(at)
+        except UnknownTopic:
+            ends[at] = 0
+    return ends
+
+
+async def cut(where: LogSource, plan: CutPlan, copy: Path) -> None:
+    """Copy the log to `copy`, then cut it as planned.
+
+    Raises: CliError: the copy exists already. LogError: on Kafka, call `resume`.
+    """
+    if copy.exists():  # noqa: ASYNC240 nothing else runs
+        raise CliError(
+            f"{copy} exists already",
+            exit_code=Exit.CONFLICT,
+            hint="name another file with --copy, or complete an interrupted cut with --resume",
+        )
+    clock = SystemClock()
+    mark = plan.record(clock.now_ms())
+    if on_kafka(where.settings):
+        from yardmaster_eventlog.kafka.cut import back_up, refill
+
+        topics = [partition.topic for partition in plan.ends]
+        await back_up(kafka_settings(where.settings), clock, topics, copy, mark)
+        await refill(kafka_settings(where.settings), clock, copy, plan.ends, ASSIGNMENTS_PREFIX)
+        return
+    file = LogFile(file_of(where), create=False, lock_timeout_s=LOCK_TIMEOUT_S)
+    try:
+        file.copy_to(copy)
+        file.cut(plan.ends, ASSIGNMENTS_PREFIX, (Partition(CUTS.name, plan.number), mark))
+    finally:
+        file.close()
+
+
+async def resumed(where: LogSource, copy: Path) -> None:
+    """Complete an interrupted cut on Kafka from the copy.
+
+    Raises:
+        BadUsage: the copy is of another cell, or the log is not on Kafka.
+        LogError: call it again.
+    """
+    if not on_kafka(where.settings):
+        raise BadUsage("--resume: a cut of a log in a file is never half done")
+    file = LogFile(copy, create=False, lock_timeout_s=LOCK_TIMEOUT_S)
+    try:
+        (mark,) = file.read(file.find(Partition(CUTS.name)), 0, 1)
+    finally:
+        file.close()
+    envelope = decode(mark.record)
+    event = envelope.data
+    if not isinstance(event, LogCutV1) or envelope.subject != where.cell:
+        raise BadUsage(f"--resume: {copy} is not the copy of a cut of cell {where.cell}")
+    from yardmaster_eventlog.kafka.cut import refill
+
+    plan = CutPlan(cell=where.cell, number=where.partition, event=event, broken=None)
+    await refill(kafka_settings(where.settings), SystemClock(), copy, plan.ends, ASSIGNMENTS_PREFIX)
+
+
+def file_of(where: LogSource) -> Path:
+    """The file of a log that is not on Kafka."""
+    return Path(where.settings.log_url.removeprefix("sqlite:///"))

@@ -1,0 +1,121 @@
+"""Checks of reservations: a reserved slot starts only its reservation's task, or a drop says why.
+
+The findings are of S3, like those of slots that are held twice.
+"""
+
+from yardmaster_core.audit.cluster import Cluster
+from yardmaster_core.audit.findings import FedRecord
+from yardmaster_core.audit.placements import SLOT_MILLI
+from yardmaster_schemas.events.decisions import (
+    Placement,
+    ReservationDroppedV1,
+    SlotsAllocatedV1,
+    SlotsReservedV1,
+    TaskEndedV1,
+)
+
+#: A node and its incarnation, and a slot.
+Slot = tuple[str, str, int]
+
+
+class Reservations:
+    """The slots that are kept for pending tasks."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.report = cluster.report
+        self._by_task: dict[str, SlotsReservedV1] = {}
+        #: gpu_milli of each reserved slot, by task.
+        self._slots: dict[Slot, dict[str, int]] = {}
+
+    def reserved(self, fed: FedRecord, body: SlotsReservedV1) -> None:
+        """Check a new reservation, and note it."""
+        label = f"{body.task_id} attempt {body.attempt}"
+        task = self.cluster.task(body.task_id)
+        if task.ended is not None or task.attempt is not None or body.attempt != task.last + 1:
+            self.report.add("S3", fed, f"{label} gets reserved slots, but is not its next attempt")
+        if body.task_id in self._by_task:
+            self.report.add("S3", fed, f"{label} has reserved slots already")
+            self._forget(body.task_id)
+        self._by_task[body.task_id] = body
+        for placement in body.placements:
+            for slot in _slots(placement):
+                held = self._slots.setdefault(slot, {})
+                held[body.task_id] = held.get(body.task_id, 0) + placement.gpu_milli
+        for placement in body.placements:
+            fault = self._fault(placement, "")
+            if fault is not None:
+                self.report.add("S3", fed, f"{label} replica {placement.replica}: {fault}")
+                break
+
+    def dropped(self, fed: FedRecord, body: ReservationDroppedV1) -> None:
+        """Check that there was a reservation, and forget it."""
+        known = self._by_task.get(body.task_id)
+        if known is None or (known.attempt, known.pool) != (body.attempt, body.pool):
+            self.report.add(
+                "S3",
+                fed,
+                f"{body.task_id} attempt {body.attempt}: a reservation in {body.pool} is dropped "
+                f"({body.code}), but there is none",
+            )
+        self._forget(body.task_id)
+
+    def allocated(self, fed: FedRecord, body: SlotsAllocatedV1) -> None:
+        """Check that an attempt starts on its reserved slots, and on no others' reserved slots.
+
+        `cluster` has the attempt already.
+        """
+        label = f"{body.task_id} attempt {body.attempt}"
+        own = self._by_task.get(body.task_id)
+        if own is not None:
+            kept = [(p.node, p.incarnation, p.slots) for p in own.placements]
+            given = [(p.node, p.incarnation, p.slots) for p in body.placements]
+            if kept != given:
+                self.report.add(
+                    "S3", fed, f"{label} starts on other slots than those reserved for it"
+                )
+            self._forget(body.task_id)
+        for placement in body.placements:
+            fault = self._fault(placement, body.task_id)
+            if fault is not None:
+                self.report.add("S3", fed, f"{label} replica {placement.replica}: {fault}")
+                return
+
+    def ended(self, fed: FedRecord, body: TaskEndedV1) -> None:
+        """Check that a task that ends has no reserved slots."""
+        if body.task_id in self._by_task:
+            self.report.add("S3", fed, f"{body.task_id} ends with reserved slots, without a drop")
+            self._forget(body.task_id)
+
+    def _forget(self, task_id: str) -> None:
+        known = self._by_task.pop(task_id, None)
+        for placement in known.placements if known is not None else ():
+            for slot in _slots(placement):
+                # Several replicas may share a slot.
+                held = self._slots.get(slot, {})
+                held.pop(task_id, None)
+                if not held:
+                    self._slots.pop(slot, None)
+
+    def _fault(self, placement: Placement, task_id: str) -> str | None:
+        """Why the slots of a placement are not free for it, or None."""
+        for slot in _slots(placement):
+            others = {name: m for name, m in self._slots.get(slot, {}).items() if name != task_id}
+            if others and sum(others.values()) + self._kept(slot) > SLOT_MILLI:
+                return f"node {slot[0]} slot {slot[2]} is reserved for {', '.join(sorted(others))}"
+        return None
+
+    def _kept(self, slot: Slot) -> int:
+        """gpu_milli of a slot held by attempts that were not asked to stop."""
+        node, _, index = slot
+        held = 0
+        for task_id, replica in self.cluster.on_node.get(node, {}):
+            attempt = self.cluster.task(task_id).attempt
+            if attempt is not None and not attempt.stopped and replica in attempt.open:
+                placement = attempt.open[replica]
+                held += placement.gpu_milli * (index in placement.slots)
+        return held
+
+
+def _slots(placement: Placement) -> list[Slot]:
+    return [(placement.node, placement.incarnation, slot) for slot in placement.slots]

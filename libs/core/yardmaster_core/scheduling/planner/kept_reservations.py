@@ -1,0 +1,76 @@
+"""Whether a pending task keeps its reserved slots.
+
+Slots were chosen for a task of some shape and priority, under some configuration of the pool, on
+nodes that could take it. If one of these changed, the reservation is dropped, and the planner
+considers the task as any other.
+"""
+
+from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
+from yardmaster_schemas.events.decisions import Placement, ReservationDroppedV1
+from yardmaster_schemas.reasons import DropCode
+
+
+def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
+    """Return the decision to drop a task's reservation, or None: it has none, or keeps it."""
+    reservation = task.reserved
+    if reservation is None:
+        return None
+    reason = _of_task(task, reservation) or _of_pool(state, task, reservation)
+    if reason is None:
+        for placement in reservation.placements:
+            code = _of_node(state.nodes[placement.node], placement)
+            if code is not None:
+                reason = code, placement.node
+                break
+    return None if reason is None else dropped(task, *reason)
+
+
+def dropped(task: Task, code: DropCode, about: str | None = None) -> ReservationDroppedV1:
+    """Return the decision to drop a task's reservation for this reason."""
+    assert task.reserved is not None
+    return ReservationDroppedV1(
+        task_id=task.id,
+        attempt=task.attempt + 1,
+        pool=task.reserved.pool_name,
+        code=code,
+        about=about,
+    )
+
+
+def _of_task(task: Task, reservation: Reservation) -> tuple[DropCode, None] | None:
+    if task.cancelled:
+        return DropCode.CANCELLED, None
+    if task.paused:
+        return DropCode.PAUSED, None
+    if task.job.erased or task.unwritable:
+        return DropCode.ENDED, None
+    if task.job.priority != reservation.priority:
+        return DropCode.PRIORITY_CHANGED, None
+    return None
+
+
+def _of_pool(
+    state: ClusterState, task: Task, reservation: Reservation
+) -> tuple[DropCode, str] | None:
+    pool = state.pools[reservation.pool_name]
+    if pool.config is None or pool.revision != reservation.revision:
+        return DropCode.POOL_CHANGED, pool.name
+    if not is_allowed(task.job.project, pool):
+        return DropCode.POOL_NOT_ALLOWED, pool.name
+    if task.shape.id != reservation.shape_id or limit_reached(state, pool, task) is not None:
+        return DropCode.LIMIT_CHANGED, pool.name
+    return None
+
+
+def _of_node(node: Node, placement: Placement) -> DropCode | None:
+    if node.incarnation != placement.incarnation or node.state is NodeState.LOST:
+        return DropCode.NODE_LOST
+    if not node.usable:
+        return DropCode.NODE_UNAVAILABLE
+    if not node.disabled_slots or set(placement.slots).isdisjoint(node.disabled_slots):
+        return None
+    return DropCode.SLOT_DISABLED

@@ -1,0 +1,216 @@
+"""Records the decisions of a cycle about one pool's tasks: starts, stops, reservations, waits."""
+
+from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.kept_reservations import dropped
+from yardmaster_core.scheduling.planner.placement import ReplicaSlots
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView
+from yardmaster_core.scheduling.state.appliers.reservations import hold
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.tasks import Group, Reservation, Task
+from yardmaster_core.scheduling.state.wait_codes import class_of
+from yardmaster_schemas.events.decisions import (
+    Outcome,
+    Placement,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    SlotsReservedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskUnschedulableV1,
+)
+from yardmaster_schemas.reasons import DropCode, EndCode, Stop, Wait, WaitClass, WaitCode
+
+
+class PoolDecisions:
+    """The decisions of one cycle about the tasks of one pool."""
+
+    def __init__(self, draft: Draft, view: PoolView, policy: Policy, fence_s: int | None) -> None:
+        self.draft = draft
+        self.pool: Pool = view.pool
+        self.view = view
+        self.policy = policy
+        self.fence_s = fence_s
+        #: Whether reservations are events. Under older rules they last one cycle, and the group's
+        #: wait reason says that it has some.
+        self.keeps_reservations = draft.state.rules >= SlotsReservedV1.RULES
+        #: Tasks that this cycle placed; the cycle does not preempt them.
+        self.placed: set[Task] = set()
+        #: Whether a task that counts towards a limit has started or got reserved slots.
+        self.limits_changed = False
+
+    # Starting
+
+    def start(self, task: Task, placement: list[ReplicaSlots]) -> None:
+        """Start a task that has no reserved slots."""
+        self._record_start(task, self._placements(task.job.shape, placement))
+
+    def start_reserved(self, task: Task) -> None:
+        """Start a task on exactly the slots that are reserved for it."""
+        assert task.reserved is not None
+        self._record_start(task, task.reserved.placements)
+
+    def start_elsewhere(self, task: Task, placement: list[ReplicaSlots]) -> None:
+        """Start a task on other slots than those reserved for it."""
+        self.draft.require(2)
+        placements = self._placements(task.job.shape, placement)
+        drop = dropped(task, DropCode.STARTED_ELSEWHERE, self.pool.name)
+        self.draft.record(drop, task.id, task.cause)
+        self._record_start(task, placements)
+
+    def _placements(self, shape: Shape, placement: list[ReplicaSlots]) -> tuple[Placement, ...]:
+        nodes = self.pool.nodes
+        placements = []
+        for replica, (capacity, slots) in enumerate(placement):
+            node = nodes[capacity.ordinal]
+            placements.append(
+                Placement(
+                    replica=replica,
+                    node=node.name,
+                    incarnation=node.incarnation,
+                    address=node.address,
+                    slots=slots,
+                    gpu_milli=shape.gpu_milli,
+                    cpu_milli=shape.cpu_milli,
+                    memory_mib=shape.memory_mib,
+                )
+            )
+        return tuple(placements)
+
+    def _record_start(self, task: Task, placements: tuple[Placement, ...]) -> None:
+        job = task.job
+        port = None
+        if len(placements) > 1:
+            first = self.draft.state.nodes[placements[0].node]
+            ports = range(first.port_first, first.port_last + 1)
+            # If all ports are taken, share the first one: the port is a hint, and no gang waits for
+            # it.
+            port = next((p for p in ports if p not in first.ports), first.port_first)
+        event = SlotsAllocatedV1(
+            task_id=task.id,
+            attempt=task.attempt + 1,
+            pool=self.pool.name,
+            project=job.project.name,
+            tasks=len(job.tasks),
+            placements=placements,
+            master_port=port,
+            details=job.details,
+            checkpoint=task.checkpoint,
+            grace_s=job.spec.grace_s,
+            fence_s=self.fence_s,
+            start=self.policy.start_reason(self.view, task),
+        )
+        self.draft.record(event, task.id, task.cause)
+        self._note_limits(task)
+        self.placed.add(task)
+
+    def _note_limits(self, task: Task) -> None:
+        project = task.job.project
+        if task.job.max_slots_milli or project.config or project.department.config:
+            self.limits_changed = True
+
+    # Preempting
+
+    def stop(self, victim: Task, stop: Stop) -> None:
+        """Preempt a running task, or stop one above a limit or share of its claimant."""
+        run = victim.run
+        assert run is not None
+        grace_s = victim.job.spec.grace_s
+        # Without a receiving task, the victim is above a limit or a share of its own claimant.
+        kind = StopRequestedV1 if stop.for_task is None else PreemptionRequestedV1
+        event = kind(
+            task_id=victim.id,
+            attempt=run.number,
+            nodes=run.nodes,
+            stop=stop,
+            grace_s=grace_s,
+            deadline_at_ms=self.draft.state.in_s(grace_s),
+        )
+        about = victim if stop.for_task is None else self.draft.state.tasks[stop.for_task]
+        self.draft.record(event, victim.id, about.cause)
+
+    def reserve(self, task: Task, placement: list[ReplicaSlots], victims: int = 0) -> None:
+        """Reserve slots for a task, for which so many tasks were preempted just now."""
+        placements = self._placements(task.job.shape, placement)
+        self._note_limits(task)
+        if not self.keeps_reservations:
+            self._reserve_for_cycle(task, placements, victims)
+            return
+        event = SlotsReservedV1(
+            task_id=task.id,
+            attempt=task.attempt + 1,
+            pool=self.pool.name,
+            placements=placements,
+            victims=victims,
+            until_at_ms=self._released_by_ms(placements),
+        )
+        self.draft.record(event, task.id, task.cause)
+
+    def _reserve_for_cycle(
+        self, task: Task, placements: tuple[Placement, ...], victims: int
+    ) -> None:
+        state, group = self.draft.state, task.group
+        assert group is not None
+        reservation = Reservation(
+            self.pool.name,
+            placements,
+            of=(task.shape.id, task.job.priority, self.pool.revision),
+            since=(state.now_ms, state.cycle),
+            victims=victims,
+        )
+        hold(state, task, reservation)
+        self.draft.undo_log.append((hold, (state, task, None)))
+        self.wait(group, task, reservation.wait)
+
+    def _released_by_ms(self, placements: tuple[Placement, ...]) -> int:
+        """Return the latest deadline of the tasks that still hold part of these slots."""
+        latest = 0
+        for placement in placements:
+            for (_, replica), holder in self.draft.state.nodes[placement.node].open.items():
+                run = holder.run
+                assert run is not None
+                held = run.placements[replica].slots
+                if run.stop is not None and (
+                    not held or not set(held).isdisjoint(placement.slots) or not placement.slots
+                ):
+                    latest = max(latest, run.stop_deadline_ms)
+        return latest
+
+    # Waiting
+
+    def wait(self, group: Group, task: Task, wait: Wait) -> None:
+        """Record why the group's tasks are pending, if the reason changed."""
+        waits_for_slots = wait.code is WaitCode.WAITING_FOR_VICTIMS
+        if not self.keeps_reservations and group.reserved.live and not waits_for_slots:
+            return  # the reason of its tasks with reserved slots
+        known = group.waits.get(self.pool.name)
+        until_ms = known[0].numbers.get("until_at_ms") if known is not None else None
+        now_ms = self.draft.state.now_ms
+        # The recorded moment has passed, or the new one is earlier.
+        changed = until_ms is not None and (
+            until_ms <= now_ms or wait.numbers.get("until_at_ms", until_ms) < until_ms
+        )
+        if known is None or known[0].code is not wait.code or changed:
+            event = TaskUnschedulableV1(
+                task_id=task.id,
+                shape=group.shape.id,
+                priority=group.priority,
+                pool=self.pool.name,
+                wait=wait,
+            )
+            self.draft.record(event, task.id, task.cause)
+        if wait.code.wait_class is WaitClass.NEVER and group.shape.fail_when_never:
+            self._fail_group(group)
+
+    def _fail_group(self, group: Group) -> None:
+        if class_of(group.waits, group.shape.pools) is not WaitClass.NEVER:
+            return
+        # Not a loop over the queue: when a task ends, the next task of its job may join the queue.
+        while (task := next(group.queue.in_order(), None)) is not None:
+            event = TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.FAILED,
+                code=EndCode.UNSCHEDULABLE,
+            )
+            self.draft.record(event, task.id, task.cause)

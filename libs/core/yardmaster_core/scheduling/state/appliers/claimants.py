@@ -1,0 +1,35 @@
+"""The applier of ranks of claimants; it can be undone while a draft is open."""
+
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Job
+from yardmaster_schemas.events.decisions import Among, ClaimantsRankedV1
+
+
+def claimants_ranked_v1(state: ClusterState, event: ClaimantsRankedV1, _: str) -> None:
+    pool = state.pool(event.pool)
+    for each in event.ranks:
+        claimant = (
+            state.jobs.get(each.claimant)
+            if event.among is Among.JOB
+            else state.projects.get(each.claimant)
+        )
+        if claimant is not None:
+            set_rank(state, pool, claimant, each.rank)
+
+
+def set_rank(
+    state: ClusterState, pool: Pool, claimant: Job | Project, rank: tuple[int, ...]
+) -> None:
+    """Set the recorded place of a claimant; an empty `rank` removes it."""
+    if state.journal is not None:
+        before = claimant.ranks.get(pool.name, ())
+        state.journal.append((set_rank, (state, pool, claimant, before)))
+    if rank:
+        claimant.ranks[pool.name] = rank
+        pool.ranked[claimant] = None
+    else:
+        claimant.ranks.pop(pool.name, None)
+        pool.ranked.pop(claimant, None)
+    state.dirty[claimant] = None

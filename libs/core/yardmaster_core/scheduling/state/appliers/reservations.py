@@ -1,0 +1,166 @@
+"""Appliers of reservations of slots; each can be undone while a draft is open."""
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import SURPLUS_OFFERED
+from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.reserved_slots import set_free, update_ready
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.machine import RulesEnabledV1
+from yardmaster_schemas.reasons import DropCode, WaitCode
+
+
+def slots_reserved_v1(state: ClusterState, event: dec.SlotsReservedV1, _: str) -> None:
+    task = state.task(event.task_id)
+    if task.reserved is not None or event.attempt <= task.attempt:
+        return  # a repeat
+    if task.group is None or event.attempt != task.attempt + 1:
+        raise ImpossibleEvent(
+            event=event.TYPE, found=f"{task.id} is {task.phase.name}, attempt {task.attempt}"
+        )
+    pool = state.pool(event.pool)
+    reservation = Reservation(
+        event.pool,
+        event.placements,
+        of=(task.shape.id, task.job.priority, pool.revision),
+        since=(state.now_ms, state.cycle),
+        victims=event.victims,
+        until_ms=event.until_at_ms,
+    )
+    _change(state, task, reservation)
+    if event.victims and state.rules >= SURPLUS_OFFERED:
+        # The victims may release more; groups that sleep may have it reserved.
+        pool.recheck = True
+
+
+def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1, _: str) -> None:
+    task = state.task(event.task_id)
+    if task.reserved is None or event.attempt != task.attempt + 1:
+        return  # a repeat
+    pool = state.pool(event.pool)
+    if event.code is DropCode.STARTED_ELSEWHERE:
+        state.put(task, "starts_elsewhere", event.attempt)
+    drop(state, task)
+    # Others may reserve the slots, or start on them.
+    pool.recheck = True
+    state.reshare(pool, later=True)
+    if task.group is not None:
+        for name in task.group.shape.pools:
+            state.wake(state.pools[name], task.group)
+
+
+def rules_enabled_v1(state: ClusterState, _: RulesEnabledV1, __: str) -> None:
+    # The reservations of older rules last one cycle only; the group's wait says that there were.
+    for pool in state.pools.values():
+        for group in state.blocked(pool):
+            if group.waits[pool.name][0].code is WaitCode.WAITING_FOR_VICTIMS:
+                state.wake(pool, group)
+
+
+def drop(state: ClusterState, task: Task) -> None:
+    """Release the reserved slots of a task that has some."""
+    _change(state, task, None)
+
+
+def check_reservations(state: ClusterState, node: Node) -> None:
+    """Have the planner decide whether the reservations on a node, which changed, are kept."""
+    for task in node.reserved:
+        schedule_decision(state, task)
+
+
+def restore(state: ClusterState, task: Task) -> None:
+    """Index the reservation of a task from a snapshot; capacities are rebuilt at the end."""
+    assert task.reserved is not None
+    _index(state, task, task.reserved)
+
+
+def _change(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
+    """Give a task this reservation, or None, in place of its present one."""
+    before = task.reserved
+    if state.journal is not None:
+        state.journal.append((hold, (state, task, before)))
+    group = task.group
+    if group is not None:
+        state.prune(state.leave_and_wake(task))
+    _set_indexes(state, task, reservation)
+    if group is not None:
+        state.join_group(task, group)
+
+
+def hold(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
+    """Give a task this reservation, or None; wakes no group, and the caller can undo it by the
+    same call.
+    """
+    group, left = task.group, task.queue
+    if group is not None:
+        state.leave_group(task)
+    _set_indexes(state, task, reservation)
+    if group is not None:
+        state.join_group(task, group)
+    if left is not None and reservation is None:
+        # At the end of a draft, where no iteration is left.
+        left.prune()
+
+
+def _set_indexes(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
+    if task.reserved is not None:
+        _unindex(state, task, task.reserved)
+    task.reserved = reservation
+    if reservation is not None:
+        _index(state, task, reservation)
+        _shift(state, reservation, take=True)
+    state.dirty[task] = None
+
+
+def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
+    pool = state.pools[reservation.pool_name]
+    pool.reserved[task] = None
+    for replica, placement in enumerate(reservation.placements):
+        state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
+    _count(state, task, reservation, 1)
+
+
+def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
+    pool = state.pools[reservation.pool_name]
+    del pool.reserved[task]
+    pool.ready.pop(task, None)
+    for replica, placement in enumerate(reservation.placements):
+        state.nodes[placement.node].reserved.pop(task, None)
+        if reservation.free[replica]:
+            set_free(pool, reservation, replica, is_free=False)
+    _count(state, task, reservation, -1)
+    _shift(state, reservation, take=False)
+
+
+def _count(state: ClusterState, task: Task, reservation: Reservation, sign: int) -> None:
+    milli = sign * reservation.gpu_milli
+    if not milli:
+        return
+    held = state.pools[reservation.pool_name].reserved_milli
+    for owner in (task.job, task.job.project, task.job.project.department):
+        left = held.get(owner, 0) + milli
+        if left:
+            held[owner] = left
+        else:
+            del held[owner]
+
+
+def _shift(state: ClusterState, reservation: Reservation, *, take: bool) -> None:
+    """Take the reserved slots from the capacity of their nodes, or give them back."""
+    sign = -1 if take else 1
+    nodes = dict.fromkeys(placement.node for placement in reservation.placements)
+    for p in reservation.placements:
+        node = state.nodes[p.node]
+        if node.pool_name is None or node.incarnation != p.incarnation:
+            continue
+        pool = state.pools[node.pool_name]
+        amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
+        pool.free.shift(node.free, p.slots, *amounts)
+        pool.future.shift(node.future, p.slots, *amounts)
+    for name in nodes:
+        node = state.nodes[name]
+        update_ready(node, state.pools)
+        # Its facts include what is free.
+        state.dirty[node] = None

@@ -1,0 +1,70 @@
+"""Which reserved slots of a node are free.
+
+Both the free and the future capacity of a node are those that are left without its reserved slots.
+A slot that is reserved and still held is taken twice, so its free amount is negative.
+"""
+
+from collections.abc import Mapping
+
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Reservation
+
+
+def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
+    """Compute which reserved slots of a node are free, after its capacity changed.
+
+    Where the free amounts do not suffice for all reservations of the node, tasks that were
+    submitted earlier come first.
+    """
+    if not node.reserved:
+        return
+    free = node.free
+    rows = [
+        (task, replica, task.reserved.placements[replica])
+        for task in sorted(node.reserved)
+        for replica in node.reserved[task]
+        if task.reserved is not None
+    ]
+    slots = dict.fromkeys((slot for *_, p in rows for slot in p.slots), 0)
+    for slot in slots:
+        slots[slot] = free.slots[slot] if slot < len(free.slots) else -1
+    cpu_milli, memory_mib, gpuless = free.cpu_milli, free.memory_mib, free.gpuless_left
+    for *_, placement in rows:
+        cpu_milli += placement.cpu_milli
+        memory_mib += placement.memory_mib
+        gpuless += not placement.slots
+        for slot in placement.slots:
+            slots[slot] += placement.gpu_milli
+    for task, replica, placement in rows:
+        reservation = task.reserved
+        assert reservation is not None
+        is_free = (
+            placement.incarnation == node.incarnation
+            and placement.cpu_milli <= cpu_milli
+            and placement.memory_mib <= memory_mib
+            and (gpuless > 0 or bool(placement.slots))
+            and all(slots[slot] >= placement.gpu_milli for slot in placement.slots)
+        )
+        if is_free:
+            cpu_milli -= placement.cpu_milli
+            memory_mib -= placement.memory_mib
+            gpuless -= not placement.slots
+            for slot in placement.slots:
+                slots[slot] -= placement.gpu_milli
+        if is_free != reservation.free[replica]:
+            pool = pools[reservation.pool_name]
+            set_free(pool, reservation, replica, is_free=is_free)
+            if reservation.missing:
+                pool.ready.pop(task, None)
+            else:
+                pool.ready[task] = None
+
+
+def set_free(pool: Pool, reservation: Reservation, replica: int, *, is_free: bool) -> None:
+    """Note that the reserved slots of a replica became free, or are not free any more."""
+    placement = reservation.placements[replica]
+    reservation.free[replica] = is_free
+    reservation.missing += -1 if is_free else 1
+    milli = placement.gpu_milli * len(placement.slots)
+    pool.reserved_idle_milli += milli if is_free else -milli

@@ -1,0 +1,203 @@
+"""Shortens topics on Kafka, which removes records only from the start of a partition.
+
+A topic is copied to a file first. Then it is deleted, created again, and filled from the file up to
+the new end. Offsets stay, because topics that are kept forever have no gaps. The times of the
+records are those of the copy. If this is interrupted, `refill` with the same file completes it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.errors import NoError, UnknownTopicOrPartitionError, for_code
+
+from yardmaster_eventlog.errors import LogInUse, LogUnavailable, UnknownTopic
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.port import Clock, EventLog, Partition, Record, batch_bytes
+from yardmaster_eventlog.sqlite.file import LogFile
+from yardmaster_schemas.topics import TOPICS, Topic
+
+#: Records of one batch, and of one read.
+BATCH_RECORDS: Final = 500
+#: How long a topic may take to be deleted.
+DELETED_S: Final = 60.0
+RETRY_S: Final = 0.2
+LOCK_TIMEOUT_S: Final = 5.0
+
+
+async def back_up(
+    settings: KafkaSettings, clock: Clock, topics: Sequence[str], path: Path, mark: Record
+) -> None:
+    """Copy topics with all their partitions, of all cells, to a new SQLite log; its topic `cuts`
+    gets `mark`.
+
+    Raises: LogError.
+    """
+    log = await KafkaLog.open(settings, clock)
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.unlink(missing_ok=True)
+    file = LogFile(unfinished, create=True, lock_timeout_s=LOCK_TIMEOUT_S)
+    try:
+        file.create_topics([TOPICS["cuts"]], 1)
+        counts = {topic: await partitions(log, topic) for topic in topics}
+        for topic, count in counts.items():
+            file.create_topics([TOPICS[topic]], count)
+        with file.bulk():
+            file.load(file.find(Partition("cuts")), [(clock.now_ms(), mark)])
+            for topic, count in counts.items():
+                for number in range(count):
+                    await _copy(log, Partition(topic, number), file)
+    finally:
+        file.close()
+        await log.close()
+    unfinished.rename(path)
+
+
+async def partitions(log: EventLog, topic: str) -> int:
+    """Count the partitions of a topic; 0: it does not exist.
+
+    Raises: LogUnavailable.
+    """
+    count = 0
+    while True:
+        try:
+            await log.end(Partition(topic, count))
+        except UnknownTopic:
+            return count
+        count += 1
+
+
+async def _copy(log: EventLog, partition: Partition, file: LogFile) -> None:
+    to, offset = file.find(partition), 0
+    while found := await log.read(partition, offset, max_records=BATCH_RECORDS):
+        file.load(to, [(stored.appended_ms, stored.record) for stored in found])
+        offset = found[-1].offset + 1
+
+
+async def refill(
+    settings: KafkaSettings, clock: Clock, path: Path, ends: Mapping[Partition, int], emptied: str
+) -> None:
+    """Replace topics by their copies in the file, up to `ends`; a repetition completes it.
+
+    All records of topics that begin with `emptied` are deleted from the partition of the ends. The
+    mark in the file is appended last.
+
+    Raises:
+        LogInUse: the log has records that the copy lacks.
+        LogError: call it again.
+    """
+    file = LogFile(path, create=False, lock_timeout_s=LOCK_TIMEOUT_S)
+    admin = AIOKafkaAdminClient(**settings.client())
+    await admin.start()
+    try:
+        names = list(dict.fromkeys(partition.topic for partition in ends))
+        for name in names:
+            await _check_not_grown(settings, clock, _copied(file, name))
+        for name in names:
+            await _replace(settings, clock, admin, file, TOPICS[name], ends)
+        numbers = sorted({partition.number for partition in ends})
+        await _empty(admin, emptied, numbers)
+        (mark,) = file.read(file.find(Partition("cuts")), 0, 1)
+        log = await KafkaLog.open(settings, clock)
+        try:
+            for number in numbers:
+                to = Partition("cuts", number)
+                if mark.record not in [stored.record for stored in await log.read(to, 0)]:
+                    await log.append(to, [mark.record])
+        finally:
+            await log.close()
+    finally:
+        await admin.close()
+        file.close()
+
+
+async def _replace(
+    settings: KafkaSettings,
+    clock: Clock,
+    admin: AIOKafkaAdminClient,
+    file: LogFile,
+    topic: Topic,
+    ends: Mapping[Partition, int],
+) -> None:
+    wanted = _copied(file, topic.name) | {
+        at: end for at, end in ends.items() if at.topic == topic.name
+    }
+    if await _ends(settings, clock, wanted) == wanted:
+        return
+    await admin.delete_topics([topic.name])
+    async with asyncio.timeout(DELETED_S):
+        while True:
+            (found,) = await admin.describe_topics([topic.name])
+            if for_code(found["error_code"]) is UnknownTopicOrPartitionError:
+                break
+            await asyncio.sleep(RETRY_S)
+    # A handle of its own: an older one knows the records that were deleted.
+    log = await KafkaLog.open(settings, clock)
+    try:
+        await log.create_topics([topic], len(wanted))
+        for partition, end in wanted.items():
+            await _fill(log, file, partition, end, topic.max_batch_bytes)
+    finally:
+        await log.close()
+    if (now := await _ends(settings, clock, wanted)) != wanted:
+        raise LogUnavailable(found=f"{topic.name} ends at {now}, expected {wanted}")
+
+
+def _copied(file: LogFile, topic: str) -> dict[Partition, int]:
+    """The partitions of a topic in the copy, and their ends."""
+    found: dict[Partition, int] = {}
+    while True:
+        partition = Partition(topic, len(found))
+        try:
+            found[partition] = file.end(file.find(partition))
+        except UnknownTopic:
+            return found
+
+
+async def _check_not_grown(
+    settings: KafkaSettings, clock: Clock, copied: Mapping[Partition, int]
+) -> None:
+    now = await _ends(settings, clock, copied)
+    if grown := [at for at, end in now.items() if end > copied[at]]:
+        raise LogInUse(found=f"{', '.join(map(str, grown))} grew after the copy was made")
+
+
+async def _ends(
+    settings: KafkaSettings, clock: Clock, partitions: Mapping[Partition, int]
+) -> dict[Partition, int]:
+    log = await KafkaLog.open(settings, clock)
+    try:
+        return {partition: await log.end(partition) for partition in partitions}
+    except UnknownTopic:
+        return {}  # it was deleted before an interruption
+    finally:
+        await log.close()
+
+
+async def _fill(log: EventLog, file: LogFile, partition: Partition, end: int, limit: int) -> None:
+    stored, offset = file.find(partition), 0
+    while offset < end:
+        most = min(BATCH_RECORDS, end - offset)
+        batch = [one.record for one in file.read(stored, offset, most)]
+        while batch_bytes(batch) > limit:
+            batch = batch[: (len(batch) + 1) // 2]
+        offset += len(batch)
+        await log.append(partition, batch)
+
+
+async def _empty(admin: AIOKafkaAdminClient, prefix: str, numbers: Sequence[int]) -> None:
+    names = [name for name in await admin.list_topics() if name.startswith(prefix)]
+    places = {}
+    for found in await admin.describe_topics(names) if names else ():
+        if for_code(found["error_code"]) is not NoError:
+            raise LogUnavailable(found=f"{found['topic']} cannot be described")
+        for each in found["partitions"]:
+            if each["partition"] in numbers:
+                # -1: up to the end.
+                places[TopicPartition(found["topic"], each["partition"])] = RecordsToDelete(-1)
+    if places:
+        await admin.delete_records(places)

@@ -1,0 +1,171 @@
+"""Create the users of the brokers and the access rules of each, over an administrator's connection.
+
+The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no method for either
+request, so this module defines them; the lock file fixes its version.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import CreateAclsRequest_v1
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int8,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.kafka.access import check_access
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_schemas.access import AccessRule, access_rules
+
+#: The mechanism of all users but the administrator.
+MECHANISM: Final = "SCRAM-SHA-512"
+_SCRAM_SHA_512: Final = 2
+#: The least that Kafka accepts. The passwords are random, so more would not make them safer.
+ITERATIONS: Final = 4096
+_SALT_BYTES: Final = 32
+
+_RESOURCES: Final = {"topic": 2, "group": 3}
+_OPERATIONS: Final = {"read": 3, "write": 4, "create": 5}
+_LITERAL: Final = 3
+_PREFIXED: Final = 4
+_ALLOW: Final = 3
+
+
+class _AlterUsersResponse(Response):  # type: ignore[misc]
+    API_KEY = 51
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "results",
+            CompactArray(
+                ("user", CompactString("utf-8")),
+                ("error_code", Int16),
+                ("error_message", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class _AlterUsersStruct(RequestStruct):  # type: ignore[misc]
+    """AlterUserScramCredentials."""
+
+    API_KEY = 51
+    API_VERSION = 0
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = _AlterUsersResponse
+    SCHEMA = Schema(
+        (
+            "deletions",
+            CompactArray(
+                ("name", CompactString("utf-8")), ("mechanism", Int8), ("tags", TaggedFields)
+            ),
+        ),
+        (
+            "upsertions",
+            CompactArray(
+                ("name", CompactString("utf-8")),
+                ("mechanism", Int8),
+                ("iterations", Int32),
+                ("salt", CompactBytes),
+                ("salted_password", CompactBytes),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class _AlterUsers(Request[_AlterUsersStruct]):  # type: ignore[misc]
+    API_KEY = 51
+
+    def __init__(self, passwords: Mapping[str, str]) -> None:
+        self._passwords = passwords
+
+    def build(self, struct: type[_AlterUsersStruct]) -> _AlterUsersStruct:
+        """Return the request: every user with a new salt."""
+        users: list[tuple[object, ...]] = []
+        for name, password in self._passwords.items():
+            salt = os.urandom(_SALT_BYTES)
+            salted = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
+            users.append((name, _SCRAM_SHA_512, ITERATIONS, salt, salted, {}))
+        return struct([], users, {})
+
+
+class _CreateRules(Request[CreateAclsRequest_v1]):  # type: ignore[misc]
+    """CreateAcls for many rules; aiokafka's own request has one."""
+
+    API_KEY = 30
+
+    def __init__(self, rules: Mapping[str, list[AccessRule]]) -> None:
+        self._rules = rules
+
+    def build(self, struct: type[CreateAclsRequest_v1]) -> CreateAclsRequest_v1:
+        """Return the request; the brokers keep one copy of a rule that they know."""
+        return struct(
+            [
+                (
+                    _RESOURCES[rule.resource],
+                    rule.name,
+                    _PREFIXED if rule.prefixed else _LITERAL,
+                    f"User:{user}",
+                    "*",
+                    _OPERATIONS[rule.operation],
+                    _ALLOW,
+                )
+                for user, rules in self._rules.items()
+                for rule in rules
+            ]
+        )
+
+
+async def create_users(settings: KafkaSettings, passwords: Mapping[str, str]) -> None:
+    """Create users with the rules of `access_rules`, or change their passwords.
+
+    Args:
+        settings: those of an administrator.
+        passwords: by user.
+
+    Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
+    """
+    if not passwords:
+        return
+    admin = AIOKafkaAdminClient(**settings.client())
+    try:
+        async with asyncio.timeout(settings.call_timeout_s):
+            try:
+                await admin.start()
+            except (KafkaError, ValueError):
+                await check_access(settings)
+                raise
+            answer = await admin._send_to_controller(_AlterUsers(passwords))
+            for user, code, why, _ in answer.results:
+                _check(code, f"user {user}: {why}")
+            rules = {user: [*access_rules(user)] for user in passwords}
+            answer = await admin._send_to_controller(_CreateRules(rules))
+            for code, why in answer.creation_responses:
+                _check(code, f"rule: {why}")
+    except (KafkaError, OSError, TimeoutError, ValueError) as error:
+        raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
+    finally:
+        await admin.close()
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise for_code(code)(what)

@@ -1,0 +1,205 @@
+"""A fence: the furthest record of each topic that was read, stored outside the log.
+
+A log that lost its end stops the processes that have read more of it (`yardmaster_eventlog.seen`).
+After a restart they know nothing of that, and would continue on the shorter log: a scheduler would
+decide again what agents execute already. Therefore the offset and the digest of the last record
+that was read are stored where the log is not: machines store them with their snapshots, views in
+their store, agents in their ledger. A start compares them with the log.
+
+An operator may shorten a log on purpose (`yard log cut`), which starts a new *generation* of it:
+the number of cuts, recorded in the topic `cuts`. A fence names the generation of the log that was
+read. A fence of an earlier generation does not apply.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import LogTruncated, SnapshotCorrupt, SnapshotsUnavailable
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.cycle_reader import digest_of
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.machine import LogCutV1
+from yardmaster_schemas.topics import CUTS
+
+FORMAT: Final = 1
+#: Seconds between two writes: a fence may lack what was read in the last of them.
+EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A record that was read: its offset and its digest in hexadecimal."""
+
+    offset: int
+    digest: str
+
+
+Marks = Mapping[Partition, Mark]
+
+
+async def check_marks(log: EventLog, marks: Marks) -> None:
+    """Compare records that were read with the log; records that have expired are skipped.
+
+    Raises:
+        LogTruncated: the log has no record at the offset of a mark, or another one.
+        LogError: the log cannot be read.
+    """
+    for partition, mark in marks.items():
+        end = await log.end(partition)
+        if end <= mark.offset:
+            raise LogTruncated(
+                found=f"{partition} ends at {end}, but offset {mark.offset} was read before",
+                topic=partition.topic,
+            )
+        found = await log.read(partition, mark.offset, max_records=1)
+        if digest_of(found[0].record).hex() != mark.digest:
+            raise LogTruncated(
+                found=f"{partition} has another record at offset {mark.offset} than the one that "
+                "was read before",
+                topic=partition.topic,
+            )
+
+
+async def last_cut(log: EventLog, number: int) -> LogCutV1 | None:
+    """Return the newest cut of a cell's log; `number` is the cell's partition.
+
+    Raises:
+        SchemaError: a newer program made the cut.
+        LogError: the log cannot be read.
+    """
+    partition = Partition(CUTS.name, number)
+    stored = (await log.newest([partition])).get(partition)
+    cut = None if stored is None else decode(stored.record).data
+    return cut if isinstance(cut, LogCutV1) else None
+
+
+def check_generation(read: int, log: int) -> bool:
+    """Tell whether the log has a newer generation than the one that was read.
+
+    Raises: LogTruncated: the log has lost the record of a cut.
+    """
+    if log < read:
+        raise LogTruncated(
+            found=f"it is of generation {log}, but generation {read} was read before"
+        )
+    return log > read
+
+
+class Fence:
+    """The fence of one machine of a cell, which all its candidates share.
+
+    Where another candidate has read further, its mark stays.
+    """
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        machine: str,
+        cell: str,
+        number: int,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        """`number`: the cell's partition."""
+        self._store = store
+        self._machine = machine
+        self._cell = cell
+        self._clock = clock
+        self._telemetry = telemetry
+        self._number = number
+        self._generation = 0
+        self._marks: Marks = {}
+        self._changed = asyncio.Event()
+
+    async def check(self, log: EventLog) -> None:
+        """Compare the stored fence with the log; without a readable fence, only report that.
+
+        Raises:
+            LogTruncated: a candidate of this machine has read more of the log.
+            LogError: the log cannot be read.
+        """
+        cut = await last_cut(log, self._number)
+        self._generation = 0 if cut is None else cut.generation
+        generation, marks = await self._load()
+        if not check_generation(generation, self._generation) or cut is None:
+            await check_marks(log, marks)
+            return
+        kept = next((one.cycle for one in cut.cycles if one.machine == self._machine), 0)
+        try:
+            gone = await self._store.discard_after(self._machine, self._cell, kept)
+        except SnapshotsUnavailable as error:
+            self._telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
+            return  # the fence keeps the earlier generation, so the next start tries again
+        self._telemetry.warn("log_was_cut", generation=cut.generation, snapshots_removed=len(gone))
+        await self.write({})
+
+    def advance(self, marks: Marks) -> None:
+        """Set the marks that `run` stores next."""
+        self._marks = dict(marks)
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Store the marks whenever they have advanced, once in `EVERY_S` seconds at most."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.write(self._marks)
+            await self._clock.sleep(EVERY_S)
+
+    async def write(self, marks: Marks) -> None:
+        """Store the marks; an unavailable store is reported, and the next write contains them."""
+        generation, read = await self._load()
+        stored = dict(read) if generation == self._generation else {}
+        for partition, mark in marks.items():
+            if partition not in stored or stored[partition].offset < mark.offset:
+                stored[partition] = mark
+        try:
+            await self._store.save_fence(self._machine, self._cell, self._dump(stored))
+        except SnapshotsUnavailable as error:
+            self._telemetry.warn("fence_not_written", code=error.code, found=str(error))
+
+    async def _load(self) -> tuple[int, Marks]:
+        """Return the generation and the marks of the stored fence."""
+        try:
+            content = await self._store.load_fence(self._machine, self._cell)
+            return (0, {}) if content is None else _parse(f"{self._machine}/{self._cell}", content)
+        except (SnapshotCorrupt, SnapshotsUnavailable) as error:
+            self._telemetry.error("fence_unreadable", code=error.code, found=str(error))
+            return 0, {}
+
+    def _dump(self, marks: Marks) -> bytes:
+        fence = {"format": FORMAT, "generation": self._generation, "read": dump_marks(marks)}
+        return json.dumps(fence, indent=1).encode() + b"\n"
+
+
+def dump_marks(marks: Marks) -> dict[str, Any]:
+    """Return marks as plain JSON."""
+    return {
+        str(partition): [mark.offset, mark.digest]
+        for partition, mark in sorted(marks.items(), key=lambda one: one[0])
+    }
+
+
+def parse_marks(stored: Mapping[str, Any]) -> Marks:
+    """Return the marks of `dump_marks`; raises ValueError, TypeError."""
+    marks = {}
+    for name, (offset, digest) in stored.items():
+        topic, _, number = name.rpartition("/")
+        marks[Partition(topic, int(number))] = Mark(int(offset), str(digest))
+    return marks
+
+
+def _parse(name: str, content: bytes) -> tuple[int, Marks]:
+    try:
+        stored = json.loads(content)
+        if stored["format"] != FORMAT:
+            raise ValueError(f"format {stored['format']}, expected {FORMAT}")
+        return int(stored["generation"]), parse_marks(stored["read"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SnapshotCorrupt(name=f"{name}/fence.json", found=repr(error)) from None

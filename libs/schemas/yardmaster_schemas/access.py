@@ -1,0 +1,88 @@
+"""The users of the brokers and of Redis, and what each may do.
+
+The rules of the brokers are derived from the catalog of topics.
+
+A service has one user, and each node has its own: `agent-<node>` reads `assignments.<node>` and no
+other node's. Where all agents share one configuration, as the pods of a DaemonSet do, they are the
+user `agents`, which reads the assignments of all nodes. `admin` creates topics, users and rules;
+the brokers themselves use it too, and it needs no rules.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from yardmaster_schemas.topics import ASSIGNMENTS_PREFIX, TOPICS, Topic, assignments
+
+ADMIN: Final = "admin"
+AGENTS: Final = "agents"
+#: Reads the log and writes nothing.
+AUDITOR: Final = "auditor"
+#: Users of services and auditors; each is named as its service in the catalog.
+SERVICES: Final = ("gateway", "quota", "scheduler", "views", AUDITOR)
+_AGENT: Final = "node_agent"
+_NODE_PREFIX: Final = "agent-"
+#: Services whose replicas share their cells in the consumer group `yardmaster-<service>`.
+_GROUPED: Final = ("quota", "scheduler", "views")
+
+_COMMON: Final = "-@admin -@dangerous -@scripting +evalsha +script|load +client|setname"
+#: The users of Redis, and what each may do. The views service writes, and gateways only read.
+REDIS_USERS: Final = {
+    "views": f"~* &* +@all {_COMMON}",
+    "gateway": f"~* &* +@all -@write {_COMMON}",
+}
+
+Operation = Literal["read", "write", "create"]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """Permission for one operation on a topic or a consumer group.
+
+    Attributes:
+        prefixed: the rule holds for all names that begin with `name`.
+    """
+
+    resource: Literal["topic", "group"]
+    name: str
+    operation: Operation
+    prefixed: bool = False
+
+
+def agent_user(node: str) -> str:
+    """The user of a node's agent."""
+    return _NODE_PREFIX + node
+
+
+def access_rules(user: str) -> Sequence[AccessRule]:
+    """All that a user may do; nothing for a user that the brokers should not have.
+
+    Describing a topic is part of reading and of writing it.
+    """
+    if user == ADMIN:
+        return ()
+    service = user if user in SERVICES else _AGENT
+    if service == _AGENT and user != AGENTS and not user.startswith(_NODE_PREFIX):
+        return ()
+    rules = [rule for topic in TOPICS.values() for rule in _of_topic(topic, service)]
+    # The topics of nodes: of one node for its agent, and of every node for the others.
+    if user.startswith(_NODE_PREFIX):
+        own = assignments(user.removeprefix(_NODE_PREFIX))
+        rules += [*_of_topic(own, service), AccessRule("topic", own.name, "create")]
+    else:
+        every = _of_topic(assignments(""), service, prefixed=True)
+        rules += every
+        if every:
+            rules.append(AccessRule("topic", ASSIGNMENTS_PREFIX, "create", prefixed=True))
+    if service in _GROUPED:
+        rules.append(AccessRule("group", f"yardmaster-{service}", "read"))
+    return rules
+
+
+def _of_topic(topic: Topic, service: str, *, prefixed: bool = False) -> list[AccessRule]:
+    allowed: dict[Operation, tuple[str, ...]] = {"read": topic.readers, "write": topic.writers}
+    return [
+        AccessRule("topic", topic.name, operation, prefixed)
+        for operation, services in allowed.items()
+        if service in services
+    ]

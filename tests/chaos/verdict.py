@@ -1,0 +1,103 @@
+"""The verdict after all faults: each sentence names a broken promise."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.chaos.load import Acknowledged
+from tests.chaos.tail_cut import Removed
+from tests.support.cluster import Cluster
+from tests.support.killed_cell import events
+from tests.support.witness import read_witness
+from yardmaster_core.commit import CommitReader
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_runtime.cycle_reader import decode_own, digest_of
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
+from yardmaster_schemas.events.decisions import NodeLostV1, PreemptionRequestedV1, TaskEndedV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.requests import TaskSubmittedV1
+
+CELL = "main"
+
+
+async def counted(log: EventLog, service: str, topic: str) -> list[Event]:
+    """The events of a topic of cycles, without what fenced leaders wrote."""
+    reader = CommitReader(service, CELL, topic)
+    found: list[Event] = []
+    offset = 0
+    while stored := await log.read(Partition(topic), offset, max_records=5000):
+        for each in stored:
+            cycle = reader.feed(each.offset, digest_of(each.record), decode_own(each.record, CELL))
+            if cycle is not None:
+                found += [envelope.data for _, envelope in cycle.decisions]
+        offset = stored[-1].offset + 1
+    return found
+
+
+async def broken(
+    log: EventLog, acknowledged: Sequence[Acknowledged], removed: Removed
+) -> list[str]:
+    """Acknowledged jobs that were lost, judged twice, or did not end exactly once."""
+    submitted = Counter(
+        event.job_id
+        for event in await events(log, "requests")
+        if isinstance(event, TaskSubmittedV1)
+    )
+    verdicts = await counted(log, "quota", "admissions")
+    admitted = Counter(event.job_id for event in verdicts if isinstance(event, TaskAdmittedV1))
+    rejected = {event.job_id for event in verdicts if isinstance(event, TaskRejectedV1)}
+    decided = await counted(log, "scheduler", "decisions")
+    ended = Counter(event.task_id for event in decided if isinstance(event, TaskEndedV1))
+    found = []
+    for job in acknowledged:
+        if not submitted[job.job_id]:
+            if job.job_id in removed.jobs:
+                continue
+            found.append(f"{job.job_id} was acknowledged at {job.position} and is lost")
+        elif admitted[job.job_id] != 1:
+            kind = "rejected" if job.job_id in rejected else "not judged"
+            found.append(f"{job.job_id} was admitted {admitted[job.job_id]} times: {kind}")
+        found += [f"{task} ended {ended[task]} times" for task in job.task_ids if ended[task] != 1]
+    return found
+
+
+async def summary(log: EventLog) -> str:
+    """The numbers of decisions, ends, preemptions, losses and joins."""
+    decided = await counted(log, "scheduler", "decisions")
+    joins = sum(isinstance(event, NodeJoinedV1) for event in await events(log, "node-events"))
+    kinds = Counter(type(event) for event in decided)
+    ends = Counter(str(event.outcome) for event in decided if isinstance(event, TaskEndedV1))
+    losses = Counter(str(event.cause) for event in decided if isinstance(event, NodeLostV1))
+    return (
+        f"{len(decided)} records of decisions, ends {dict(ends)}, "
+        f"{kinds[PreemptionRequestedV1]} preemptions, nodes lost {dict(losses)}, {joins} joins"
+    )
+
+
+def judge(
+    cluster: Cluster,
+    acknowledged: Sequence[Acknowledged],
+    witness: Path,
+    removed: Removed,
+) -> list[str]:
+    """Wait until every acknowledged task has ended; return every broken promise."""
+    found: list[str] = []
+    tasks = [
+        task for job in acknowledged if job.job_id not in removed.jobs for task in job.task_ids
+    ]
+    try:
+        cluster.until_ended(tasks, limit_s=600)
+    except AssertionError as error:
+        found.append(str(error).splitlines()[0])
+    found += cluster.on_log(lambda log: broken(log, acknowledged, removed))
+    try:
+        cluster.prove()
+    except AssertionError as error:
+        found.append(str(error))
+    testimony = read_witness(witness)
+    found += testimony.problems(removed.attempts)
+    print(cluster.on_log(summary))
+    print(f"removed: {len(removed.jobs)} jobs, {len(removed.attempts)} attempts")
+    print(f"{len(acknowledged)} jobs, {len(tasks)} tasks, {len(testimony.starts)} replicas started")
+    return found

@@ -1,0 +1,66 @@
+"""Play random histories: `python -m tests.histories --seeds 0:10000 --jobs 2`.
+
+Prints each seed whose history breaks a property, with the shortest history found. Exits with 1 if
+there is one.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from multiprocessing import Pool
+
+from tests.histories.inputs import Input, history
+from tests.histories.shortest import Broken, broken_in, shortest
+
+
+def main() -> int:
+    """Play the histories, and print those that break a property."""
+    args = _arguments()
+    print(f"seeds {args.seeds.start} to {args.seeds.stop - 1}, {args.jobs} processes", flush=True)
+    begun_s = time.monotonic()
+    properties: Counter[str] = Counter()
+    with Pool(args.jobs) as pool:
+        for seed, broken in pool.imap_unordered(_play, args.seeds, chunksize=8):
+            if broken is None:
+                continue
+            properties[broken.where] += 1
+            print(f"seed {seed}: {broken.where}: {broken.text}", flush=True)
+            if properties[broken.where] == 1:
+                _print(shortest(history(seed), broken.where))
+    took_s = time.monotonic() - begun_s
+    failed = sum(properties.values())
+    print(f"{len(args.seeds)} histories in {took_s:.0f} s, {failed} break a property")
+    for where, number in properties.most_common():
+        print(f"{number:6} {where}")
+    return 1 if properties else 0
+
+
+def _play(seed: int) -> tuple[int, Broken | None]:
+    return seed, broken_in(history(seed))
+
+
+def _print(inputs: list[Input]) -> None:
+    found = broken_in(inputs)
+    print(f"  shortest history, {len(inputs)} inputs: {found.text if found else 'breaks nothing'}")
+    for each in inputs:
+        print(f"    {each}", flush=True)
+
+
+def _seeds(text: str) -> range:
+    """Parse `17` or `0:10000`."""
+    first, colon, last = text.partition(":")
+    return range(int(first), int(last) if colon else int(first) + 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
+    parser.add_argument(
+        "--seeds", type=_seeds, default=range(10_000), help="one seed, or FIRST:END (0:10000)"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes (2)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

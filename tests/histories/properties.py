@@ -1,0 +1,279 @@
+"""The properties of every history.
+
+1. No attempt is preempted after its start without an input or a deadline in between.
+2. A reservation starts its task on its slots, or is dropped with a reason; nothing else starts on
+   slots that are reserved.
+3. No victim could have been left out: with any one of them, the task that it was preempted for
+   does not fit.
+4. Without inputs, three cycles decide everything; then considering every task again decides
+   nothing.
+5. A cell that is restored from a snapshot decides what the cell itself decides.
+6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
+   priority: it starts within their longest minimum run time and grace period.
+
+`World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tests.histories.world import World
+from yardmaster_core.machine import CycleResult, Decision
+from yardmaster_core.scheduling.planner.placement import any_placement
+from yardmaster_core.scheduling.policies import policy_of
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
+
+#: Cycles without an input after which nothing is left to decide.
+IDLE_AFTER: Final = 3
+#: Policies whose tasks that cannot be preempted may preempt others.
+PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
+#: Of the tasks that might pass another one (s).
+MIN_RUNTIME_S, STEP_S = 60, 10
+#: gpu_milli of a slot.
+SLOT_MILLI: Final = 1000
+
+#: A node, its incarnation, and a slot.
+Slot = tuple[str, str, int]
+
+
+class CheckedCell(Cell):
+    """A cell that checks each decision when it is applied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Number of cycles with an input, or in which time passed.
+        self.changes = 0
+        #: Task and attempt -> `changes` at the start.
+        self.started: dict[tuple[str, int], int] = {}
+        self.reserved: dict[str, dec.SlotsReservedV1] = {}
+        #: Victims of the present cycle by the task that they were preempted for.
+        self.victims: dict[str, list[str]] = {}
+
+    def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+        """Decide, and apply the decisions; without the slow checks of `Cell`."""
+        verdict = self.machine.decide(self.state, limit=limit, observed=observed)
+        self.victims.clear()
+        for decision in verdict.decisions:
+            self._apply(decision.event)
+            self.on_decision(decision.event)
+        return verdict
+
+    def on_decision(self, decision: Event) -> None:
+        match decision:
+            case dec.SlotsAllocatedV1():
+                self._starts_on_its_slots(decision)
+                self.started[decision.task_id, decision.attempt] = self.changes
+            case dec.PreemptionRequestedV1():
+                self._is_not_preempted_at_once(decision)
+                assert decision.stop.for_task is not None
+                self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
+            case dec.SlotsReservedV1():
+                known = self.reserved.get(decision.task_id)
+                assert known is None, f"{decision.task_id} has reserved slots already"
+                self.reserved[decision.task_id] = decision
+                if decision.victims:
+                    self._needs_each_victim(decision)
+            case dec.ReservationDroppedV1():
+                dropped = self.reserved.pop(decision.task_id, None)
+                assert dropped is not None, f"{decision.task_id} has no reserved slots to drop"
+            case dec.TaskEndedV1():
+                task_id = decision.task_id
+                assert task_id not in self.reserved, f"{task_id} ends with reserved slots"
+
+    # 1
+
+    def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
+        since = self.started.get((decision.task_id, decision.attempt))
+        assert since != self.changes, (
+            f"{decision.task_id} is preempted after its start without an input in between"
+        )
+
+    # 2
+
+    def _starts_on_its_slots(self, decision: dec.SlotsAllocatedV1) -> None:
+        own = self.reserved.pop(decision.task_id, None)
+        if own is not None:
+            kept = [(p.node, p.incarnation, p.slots) for p in own.placements]
+            given = [(p.node, p.incarnation, p.slots) for p in decision.placements]
+            assert kept == given, f"{decision.task_id} starts on other slots than its reserved ones"
+        taken = _by_slot(decision.placements)
+        others = _by_slot(p for body in self.reserved.values() for p in body.placements)
+        for slot in taken.keys() & others.keys():
+            used = taken[slot] + others[slot] + self._kept(slot, decision.task_id)
+            assert used <= SLOT_MILLI, f"{decision.task_id} starts on {slot}, which is reserved"
+
+    def _kept(self, slot: Slot, task_id: str) -> int:
+        """Return the gpu_milli of a slot that tasks without a stop request hold."""
+        name, incarnation, index = slot
+        held = 0
+        for (_, replica), task in self.state.nodes[name].open.items():
+            run = task.run
+            assert run is not None
+            placement = run.placements[replica]
+            if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
+                held += placement.gpu_milli * (index in placement.slots)
+        return held
+
+    # 3
+
+    def _needs_each_victim(self, decision: dec.SlotsReservedV1) -> None:
+        task = self.state.task(decision.task_id)
+        pool = self.state.pools[decision.pool]
+        assert pool.config is not None
+        reservation = task.reserved
+        assert reservation is not None
+        names = self.victims.get(task.id, [])
+        assert len(names) == decision.victims, f"{task.id}: {decision.victims} victims, not {names}"
+        if not policy_of(pool.config.policy).drop_unneeded:
+            return
+        future = pool.future
+        changes = future.changes
+        self._shift_reserved(reservation, sign=1)
+        for name in names:
+            victim = self.state.task(name)
+            self._shift_held(victim, sign=-1)
+            placement = any_placement(future, task.job.shape, pool.config)
+            self._shift_held(victim, sign=1)
+            assert placement is None, f"{task.id} fits also if {name} is not preempted"
+        self._shift_reserved(reservation, sign=-1)
+        future.changes = changes
+
+    def _shift_reserved(self, reservation: Reservation, sign: int) -> None:
+        future = self.state.pools[reservation.pool_name].future
+        for p in reservation.placements:
+            amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
+            future.shift(self.state.nodes[p.node].future, p.slots, *amounts)
+
+    def _shift_held(self, victim: Task, sign: int) -> None:
+        run = victim.run
+        assert run is not None
+        future = self.state.pools[run.pool_name].future
+        for state, p in zip(run.replicas, run.placements, strict=True):
+            if state < ReplicaState.RELEASED:
+                amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
+                future.shift(self.state.nodes[p.node].future, p.slots, *amounts)
+
+
+class CheckedWorld(World):
+    """A world that checks all properties."""
+
+    cell: CheckedCell
+
+    def __init__(self) -> None:
+        super().__init__(CheckedCell())
+        #: A cell restored from the last snapshot.
+        self.restored: Cell | None = None
+
+    def decide(self, after_s: int, limit: int, silent: dict[str, int]) -> list[Event]:
+        inputs = list(self.cell._inputs)
+        if inputs or after_s or silent:
+            self.cell.changes += 1
+        decided = super().decide(after_s, limit, silent)
+        if self.restored is not None:
+            self.restored._inputs = inputs
+            expected = self.restored.cycle(after_s=after_s, limit=limit, silent=silent)
+            ours, theirs = _without_equals(decided, expected)
+            assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
+            assert self.state.digest() == self.restored.state.digest(), "digests differ"
+        return decided
+
+    def restart(self) -> None:
+        """Continue the cell and, with it, a copy that is restored from a snapshot."""
+        self.restored = self.copy_of(self.cell, RestoredCell())
+
+    def become_idle(self) -> None:
+        last: list[Event] = []
+        for _ in range(IDLE_AFTER + 1):
+            last = self.cycle()
+        assert not last, f"the cycle after {IDLE_AFTER} without inputs decides {last[:3]}"
+        moved = self.decided_if_all_are_considered()
+        assert not moved, f"considering all tasks again decides {moved[:3]}"
+
+    def end(self) -> None:
+        super().end()
+        waiting = sorted(self.cell.reserved)
+        assert not waiting, f"reserved slots never start their tasks: {waiting}"
+        self.let_tasks_arrive_behind_a_first_one()
+
+    def let_tasks_arrive_behind_a_first_one(self) -> None:
+        """A gang of the highest priority must start although others come and go below it."""
+        # Tasks that cannot be preempted for it may keep it waiting without end.
+        jobs = self.state.jobs.values()
+        firm = [job for job in jobs if not job.spec.preemptible or job.priority == 1]
+        for job in firm:
+            self.cell.cancel(job.id, immediate=True)
+        self.cell.entitle("later", department="later")
+        for number in range(MIN_RUNTIME_S // STEP_S + 2):
+            self._tasks_come_and_go(number)
+        gpus = _gpus_of_preemptible_tasks(self.state.pools["main"])
+        if not gpus or any(job.live for job in firm):
+            return
+        self.cell.submit(
+            "gang", project="later", gpus=1, replicas=gpus, priority=1, preemptible=False
+        )
+        specs = [task.job.spec for task in self.state.tasks.values() if task.run is not None]
+        limit_s = MIN_RUNTIME_S + max((s.min_runtime_s + s.grace_s for s in specs), default=0)
+        for number in range(100, 102 + limit_s // STEP_S):
+            self._tasks_come_and_go(number)
+            if self.cell.task("gang").run is not None:
+                return
+        gang = self.cell.task("gang")
+        waits = gang.group.waits if gang.group is not None else gang.reserved
+        raise AssertionError(f"a gang of the highest priority waits for {limit_s} s: {waits}")
+
+    def _tasks_come_and_go(self, number: int) -> None:
+        """Some tasks arrive, those that have run for a while end, and agents obey."""
+        name = f"later{chr(97 + number % 26)}{chr(97 + number // 26)}"
+        below = {"priority": 99, "min_runtime_s": MIN_RUNTIME_S, "gpus": 1}
+        gpus = _gpus_of_preemptible_tasks(self.state.pools["main"])
+        tasks = 1 + gpus * STEP_S // MIN_RUNTIME_S
+        self.cell.submit(name, project="later", tasks=tasks, **below)
+        for task, replica in self.replicas(ReplicaState.EXITED):
+            self.claim(nev.SlotsReleasedV1(**self.cell._about(task, replica)))
+        self.finish(number=127, after_s=MIN_RUNTIME_S + STEP_S)
+        self.round(after_s=STEP_S)
+
+
+class RestoredCell(Cell):
+    """A cell restored from a snapshot."""
+
+    def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+        """Decide in place, as a leader does."""
+        self.state, decisions, complete = self.machine.decide_in_place(
+            self.state, limit=limit, observed=observed
+        )
+        return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
+
+
+def _gpus_of_preemptible_tasks(pool: Pool) -> int:
+    """The whole GPUs that are free or held by preemptible tasks; 0 if the pool's policy preempts
+    none for others.
+    """
+    if pool.config is None or pool.config.policy.name not in PREEMPTING:
+        return 0
+    if pool.config.policy.options.get("preemption") is False:
+        return 0
+    index = pool.max_free
+    index.flush()
+    return sum(n * (nodes & index.available).bit_count() for n, nodes in enumerate(index.whole))
+
+
+def _by_slot(placements: Iterable[dec.Placement]) -> dict[Slot, int]:
+    held: dict[Slot, int] = {}
+    for placement in placements:
+        for slot in placement.slots:
+            key = (placement.node, placement.incarnation, slot)
+            held[key] = held.get(key, 0) + placement.gpu_milli
+    return held
+
+
+def _without_equals(
+    ours: Sequence[Event], theirs: Sequence[Event]
+) -> tuple[list[Event], list[Event]]:
+    return [e for e in ours if e not in theirs], [e for e in theirs if e not in ours]

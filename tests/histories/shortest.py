@@ -1,0 +1,92 @@
+"""Cut a history that breaks a property to a short one that breaks the same property."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.histories.inputs import Input
+from tests.histories.properties import CheckedWorld
+
+#: The most plays of one cut.
+MOST_PLAYS: Final = 1500
+#: CPU seconds after which a play counts as endless.
+ENDLESS_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A broken property: where the check is in the code, and what it says."""
+
+    where: str
+    text: str
+
+
+class Endless(Exception):
+    """The play of a history does not end."""
+
+
+def broken_in(inputs: Sequence[Input]) -> Broken | None:
+    """Play a history; return the property that it breaks, or None."""
+    try:
+        with _at_most(ENDLESS_S):
+            CheckedWorld().play(inputs)
+    except Exception as error:  # noqa: BLE001 - also an error of the core is a finding
+        if isinstance(error, Endless):
+            return Broken("endless", f"no end after {ENDLESS_S:.0f} s")
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno} {at.name}"
+        return Broken(where, f"{type(error).__name__}: {error}")
+    return None
+
+
+def shortest(inputs: Sequence[Input], where: str) -> list[Input]:
+    """Return a part of the history that breaks the property checked at `where`.
+
+    Drops ever smaller runs of inputs, as long as the rest breaks the property.
+    """
+    plays = 0
+
+    def breaks(some: Sequence[Input]) -> bool:
+        nonlocal plays
+        plays += 1
+        found = broken_in(some)
+        return found is not None and found.where == where
+
+    return _cut(list(inputs), breaks, lambda: plays < MOST_PLAYS)
+
+
+def _cut(
+    left: list[Input], breaks: Callable[[Sequence[Input]], bool], may_play: Callable[[], bool]
+) -> list[Input]:
+    size = len(left) // 2
+    while size:
+        at, cut = 0, False
+        while at < len(left) and may_play():
+            rest = left[:at] + left[at + size :]
+            if breaks(rest):
+                left, cut = rest, True
+            else:
+                at += size
+        if not cut or size > 1:
+            size //= 2
+        if not may_play():
+            break
+    return left
+
+
+@contextmanager
+def _at_most(cpu_s: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

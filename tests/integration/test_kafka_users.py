@@ -1,0 +1,135 @@
+"""The brokers' users on a real broker: what a rule allows works, and all else is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cut_tail import cut_tail
+from tests.support.kafka_broker import KafkaBroker
+from yardmaster_eventlog.errors import LogAccessRefused, LogTruncated, LogUnavailable
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.kafka.users import create_users
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.access import ADMIN
+from yardmaster_schemas.topics import TOPICS, assignments
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka_users")]
+
+PASSWORD = "correct-horse-battery"
+RECORD = Record(b"k", b"v")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("users")
+
+
+@pytest.fixture(scope="module")
+def broker(folder: Path) -> Iterator[KafkaBroker]:
+    """A broker whose data was created by a broker without users."""
+    with KafkaBroker(folder):
+        pass
+    with KafkaBroker(folder, admin_password=PASSWORD) as broker:
+        yield broker
+
+
+def settings(broker: KafkaBroker, user: str, password: str = PASSWORD) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap=broker.bootstrap,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN" if user == ADMIN else "SCRAM-SHA-512",
+        sasl_username=user,
+        sasl_password=password,
+        call_timeout_s=5.0,
+    )
+
+
+@pytest.fixture
+async def admin(broker: KafkaBroker) -> AsyncIterator[KafkaLog]:
+    log = await KafkaLog.open(settings(broker, ADMIN), SystemClock())
+    await log.create_topics([*TOPICS.values(), assignments("n2")])
+    yield log
+    await log.close()
+
+
+async def test_users_do_what_their_rules_allow_and_nothing_else(
+    broker: KafkaBroker, admin: KafkaLog
+) -> None:
+    users = {"gateway": PASSWORD, "agent-n1": PASSWORD}
+    begin = await admin.end(Partition("node-events"))
+    # A repeated setup changes nothing.
+    for _ in range(2):
+        await create_users(settings(broker, ADMIN), users)
+    agent = await KafkaLog.open(settings(broker, "agent-n1"), SystemClock())
+    try:
+        await agent.create_topics([assignments("n1")])
+        await agent.append(Partition("node-events"), [RECORD])
+        assert not await agent.read(Partition("assignments.n1"), 0)
+        for topic in ("requests", "admissions", "decisions", "assignments.n1"):
+            with pytest.raises(LogUnavailable, match="Authorization"):
+                await agent.append(Partition(topic), [RECORD])
+        for topic in ("requests", "node-events", "assignments.n2"):
+            with pytest.raises(LogUnavailable, match="Authorization"):
+                await agent.read(Partition(topic), 0)
+        with pytest.raises(LogUnavailable, match="Authorization"):
+            await agent.create_topics([assignments("n3")])
+        with pytest.raises(LogUnavailable, match="Authorization"):
+            await create_users(settings(broker, "agent-n1"), {"gateway": "mine-now"})
+    finally:
+        await agent.close()
+    assert await admin.end(Partition("node-events")) == begin + 1
+    assert await admin.end(Partition("requests")) == 0
+
+
+async def test_without_a_known_user_the_broker_and_its_controller_refuse_every_client(
+    broker: KafkaBroker, admin: KafkaLog
+) -> None:
+    await create_users(settings(broker, ADMIN), {"quota": PASSWORD})
+    for user, password in (("quota", "wrong"), ("unknown", PASSWORD), (ADMIN, "wrong")):
+        with pytest.raises(LogAccessRefused):
+            await KafkaLog.open(settings(broker, user, password), SystemClock())
+    controller = (broker.directory / "server.properties").read_text().split()[3]
+    for address in (broker.bootstrap, f"127.0.0.1:{controller}"):
+        with pytest.raises(LogUnavailable):
+            await KafkaLog.open(KafkaSettings(bootstrap=address, call_timeout_s=3.0), SystemClock())
+
+
+async def test_a_new_password_replaces_the_old_one(broker: KafkaBroker, admin: KafkaLog) -> None:
+    await create_users(settings(broker, ADMIN), {"views": PASSWORD})
+    await create_users(settings(broker, ADMIN), {"views": "another"})
+    with pytest.raises(LogAccessRefused):
+        await KafkaLog.open(settings(broker, "views"), SystemClock())
+    log = await KafkaLog.open(settings(broker, "views", "another"), SystemClock())
+    assert await log.end(Partition("requests")) == 0
+    await log.close()
+
+
+async def test_a_writer_that_may_not_read_its_topic_continues_after_a_restart_of_the_broker(
+    broker: KafkaBroker, admin: KafkaLog
+) -> None:
+    await create_users(settings(broker, ADMIN), {"agent-n1": PASSWORD})
+    agent = await KafkaLog.open(settings(broker, "agent-n1"), SystemClock())
+    at = Partition("node-events")
+    try:
+        before = await agent.append(at, [RECORD])
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        assert await agent.append(at, [RECORD]) == before + 1
+        end = before + 1
+        await asyncio.to_thread(broker.kill)
+        assert cut_tail(broker.directory, at, end) == end
+        await asyncio.to_thread(broker.start)
+        with pytest.raises(LogTruncated, match=f"ends at {end}"):
+            await agent.append(at, [RECORD])
+    finally:
+        await agent.close()
+
+
+def test_only_the_owner_may_read_the_settings_with_the_password(broker: KafkaBroker) -> None:
+    path = broker.directory / "server.properties"
+    assert PASSWORD in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,168 @@
+"""`yard log cut`: a log that lost records becomes a consistent shorter one."""
+
+import asyncio
+import lzma
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.yard_cli import Said
+from yardmaster_cli.log import cut
+from yardmaster_cli.main import run
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.machine import CycleCommittedV1, LogCutV1
+
+KEPT = Path(__file__).parents[2] / "data" / "logs" / "rules-2" / "priority.db.xz"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cut, "QUIET_S", 0.1)
+    path = tmp_path / "log.db"
+    path.write_bytes(lzma.decompress(KEPT.read_bytes()))
+    return path
+
+
+Yard = Callable[..., Said]
+
+
+@pytest.fixture
+def yard(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Yard:
+    """Runs commands on the log in this process."""
+    monkeypatch.chdir(path.parent)
+
+    def run_here(*words: str) -> Said:
+        capsys.readouterr()
+        code = run([*words, "--log", str(path)])
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return run_here
+
+
+def lose(path: Path, topic: str, records: int) -> int:
+    """Remove the last records of a topic; return its new end."""
+    with closing(sqlite3.connect(path)) as db, db:
+        number, end = db.execute(
+            "SELECT id, next FROM partitions WHERE topic = ?", (topic,)
+        ).fetchone()
+        kept: int = end - records
+        db.execute("DELETE FROM records WHERE partition = ? AND offset >= ?", (number, kept))
+        db.execute("UPDATE partitions SET next = ? WHERE id = ?", (kept, number))
+    return kept
+
+
+def on_log(path: Path, work: Callable[[EventLog], object]) -> object:
+    async def run() -> object:
+        log = await SqliteLog.open(path, SystemClock(), create=False)
+        try:
+            return await work(log)  # type: ignore[misc]
+        finally:
+            await log.close()
+
+    return asyncio.run(run())
+
+
+def last_cycle(path: Path) -> int:
+    async def find(log: EventLog) -> int:
+        at = Partition("decisions")
+        end = await log.end(at)
+        found = decode((await log.read(at, end - 1))[0].record).data
+        assert isinstance(found, CycleCommittedV1)
+        return found.cycle
+
+    found = on_log(path, find)
+    assert isinstance(found, int)
+    return found
+
+
+async def only_cut(log: EventLog) -> object:
+    (stored,) = await log.read(Partition("cuts"), 0)
+    return decode(stored.record).data
+
+
+@pytest.mark.parametrize("topic", ["requests", "admissions", "node-events", "decisions"])
+def test_a_log_that_lost_records_is_consistent_again_after_a_cut(
+    yard: Yard, path: Path, topic: str
+) -> None:
+    whole = last_cycle(path)
+    lose(path, topic, 40)
+    assert yard("replay", "verify").code != 0 or topic == "decisions"
+    said = yard("log", "cut", "--to", "last", "--yes", "--copy", str(path) + ".copy")
+    assert said.code == 0, said.err
+    again = yard("replay", "verify")
+    assert again.code == 0, again.out + again.err
+    assert last_cycle(path) < whole
+
+
+def test_the_cut_is_recorded_with_the_range_that_it_removed(yard: Yard, path: Path) -> None:
+    end = lose(path, "node-events", 40)
+    assert yard("log", "cut", "--to", "last", "--yes", "--copy", f"{path}.copy").code == 0
+    event = on_log(path, only_cut)
+    assert isinstance(event, LogCutV1)
+    assert event.generation == 1
+    kept = {one.topic: one for one in event.kept}
+    assert kept["node-events"].end <= kept["node-events"].was == end
+    assert kept["decisions"].end < kept["decisions"].was
+    assert kept["requests"].end == kept["requests"].was, "acknowledged requests are kept"
+
+
+def test_a_cut_at_a_cycle_keeps_exactly_that_cycle_and_a_copy_of_the_log(
+    yard: Yard, path: Path
+) -> None:
+    wanted, copy = last_cycle(path) // 2, path.with_name("copy.db")
+    before = path.stat().st_size
+    said = yard("log", "cut", "--to", f"cycle:{wanted}", "--yes", "--copy", str(copy))
+    assert said.code == 0, said.err
+    assert last_cycle(path) == wanted
+    assert yard("replay", "verify").code == 0
+    assert copy.stat().st_size > before // 2
+    assert last_cycle(copy) > wanted
+
+
+def test_a_cycle_after_the_damage_is_refused_with_the_last_consistent_one(
+    yard: Yard, path: Path
+) -> None:
+    whole = last_cycle(path)
+    lose(path, "node-events", 40)
+    said = yard("log", "cut", "--to", f"cycle:{whole}", "--yes")
+    assert said.code == 1
+    assert "log_truncated" in said.err
+    assert "the last consistent cycle is" in said.err
+
+
+def test_nothing_changes_without_a_confirmation(yard: Yard, path: Path) -> None:
+    lose(path, "node-events", 40)
+    before = last_cycle(path)
+    planned = yard("log", "cut", "--to", "last", "--dry-run")
+    assert planned.code == 0
+    assert "decisions: " in planned.out
+    assert " removed" in planned.out
+    refused = yard("log", "cut", "--to", "last")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert last_cycle(path) == before
+
+
+def test_a_log_that_a_service_writes_to_is_not_cut(
+    yard: Yard, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = cut._ends
+    calls: list[int] = []
+
+    async def growing(log: EventLog, numbers: Sequence[int]) -> dict[Partition, int]:
+        calls.append(1)
+        return {at: end + len(calls) for at, end in (await ends(log, numbers)).items()}
+
+    monkeypatch.setattr(cut, "_ends", growing)
+    before = last_cycle(path)
+    said = yard("log", "cut", "--to", "cycle:1", "--yes")
+    assert said.code == 103
+    assert "services still write" in said.err
+    assert last_cycle(path) == before

@@ -1,0 +1,316 @@
+"""Reservations: slots kept for a task until it starts on them, or until a drop says why."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.core.scheduling.reading import all_of, kinds, running, started, stopped
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.rules import RESERVED_STARTS_RUN, RULES, SURPLUS_OFFERED
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.machine import RulesEnabledV1
+from yardmaster_schemas.reasons import DropCode
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import next_incarnation
+
+
+def reserved() -> Cell:
+    """Return a cell in which `low` releases its two GPUs of n1 for `top`, of project q."""
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.entitle("q")
+    cell.submit("low", gpus=2, priority=90, grace_s=600)
+    running(cell, "low")
+    cell.submit("top", gpus=2, priority=10, project="q")
+    assert kinds(cell.cycle()) == ["PreemptionRequested", "SlotsReserved"]
+    return cell
+
+
+def test_a_reservation_names_its_slots_its_victims_and_when_they_must_be_free() -> None:
+    cell = reserved()
+    event = all_of(cell.history, dec.SlotsReservedV1)[0]
+    assert (event.task_id, event.attempt, event.victims) == (cell.task("top").id, 1, 1)
+    assert [(p.node, p.slots) for p in event.placements] == [("n1", (0, 1))]
+    assert event.until_at_ms == cell.now_ms + 600_000
+
+
+def test_the_task_starts_on_exactly_its_slots_once_they_are_free() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("one", gpus=2, priority=90)
+    cell.submit("two", gpus=2, priority=90)
+    running(cell, "one")
+    running(cell, "two")
+    cell.submit("top", gpus=4, priority=10)
+    cell.cycle()
+    cell.ends("one")
+    cell.submit("fast", gpus=2, priority=10)
+    assert started(cell.cycle()) == [], "the free half is reserved"
+    cell.ends("two")
+    decided = cell.cycle()
+    assert started(decided) == ["top"]
+    assert cell.slots_of("top") == [("n1", (0, 1, 2, 3))]
+    assert_sound(cell.state)
+
+
+def test_a_reservation_is_kept_over_restarts_and_costs_no_decision() -> None:
+    cell = reserved()
+    for _ in range(3):
+        cell.restart()
+        assert_sound(cell.state)
+        assert cell.cycle(after_s=10) == []
+    cell.ends("low")
+    assert started(cell.cycle()) == ["top"]
+
+
+def test_a_task_that_fits_elsewhere_starts_there_and_its_slots_go_to_others() -> None:
+    cell = reserved()
+    cell.node("n2", gpus=2)
+    decided = cell.cycle()
+    assert kinds(decided) == ["ReservationDropped", "SlotsAllocated"]
+    assert all_of(decided, dec.ReservationDroppedV1)[0].code is DropCode.STARTED_ELSEWHERE
+    assert cell.slots_of("top") == [("n2", (0, 1))]
+    cell.submit("mid", priority=50)
+    cell.ends("low")
+    assert "mid" in started(cell.cycle())
+    assert_sound(cell.state)
+
+
+CHANGES: dict[str, Callable[[Cell], None]] = {
+    "cancelled": lambda cell: cell.cancel("top"),
+    "paused": lambda cell: cell.pause("top"),
+    "ended": lambda cell: cell.erase("top"),
+    "priority_changed": lambda cell: cell.set_priority("top", 20),
+    "limit_changed": lambda cell: cell.set_max_slots("top", 1),
+    "limit_changed project": lambda cell: cell.entitle("q", limit_milli=1000),
+    "pool_not_allowed": lambda cell: cell.entitle("q", pools=("side",)),
+    "node_unavailable": lambda cell: cell.cordon("n1"),
+    "node_unavailable drain": lambda cell: cell.drain("n1", within_s=900),
+    "node_unavailable barred": lambda cell: cell.enroll("n9"),
+    "slot_disabled": lambda cell: cell.disable("n1", 1),
+    "pool_changed": lambda cell: cell.pool("main", backfill=False),
+    "pool_changed policy": lambda cell: cell.pool("main", policy="fifo"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_drops_a_reservation_and_says_why(change: str) -> None:
+    cell = reserved()
+    CHANGES[change](cell)
+    dropped = all_of(cell.cycle(), dec.ReservationDroppedV1)
+    assert [event.code for event in dropped] == [change.split()[0]]
+    assert_sound(cell.state)
+    cell.restart()
+    assert_sound(cell.state)
+
+
+def test_the_loss_of_a_node_drops_the_reservations_on_it() -> None:
+    cell = reserved()
+    heard_ms = cell.now_ms
+    decided = cell.cycle(after_s=100, silent={"n1": heard_ms})
+    assert all_of(decided, dec.ReservationDroppedV1)[0].code is DropCode.NODE_LOST
+    assert_sound(cell.state)
+
+
+def test_a_revoked_node_drops_the_reservations_on_it() -> None:
+    cell = Cell()
+    cell.enroll("n1", gpus=2)
+    cell.node("n1", gpus=2)
+    cell.submit("low", gpus=2, priority=90)
+    running(cell, "low")
+    cell.submit("top", gpus=2, priority=10)
+    cell.cycle()
+    cell.revoke("n1")
+    dropped = all_of(cell.cycle(), dec.ReservationDroppedV1)
+    assert [event.code for event in dropped] == ["node_unavailable"]
+    assert_sound(cell.state)
+
+
+def test_a_node_that_returns_with_a_new_incarnation_has_no_reserved_slots() -> None:
+    cell = reserved()
+    cell.node("n1", gpus=2, incarnation=next_incarnation("0" * 12))
+    decided = [*cell.cycle(), *cell.cycle()]
+    codes = [event.code for event in all_of(decided, dec.ReservationDroppedV1)]
+    assert codes == ["node_lost"]
+    assert "top" in started([*decided, *cell.run_until_idle()])
+    assert_sound(cell.state)
+
+
+def test_an_older_equal_that_needs_no_victim_is_served_before_a_younger_one_starts() -> None:
+    """Before, `new` was started and preempted in the next cycle, with no input in between."""
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("a", gpus=3, preemptible=False)
+    cell.submit("b", gpus=1, preemptible=False, grace_s=600)
+    running(cell, "a")
+    running(cell, "b")
+    cell.submit("old", gpus=4)
+    cell.submit("new", gpus=2)
+    cell.cycle()
+    cell.cancel("b")
+    cell.cycle()
+    cell.ends("a")
+    decided = [*cell.cycle(), *cell.cycle()]
+    assert (started(decided), stopped(decided)) == ([], [])
+    assert cell.wait_code("old") == "waiting_for_victims"
+
+
+def test_an_outstanding_preemption_holds_up_no_lower_priority_on_other_slots() -> None:
+    """Before, the pool stayed closed to `mid`, even after `hi` had ended."""
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=4)
+    cell.submit("other", gpus=4, priority=5, preemptible=False)
+    cell.submit("low", tasks=4, priority=60, gpus=1, grace_s=3600)
+    cell.cycle()
+    cell.starts("other")
+    for index in range(4):
+        cell.starts("low", index)
+    cell.cycle()
+    cell.submit("hi", priority=10, gpus=4)
+    cell.cycle()
+    cell.submit("mid", priority=40, gpus=1)
+    cell.cycle()
+    cell.ends("other")
+    assert started(cell.cycle()) == ["hi"]
+    cell.starts("hi")
+    cell.cycle()
+    cell.ends("hi")
+    cell.cycle()
+    assert cell.phase("mid") == "starting"
+
+
+def test_idle_capacity_of_a_later_pool_comes_before_victims_in_an_earlier_one() -> None:
+    """Before, `hi` waited 600 s for `low` while s1 was idle."""
+    cell = Cell()
+    cell.pool("side")
+    cell.node("m1", gpus=1)
+    cell.node("s1", gpus=1, pool="side")
+    cell.submit("low", priority=60, gpus=1, grace_s=600)
+    running(cell, "low")
+    cell.submit("hi", priority=10, gpus=1, pools=("main", "side"))
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == (["hi"], [])
+    assert cell.slots_of("hi") == [("s1", (0,))]
+
+
+def test_a_cycle_without_input_decides_nothing_while_tasks_hold_reservations() -> None:
+    cell = reserved()
+    assert cell.cycle() == []
+    assert not cell.state.pools["main"].awake
+
+
+def test_a_fractional_reservation_waits_for_its_part_only() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    half = Resources(gpus=1, gpu_milli=500)
+    cell.submit("low", priority=90, resources=half)
+    cell.submit("tail", priority=80, resources=half)
+    running(cell, "low")
+    running(cell, "tail")
+    cell.submit("top", priority=10, resources=half)
+    assert stopped(cell.cycle()) == ["low"]
+    cell.ends("low")
+    assert started(cell.cycle()) == ["top"]
+    assert_sound(cell.state)
+
+
+def test_below_the_rules_that_have_the_event_a_reservation_lasts_one_cycle() -> None:
+    cell = Cell()
+    cell.rules = dec.SlotsReservedV1.RULES - 1
+    cell.node("n1", gpus=2)
+    cell.submit("low", gpus=2, priority=90)
+    running(cell, "low")
+    cell.submit("top", gpus=2, priority=10)
+    assert kinds(cell.cycle()) == ["PreemptionRequested", "TaskUnschedulable"]
+    assert cell.wait_code("top") == "waiting_for_victims"
+    assert_sound(cell.state)
+    cell.submit("equal", gpus=2, priority=10)
+    assert stopped(cell.cycle()) == [], "its slots are reserved again in each cycle"
+    assert cell.run_until_idle() == []
+    cell.ends("low")
+    assert started(cell.cycle()) == ["top"]
+    assert_sound(cell.state)
+
+
+def test_a_log_that_is_switched_reserves_the_slots_that_are_being_released() -> None:
+    cell = Cell()
+    cell.rules = dec.SlotsReservedV1.RULES - 1
+    cell.node("n1", gpus=2)
+    cell.submit("low", gpus=2, priority=90)
+    running(cell, "low")
+    cell.submit("top", gpus=2, priority=10)
+    cell.cycle()
+    cell.rules = dec.SlotsReservedV1.RULES
+    cell.admission(RulesEnabledV1(rules=cell.rules))
+    assert kinds(cell.cycle()) == ["SlotsReserved"]
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("rules", [SURPLUS_OFFERED - 1, SURPLUS_OFFERED])
+def test_what_victims_release_beyond_a_reservation_is_offered_at_once(rules: int) -> None:
+    cell = Cell()
+    cell.rules = rules
+    cell.node("n1", gpus=3)
+    cell.submit("low", gpus=3, priority=60)
+    running(cell, "low")
+    cell.submit("mid", tasks=3, priority=60)
+    cell.cycle()
+    cell.submit("top", priority=10)
+    reserved = [e.task_id for e in all_of(cell.cycle(), dec.SlotsReservedV1)]
+    offered = [cell.task("mid", 0).id, cell.task("mid", 1).id]
+    assert reserved == [cell.task("top").id, *(offered if rules >= SURPLUS_OFFERED else [])]
+    assert cell.cycle() == []
+    assert_sound(cell.state)
+
+
+def passed_on_reserved_slots(policy: str = "priority", rules: int = RULES) -> Cell:
+    """Return a cell in which `low` has just started on its reserved slots, past `top`, which was
+    submitted later and may preempt it.
+    """
+    cell = Cell(policy=policy)
+    cell.rules = rules
+    cell.node("n1", gpus=2)
+    cell.submit("old", gpus=2, priority=90, preemptible=False, grace_s=600)
+    running(cell, "old")
+    cell.cancel("old")
+    cell.submit("low", gpus=2, priority=50)
+    assert "SlotsReserved" in kinds([*cell.cycle(), *cell.cycle()])
+    cell.submit("top", gpus=2, priority=10, preemptible=False)
+    assert stopped(cell.cycle()) == []
+    cell.ends("old")
+    assert started(cell.cycle()) == ["low"]
+    return cell
+
+
+def test_a_task_on_its_reserved_slots_is_not_preempted_before_it_runs() -> None:
+    cell = passed_on_reserved_slots()
+    cell.submit("more", gpus=2, priority=5)
+    for _ in range(2):
+        assert stopped(cell.cycle(after_s=1)) == []
+    cell.restart()
+    assert stopped(cell.cycle()) == []
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("policy", ["priority", "fitgpp", "lrtp", "rand"])
+def test_a_task_that_was_passed_by_one_with_reserved_slots_is_considered_when_that_runs(
+    policy: str,
+) -> None:
+    cell = passed_on_reserved_slots(policy)
+    cell.restart()
+    cell.starts("low")
+    decided = cell.cycle()
+    assert stopped(decided) == ["low"]
+    assert [e.task_id for e in all_of(decided, dec.SlotsReservedV1)] == [cell.task("top").id]
+    cell.ends("low")
+    assert started(cell.cycle()) == ["top"]
+    assert_sound(cell.state)
+
+
+def test_under_former_rules_a_task_that_was_passed_stays_pending() -> None:
+    cell = passed_on_reserved_slots(rules=RESERVED_STARTS_RUN - 1)
+    cell.starts("low")
+    assert stopped(cell.cycle()) == []
+    assert cell.phase("top") == "pending"

@@ -1,0 +1,89 @@
+"""A forged record with an epoch far ahead does not shut out the service that it names."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.cell_world import World, job, submission
+from tests.support.logs import LogBuilder, joined, subject_of
+from yardmaster_core.admission.machine import BOUNDED_EPOCHS, QuotaMachine
+from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import Partition
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.admissions import TaskAdmittedV1
+from yardmaster_schemas.events.expiring import RecordQuarantinedV1
+from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.requests import NodeCordonRequestedV1
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
+
+CORDON = NodeCordonRequestedV1(node="n3")
+LARGEST = 2**53 - 1
+
+
+async def events(world: World, topic: str) -> list[Event]:
+    stored = await world.log.read(Partition(topic), 0, max_records=1000)
+    return [decode(each.record).data for each in stored]
+
+
+@pytest.mark.parametrize("ahead_ms", [LARGEST, MAX_EPOCH_AHEAD_MS + 60_000])
+async def test_a_gateways_requests_are_judged_after_a_forged_one_with_a_large_epoch(
+    tmp_path: Path, ahead_ms: int
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    genuine = world.writers.gateway.envelope(submission(1), job(1))
+    epoch = min(LARGEST, world.clock.now_ms() + ahead_ms)
+    forged = replace(genuine, epoch=epoch, seq=LARGEST, data=CORDON, subject="n3", type=CORDON.TYPE)
+    async with world.running():
+        await world._put("requests", [forged, genuine])
+        found: list[Event] = []
+        for _ in range(50):
+            await world.run_for_half_a_second()
+            found = await events(world, "admissions")
+            if any(isinstance(each, TaskAdmittedV1) for each in found):
+                break
+        else:
+            raise AssertionError(f"the genuine request was not judged: {found}")
+        commits = [each for each in found if isinstance(each, CycleCommittedV2)]
+        refused = [one.code for each in commits for one in each.refused]
+        assert refused == [RefusalCode.EPOCH_AHEAD]
+        copies = [
+            each.code
+            for each in await events(world, "quarantine")
+            if isinstance(each, RecordQuarantinedV1)
+        ]
+        assert copies == [RefusalCode.EPOCH_AHEAD]
+    await world.prove()
+
+
+def test_the_limit_is_an_hour_after_the_time_of_the_append_and_holds_from_rules_4_on() -> None:
+    machine = QuotaMachine()
+    made = LogBuilder(now_ms=0).gateway.envelope(CORDON, subject_of(CORDON))
+    at_ms = 1_700_000_000_000
+    limit = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS)
+    beyond = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS + 1)
+    assert machine.stored_refusal(limit, at_ms, BOUNDED_EPOCHS) is None
+    assert machine.stored_refusal(beyond, at_ms, BOUNDED_EPOCHS) is RefusalCode.EPOCH_AHEAD
+    assert machine.stored_refusal(beyond, at_ms, BOUNDED_EPOCHS - 1) is None
+
+
+def test_the_limit_of_an_agents_epoch_is_an_hour_after_its_cycle_and_holds_from_rules_7_on() -> (
+    None
+):
+    machine, at_ms = SchedulerMachine(), 1_700_000_000_000
+    made = LogBuilder(now_ms=0).claim(joined("n1", 1)).envelope
+    assert made is not None
+    limit = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS)
+    beyond = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS + 1)
+
+    def refusal(envelope: Envelope[Event], rules: int) -> RefusalCode | None:
+        state = machine.begin_cycle(machine.initial("main"), 1, at_ms, rules)
+        return machine.refusal(state, envelope)
+
+    assert refusal(limit, BOUNDED_AGENT_EPOCHS) is None
+    assert refusal(beyond, BOUNDED_AGENT_EPOCHS) is RefusalCode.EPOCH_AHEAD
+    assert refusal(beyond, BOUNDED_AGENT_EPOCHS - 1) is None
