@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, AgentWorld, sh
+from tests.support.node_agent import DEADLINE_S, AgentWorld, alive, sh
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_node_agent.agent import run
 from yardmaster_node_agent.errors import LedgerInUse
-from yardmaster_node_agent.executors import procfs
 from yardmaster_schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
 
 #: Runs until a test says so.
@@ -28,11 +27,6 @@ async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
     yield world
     await world.assert_honest()
     await world.log.close()
-
-
-def alive(pid: int) -> bool:
-    seen = procfs.look(pid)
-    return seen is not None and not seen.ended
 
 
 async def test_replicas_that_ended_with_the_machine_are_lost_with_the_node_and_did_not_fail(

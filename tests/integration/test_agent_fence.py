@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, AgentWorld, Deaf, sh
-from yardmaster_node_agent.executors import procfs
+from tests.support.node_agent import DEADLINE_S, AgentWorld, Deaf, alive, sh
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskExitedV1, TaskStartedV1
 
@@ -19,12 +18,6 @@ async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
     yield world
     await world.assert_honest()
     await world.log.close()
-
-
-def alive(pid: int) -> bool:
-    """It runs, or is stopped."""
-    seen = procfs.look(pid)
-    return seen is not None and not seen.ended
 
 
 async def test_a_fenced_node_kills_its_tasks_before_they_can_start_elsewhere(

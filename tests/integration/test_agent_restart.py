@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, Deaf, python, sh
+from tests.support.node_agent import (
+    DEADLINE_S,
+    OTHER_INCARNATION,
+    AgentWorld,
+    Deaf,
+    alive,
+    python,
+    sh,
+)
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
@@ -84,13 +92,6 @@ def go(world: AgentWorld) -> None:
 
 def starts(world: AgentWorld) -> int:
     return (world.data_dir / "starts").read_text().count("started")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_task_outlives_its_agent_and_is_found_again(world: AgentWorld) -> None:

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, python, sh
+from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, alive, python, sh
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_node_agent.settings import PASSED
 from yardmaster_schemas.events.decisions import Checkpoint
@@ -449,7 +450,7 @@ async def test_a_task_that_ignores_the_signal_is_killed_at_the_deadline_with_all
         await world.until_output(task, "killed at the end of its grace", stream="agent")
     for line in said.splitlines()[:2]:
         pid = int(line.split()[1])
-        assert not running(pid), f"{line} is still there after SlotsReleased"
+        assert not alive(pid), f"{line} is still there after SlotsReleased"
 
 
 async def test_orphans_of_a_task_are_killed_before_its_slots_are_released(
@@ -460,7 +461,7 @@ async def test_orphans_of_a_task_are_killed_before_its_slots_are_released(
         task = await world.allocate(sh(script))
         await world.ended(task)
         assert (await world.exit_of(task)).exit_code == 0
-        assert not running(int((await world.output(task)).strip()))
+        assert not alive(int((await world.output(task)).strip()))
 
 
 async def test_an_immediate_stop_and_a_revocation_kill_at_once(world: AgentWorld) -> None:
@@ -652,11 +653,10 @@ async def test_the_process_title_and_the_log_never_hold_a_secret(
     async with world.agent():
         task = await world.allocate(sh("echo ready; sleep 60", secrets={"KEY": "shared/key"}))
         await world.until_output(task, "ready")
-        titles = [
-            (Path("/proc") / pid / "cmdline").read_bytes()
-            for pid in os.listdir("/proc")
-            if pid.isdigit() and (Path("/proc") / pid / "cmdline").exists()
-        ]
+        titles = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # it ended meanwhile
+                titles.append((Path("/proc") / pid / "cmdline").read_bytes())
         assert not [title for title in titles if b"s3cret-value" in title]
         await world.stop(task, grace_s=0)
         await world.ended(task)
@@ -669,11 +669,3 @@ def holding(directory: Path, secret: bytes) -> list[Path]:
     """Files that hold a secret, the task's own output aside."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.name != "stdout"]
     return [path for path in files if secret in path.read_bytes()]
-
-
-def running(pid: int) -> bool:
-    """A process of that id runs and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -19,6 +19,7 @@ from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_node_agent.agent import Ports, Settings, host_ports, run
+from yardmaster_node_agent.executors import procfs
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -389,6 +390,12 @@ class Deaf:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of that id runs or is stopped; a zombie has ended."""
+    seen = procfs.look(pid)
+    return seen is not None and not seen.ended
 
 
 def sh(script: str, **run_: Any) -> Run:

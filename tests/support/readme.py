@@ -328,7 +328,7 @@ class Terminal:
     def _children(self) -> list[int]:
         try:
             found = Path(f"/proc/{self._shell.pid}/task/{self._shell.pid}/children").read_text()
-        except FileNotFoundError:
+        except OSError:
             return []
         return [int(pid) for pid in found.split()]
 
