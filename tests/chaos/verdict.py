@@ -66,12 +66,12 @@ async def summary(log: EventLog) -> str:
     """The numbers of decisions, ends, preemptions, losses and joins."""
     decided = await counted(log, "scheduler", "decisions")
     joins = sum(isinstance(event, NodeJoinedV1) for event in await events(log, "node-events"))
-    kinds = Counter(type(event) for event in decided)
+    preemptions = sum(isinstance(event, PreemptionRequestedV1) for event in decided)
     ends = Counter(str(event.outcome) for event in decided if isinstance(event, TaskEndedV1))
     losses = Counter(str(event.cause) for event in decided if isinstance(event, NodeLostV1))
     return (
         f"{len(decided)} records of decisions, ends {dict(ends)}, "
-        f"{kinds[PreemptionRequestedV1]} preemptions, nodes lost {dict(losses)}, {joins} joins"
+        f"{preemptions} preemptions, nodes lost {dict(losses)}, {joins} joins"
     )
 
 

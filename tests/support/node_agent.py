@@ -31,6 +31,7 @@ from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     Placement,
     PreemptionRequestedV1,
+    PreemptionRequestedV2,
     SlotsAllocatedV1,
     StopRequestedV1,
 )
@@ -43,7 +44,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_schemas.reasons import Start, Stop, StopCode
+from yardmaster_schemas.reasons import PolicyStop, Start, Stop, StopCode
 from yardmaster_schemas.relayed import RelayedFrom
 from yardmaster_schemas.topics import (
     DETAILS,
@@ -225,6 +226,19 @@ class AgentWorld:
                 deadline_at_ms=self.clock.now_ms() + scheduler_ahead_ms + grace_s * 1000,
             ),
             unstarted=unstarted,
+        )
+
+    async def preempt(self, task_id: str, policy: str, *, grace_s: int = 20) -> None:
+        """Preempt an attempt for another task, by a policy."""
+        await self.assign(
+            PreemptionRequestedV2(
+                task_id=task_id,
+                attempt=1,
+                nodes=(self.node,),
+                stop=PolicyStop(policy=policy, rule="better_priority"),
+                grace_s=grace_s,
+                deadline_at_ms=self.clock.now_ms() + grace_s * 1000,
+            )
         )
 
     async def revoke(

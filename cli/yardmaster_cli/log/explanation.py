@@ -95,7 +95,7 @@ def _stop(attempt: AttemptSummary) -> dict[str, Any] | None:
     if stop is None:
         return None
     return {
-        "code": stop.code.value,
+        "code": str(stop.code),
         "rule": stop.rule,
         "for_task": stop.for_task,
         "numbers": dict(stop.numbers),

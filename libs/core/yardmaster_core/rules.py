@@ -26,7 +26,7 @@ them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the f
 | 4 | a request whose epoch is more than an hour ahead of its append time is refused |
 | 5 | only an incarnation of its own ledger replaces a node that is up |
 | 6 | ended jobs leave the states; quota reads their ends and limits unfinished tasks |
-| 7 | an agent's epoch far ahead of its cycle is refused; ranks of claimants are events; see below |
+| 7 | epochs of agents are bounded; ranks of claimants, policies of stops are events; see below |
 """
 
 from typing import Final

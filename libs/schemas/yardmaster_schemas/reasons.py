@@ -83,7 +83,10 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
 
 @plain_members
 class StopCode(StrEnum):
-    """Why an attempt was stopped."""
+    """Why an attempt was stopped.
+
+    Those that are names of policies are for logs of rules below 7: see `PolicyStop`.
+    """
 
     PRIORITY = "priority"
     FAIR_SHARE = "fair_share"
@@ -259,6 +262,27 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStop:
+    """Why a policy stops an attempt: its rule, the task that preempts it, and the numbers of both.
+
+    Rules and names of numbers are the policy's, so that a new policy changes no schema.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    policy: Code
+    rule: Code
+    for_task: TaskId | None = None
+    numbers: Numbers = field(default_factory=dict)
+    about: Name | None = None
+
+    @property
+    def code(self) -> str:
+        """The name of the policy, which users see where other stops have their code."""
+        return self.policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Why a task starts now: the rule that allowed it, and the numbers of that decision."""
 
@@ -268,7 +292,7 @@ class Start:
     numbers: Numbers = field(default_factory=dict)
 
 
-#: The numbers that each wait or stop code may carry.
+#: The numbers that each wait or stop code may carry. A policy decides those of its `PolicyStop`.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
     WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "blocked"),

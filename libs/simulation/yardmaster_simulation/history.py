@@ -27,10 +27,13 @@ from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     Outcome,
     PreemptionRequestedV1,
+    PreemptionRequestedV2,
     SlotsAllocatedV1,
     StopRequestedV1,
+    StopRequestedV2,
     TaskEndedV1,
     TaskRequeuedV1,
+    TaskRequeuedV2,
 )
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -109,11 +112,14 @@ class History:
             TaskStartedV1: self._started,
             CheckpointDoneV1: self._saved,
             PreemptionRequestedV1: self._preempted,
+            PreemptionRequestedV2: self._preempted,
             StopRequestedV1: self._stopped,
+            StopRequestedV2: self._stopped,
             AllocationRevokedV1: self._stopped,
             TaskExitedV1: self._exited,
             SlotsReleasedV1: self._released,
             TaskRequeuedV1: self._requeued,
+            TaskRequeuedV2: self._requeued,
             TaskEndedV1: self._ended,
         }
 

@@ -115,7 +115,7 @@ class Follower:
                 outcome = self._stopped(event, envelope.id, origin)
             case AllocationRevokedV1():
                 order = StopOrder(
-                    code=event.stop.code.value,
+                    code=str(event.stop.code),
                     deadline_ms=0,
                     cause=envelope.id,
                     kill_at_ms=0,
@@ -205,7 +205,7 @@ class Follower:
         # The event's deadline is of the scheduler's clock, which may differ from this host's.
         clock, grace_ms = self._context.ports.clock, event.grace_s * 1000
         order = StopOrder(
-            code=event.stop.code.value,
+            code=str(event.stop.code),
             deadline_ms=clock.now_ms() + grace_ms,
             cause=cause,
             kill_at_ms=int(clock.monotonic_s() * 1000) + grace_ms,

@@ -107,6 +107,17 @@ async def test_a_signalled_task_saves_takes_its_time_and_ends(machine: Machine) 
         assert [e.exit_code for e in await world.of_type(TaskExitedV1, task)] == [0]
 
 
+async def test_an_agent_stops_a_task_for_a_policy_that_it_does_not_know(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        task = await world.allocate(sh("x", env={"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "2"}))
+        await machine.after(1)
+        await world.preempt(task, "toy", grace_s=30)
+        await machine.after(3)
+        assert await world.of_type(TaskExitedV1, task)
+        assert await world.of_type(SlotsReleasedV1, task)
+
+
 async def test_a_task_that_ignores_the_signal_is_killed_at_the_deadline(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()):

@@ -280,7 +280,7 @@ async def test_an_allocation_holds_slots_until_they_are_released() -> None:
     assert (await counters(store, "project/nlp")).used_milli == {}
     attempt = await store.get(AttemptRow, f"{TASK}/1")
     assert attempt is not None
-    assert attempt.end is EndCode.EXIT
+    assert attempt.end == EndCode.EXIT
     assert attempt.replicas[0].released_at_ms == log.now_ms
 
 

@@ -20,7 +20,7 @@ from yardmaster_schemas.events import decisions as d
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.machine import CycleCommittedV2
 from yardmaster_schemas.events.requests import SubmittedSpec
-from yardmaster_schemas.reasons import Stop, StopCode, Wait, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode, Wait, WaitCode
 
 JOB = "a" * 12
 KINDS = [
@@ -88,9 +88,16 @@ def facts(**more: object) -> JobFacts:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def test_rows_with_reasons_and_stops_come_back() -> None:
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop(code=StopCode.CANCELLED),
+        Stop(code=StopCode.PRIORITY, rule="better_priority", numbers={"priority": 60}),
+        PolicyStop(policy="toy", rule="drawn", numbers={"dice": 6}),
+    ],
+)
+def test_rows_with_reasons_and_stops_come_back(stop: Stop | PolicyStop) -> None:
     codec = RowCodec()
-    stop = Stop(code=StopCode.CANCELLED)
     stopping = rows.Stopping(stop=stop, at_ms=1, deadline_at_ms=None)
     task = TaskRow(
         job=facts(),

@@ -33,7 +33,7 @@ from yardmaster_schemas.events.decisions import (
 )
 from yardmaster_schemas.events.requests import Fence, Layout
 from yardmaster_schemas.instants import LAST_MS
-from yardmaster_schemas.reasons import Stop, StopCode
+from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 
 #: The policy that guarantees the deserved share of S6.
 QUOTA_POLICY: Final = "quota"
@@ -333,7 +333,12 @@ class Decisions:
             )
 
     def _stop(
-        self, fed: FedRecord, task_id: str, number: int, nodes: tuple[str, ...], stop: Stop
+        self,
+        fed: FedRecord,
+        task_id: str,
+        number: int,
+        nodes: tuple[str, ...],
+        stop: Stop | PolicyStop,
     ) -> Attempt | None:
         attempt = self.cluster.attempt(task_id, number)
         label = f"{task_id} attempt {number}"

@@ -238,7 +238,7 @@ def _allocation_revoked_v1(
 def _task_requeued_v1(draft: Draft, envelope: Envelope[d.TaskRequeuedV1], _: object) -> None:
     data = envelope.data
     attempt = _attempt(draft, data.task_id, data.attempt, envelope.type)
-    draft.put(replace(attempt, end=data.code, ended_at_ms=draft.now_ms))
+    draft.put(replace(attempt, end=str(data.code), ended_at_ms=draft.now_ms))
     draft.change_task(
         _task(draft, data, envelope.type),
         phase=Phase.PENDING,
@@ -273,7 +273,7 @@ def _task_ended_v1(draft: Draft, envelope: Envelope[d.TaskEndedV1], _: object) -
     if data.attempt:
         attempt = _attempt(draft, data.task_id, data.attempt, envelope.type)
         if attempt.end is None:
-            draft.put(replace(attempt, end=data.code, ended_at_ms=draft.now_ms))
+            draft.put(replace(attempt, end=str(data.code), ended_at_ms=draft.now_ms))
     draft.change_task(
         _task(draft, data, envelope.type),
         phase=OUTCOMES[data.outcome],
@@ -314,9 +314,12 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     d.ReservationDroppedV1: _reservation_dropped_v1,
     d.ClaimantsRankedV1: _claimants_ranked_v1,
     d.PreemptionRequestedV1: _stop_requested_v1,
+    d.PreemptionRequestedV2: _stop_requested_v1,
     d.StopRequestedV1: _stop_requested_v1,
+    d.StopRequestedV2: _stop_requested_v1,
     d.AllocationRevokedV1: _allocation_revoked_v1,
     d.TaskRequeuedV1: _task_requeued_v1,
+    d.TaskRequeuedV2: _task_requeued_v1,
     d.TaskUnschedulableV1: _task_unschedulable_v1,
     d.TaskEndedV1: _task_ended_v1,
     d.NodeLostV1: _node_lost_v1,

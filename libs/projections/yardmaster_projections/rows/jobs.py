@@ -14,7 +14,7 @@ from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.requests import (
     SubmittedSpec,
 )
-from yardmaster_schemas.reasons import EndCode, Start, Stop
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Refused:
 class Stopping:
     """A requested stop, and the time of the request."""
 
-    stop: Stop
+    stop: Stop | PolicyStop
     at_ms: int
     deadline_at_ms: int | None
 
@@ -237,8 +237,9 @@ class AttemptRow(Row):
     stopping: Stopping | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
-    #: The reason for which the attempt was requeued or ended.
-    end: EndCode | None = None
+    #: The reason for which the attempt was requeued or ended: an end code, or the policy that
+    #: stopped it.
+    end: str | None = None
 
     @property
     def key(self) -> str:

@@ -27,7 +27,7 @@ from yardmaster_schemas.events.decisions import (
     TaskRequeuedV1,
 )
 from yardmaster_schemas.position import Position
-from yardmaster_schemas.reasons import Start, Stop, Wait, WaitClass, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, Start, Stop, Wait, WaitClass, WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -58,7 +58,7 @@ class AttemptSummary:
     nodes: tuple[str, ...]
     allocated_ms: int
     start: Start | None = None
-    stop: Stop | None = None
+    stop: Stop | PolicyStop | None = None
     stopped_ms: int | None = None
     deadline_ms: int | None = None
     ended: str = ""
@@ -131,7 +131,7 @@ class TaskHistory:
                     deadline_ms=getattr(event, "deadline_at_ms", None),
                 )
             case TaskRequeuedV1() | TaskEndedV1():
-                self._change(event.attempt, ended=event.code.value, ended_ms=now_ms)
+                self._change(event.attempt, ended=str(event.code), ended_ms=now_ms)
             case _:
                 pass
 

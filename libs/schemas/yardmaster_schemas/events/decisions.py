@@ -18,6 +18,7 @@ from yardmaster_schemas.fields import (
     MAX_TASKS,
     Address,
     CheckpointUri,
+    Code,
     Count,
     GpuMilli,
     Incarnation,
@@ -34,7 +35,7 @@ from yardmaster_schemas.fields import (
     TaskId,
 )
 from yardmaster_schemas.members import plain_members
-from yardmaster_schemas.reasons import DropCode, EndCode, Start, Stop, Wait
+from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, Start, Stop, Wait
 from yardmaster_schemas.topics import DECISIONS
 
 #: Claimants that one ClaimantsRanked names.
@@ -189,6 +190,15 @@ class PreemptionRequestedV1(Event):
     deadline_at_ms: Millis
 
 
+@event(DECISIONS, name="PreemptionRequested", version=2, rules=7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRequestedV2(PreemptionRequestedV1):
+    """Version 1, with the policy that decided it instead of a code."""
+
+    # Readers of both versions use what both have: `code` is then a string.
+    stop: PolicyStop  # type: ignore[assignment]
+
+
 @event(DECISIONS, name="StopRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequestedV1(Event):
@@ -200,6 +210,14 @@ class StopRequestedV1(Event):
     stop: Stop
     grace_s: Seconds
     deadline_at_ms: Millis
+
+
+@event(DECISIONS, name="StopRequested", version=2, rules=7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequestedV2(StopRequestedV1):
+    """Version 1 for a stop that a policy decided: its claimant is above a share or a limit."""
+
+    stop: PolicyStop  # type: ignore[assignment]
 
 
 @event(DECISIONS, name="AllocationRevoked")
@@ -234,6 +252,14 @@ class TaskRequeuedV1(Event):
     not_before_ms: Millis = 0
     failed_starts: Count = field(default=0, metadata=LATER)
     failed_nodes: Names = field(default=(), metadata=LATER)
+
+
+@event(DECISIONS, name="TaskRequeued", version=2, rules=7)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequeuedV2(TaskRequeuedV1):
+    """Version 1 after a stop that a policy decided. `code` is the name of the policy."""
+
+    code: Code  # type: ignore[assignment]
 
 
 @event(DECISIONS, name="TaskUnschedulable")

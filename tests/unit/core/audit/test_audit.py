@@ -52,11 +52,13 @@ from yardmaster_schemas.events.decisions import (
     NodeSilenceObservedV1,
     Outcome,
     PreemptionRequestedV1,
+    PreemptionRequestedV2,
     ReservationDroppedV1,
     SlotsReservedV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
+    TaskRequeuedV2,
 )
 from yardmaster_schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
 from yardmaster_schemas.events.node_events import NodeDrainedV1, ReplicaRef
@@ -78,6 +80,7 @@ from yardmaster_schemas.reasons import (
     AdmissionCode,
     DropCode,
     EndCode,
+    PolicyStop,
     RefusalCode,
     Stop,
     StopCode,
@@ -947,6 +950,42 @@ def test_s7_a_preemption_without_a_beneficiary(log: LogBuilder, stop: Any, word:
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(preempted(log, A, **stop))
     expect_one(log, "S7", word)
+
+
+def names_policies(log: LogBuilder) -> None:
+    """A log of rules under which a stop names its policy."""
+    log.scheduler.rules = PreemptionRequestedV2.RULES
+    log.scheduler.cycle(RulesEnabledV1(rules=PreemptionRequestedV2.RULES))
+
+
+def preempted_by_policy(log: LogBuilder, for_task: str | None) -> PreemptionRequestedV2:
+    """Preempt task `A` in a cycle one second later, by a policy that no schema knows."""
+    return PreemptionRequestedV2(
+        task_id=A,
+        attempt=1,
+        nodes=("n1",),
+        stop=PolicyStop(policy="toy", rule="drawn", for_task=for_task, numbers={"dice": 6}),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + 61_000,
+    )
+
+
+def test_a_preemption_by_a_policy_that_no_schema_knows_is_sound(log: LogBuilder) -> None:
+    names_policies(log)
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted_by_policy(log, B))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(TaskRequeuedV2(task_id=A, attempt=1, code="toy", restarts=0))
+    assert found(log) == ()
+
+
+def test_s7_a_preemption_by_a_policy_without_a_beneficiary(log: LogBuilder) -> None:
+    names_policies(log)
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted_by_policy(log, None))
+    expect_one(log, "S7", "stopped (toy) without naming a beneficiary")
 
 
 def test_s7_a_victim_that_is_not_preemptible(log: LogBuilder) -> None:

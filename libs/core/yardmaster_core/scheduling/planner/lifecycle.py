@@ -22,10 +22,11 @@ from yardmaster_schemas.events.decisions import (
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
+    TaskRequeuedV2,
 )
 from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
-from yardmaster_schemas.reasons import EndCode, Stop, StopCode
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 
 #: After the n-th failure, and after the n-th failed start in a row, a task backs off 2^n seconds,
 #: at most this many.
@@ -245,12 +246,21 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
         if ReplicaState.LOST in run.replicas:
             return _requeued(task, run, EndCode.NODE_LOST)
         return _failed_start(state, task, run, EndCode.NEVER_STARTED)
-    if stop.code in FINAL_STOPS:
+    if isinstance(stop, Stop) and stop.code in FINAL_STOPS:
         return _ended(task, run, Outcome.FAILED, EndCode(str(stop.code)))
     if all_zero and (run.done or spec.exit_zero is ExitZero.FINISHED):
         return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
     if stop.code is StopCode.START_TIMEOUT:
         return _failed_start(state, task, run, EndCode.START_TIMEOUT)
+    if isinstance(stop, PolicyStop):
+        return TaskRequeuedV2(
+            task_id=task.id,
+            attempt=run.number,
+            code=stop.policy,
+            restarts=task.restarts,
+            failed_starts=task.failed_starts,
+            failed_nodes=task.failed_nodes,
+        )
     return _requeued(task, run, EndCode(str(stop.code)))
 
 

@@ -49,7 +49,7 @@ from yardmaster_core.scheduling.state.strict_queues import PositionOf
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.events.requests import PolicyRef
-from yardmaster_schemas.reasons import Start, Stop, Wait
+from yardmaster_schemas.reasons import Start, Wait
 
 #: Groups are considered in ascending order. Keys of one pool must be comparable and should differ.
 OrderKey = tuple[Any, ...]
@@ -86,6 +86,21 @@ class PreemptionBudget(Protocol):
 
 #: From pending tasks, possible victims and a budget to the victims to preempt.
 FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[Task]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReason:
+    """Why a policy stops an attempt; recorded as `PolicyStop`, with the policy's name.
+
+    `rule` and the names of `numbers` are the policy's own, except `priority` and `for_priority`,
+    the priorities of the stopped task and of `for_task`. `for_task` is the task that receives the
+    slots, `about` the claimant above its share.
+    """
+
+    rule: str
+    for_task: str | None = None
+    numbers: dict[str, int] = field(default_factory=dict)
+    about: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +173,10 @@ class Policy:
     may_start: Callable[[PoolView, Group, Task], Wait | None]
     victims: Callable[[PoolView, Task], Iterable[Task]]
     min_runtime_wait: Callable[[PoolView, Task], Wait | None]
-    stop_reason: Callable[[PoolView, Task, Task], Stop]
+    stop_reason: Callable[[PoolView, Task, Task], StopReason]
     start_reason: Callable[[PoolView, Task], Start]
     equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
-    reclaim: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
+    reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] | None = None
     wake: Callable[[PoolView], Iterable[Group]] = no_groups
     project_shares: Callable[[PoolView], Mapping[str, int]] = no_shares
     place: Callable[[QueueTraits], Rank] = by_submission_only

@@ -1,25 +1,39 @@
 """Records the decisions of a cycle about one pool's tasks: starts, stops, reservations, waits."""
 
+from typing import Any
+
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.kept_reservations import dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
 from yardmaster_core.scheduling.state.appliers.reservations import hold
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import class_of
+from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     Outcome,
     Placement,
     PreemptionRequestedV1,
+    PreemptionRequestedV2,
     SlotsAllocatedV1,
     SlotsReservedV1,
     StopRequestedV1,
+    StopRequestedV2,
     TaskEndedV1,
     TaskUnschedulableV1,
 )
-from yardmaster_schemas.reasons import DropCode, EndCode, Stop, Wait, WaitClass, WaitCode
+from yardmaster_schemas.reasons import (
+    DropCode,
+    EndCode,
+    PolicyStop,
+    Stop,
+    StopCode,
+    Wait,
+    WaitClass,
+    WaitCode,
+)
 
 
 class PoolDecisions:
@@ -111,22 +125,34 @@ class PoolDecisions:
 
     # Preempting
 
-    def stop(self, victim: Task, stop: Stop) -> None:
+    def stop(self, victim: Task, reason: StopReason) -> None:
         """Preempt a running task, or stop one above a limit or share of its claimant."""
         run = victim.run
         assert run is not None
+        state, policy, for_task = self.draft.state, self.policy.name, reason.for_task
         grace_s = victim.job.spec.grace_s
+        why: dict[str, Any] = {
+            "rule": reason.rule,
+            "for_task": for_task,
+            "numbers": reason.numbers,
+            "about": reason.about,
+        }
+        attempt: dict[str, Any] = {
+            "task_id": victim.id,
+            "attempt": run.number,
+            "nodes": run.nodes,
+            "grace_s": grace_s,
+            "deadline_at_ms": state.in_s(grace_s),
+        }
         # Without a receiving task, the victim is above a limit or a share of its own claimant.
-        kind = StopRequestedV1 if stop.for_task is None else PreemptionRequestedV1
-        event = kind(
-            task_id=victim.id,
-            attempt=run.number,
-            nodes=run.nodes,
-            stop=stop,
-            grace_s=grace_s,
-            deadline_at_ms=self.draft.state.in_s(grace_s),
-        )
-        about = victim if stop.for_task is None else self.draft.state.tasks[stop.for_task]
+        event: Event
+        if state.rules >= PreemptionRequestedV2.RULES:
+            named = StopRequestedV2 if for_task is None else PreemptionRequestedV2
+            event = named(stop=PolicyStop(policy=policy, **why), **attempt)
+        else:
+            coded = StopRequestedV1 if for_task is None else PreemptionRequestedV1
+            event = coded(stop=Stop(code=StopCode(policy), **why), **attempt)
+        about = victim if for_task is None else state.tasks[for_task]
         self.draft.record(event, victim.id, about.cause)
 
     def reserve(self, task: Task, placement: list[ReplicaSlots], victims: int = 0) -> None:

@@ -21,6 +21,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PoolView,
     QueueTraits,
     Rank,
+    StopReason,
     no_victims,
 )
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
@@ -38,7 +39,6 @@ from yardmaster_core.scheduling.policies.strict import (
 )
 from yardmaster_core.scheduling.state.strict_queues import QueuePosition
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_schemas.reasons import Stop, StopCode
 
 
 def by_submission(task: Task) -> QueuePosition:
@@ -98,16 +98,16 @@ def in_random_order(view: PoolView, task: Task) -> Iterator[Task]:
     return shuffled(view.pool.config.seed, f"rand/{task.id}/{task.attempt}", found)
 
 
-def lrtp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
+def lrtp_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` under `lrtp`."""
     left_s = remaining_ms(view, victim) // 1000
-    return stop_for_task(victim, task, StopCode.LRTP, "longest_remaining", remaining_s=left_s)
+    return stop_for_task(victim, task, "longest_remaining", remaining_s=left_s)
 
 
-def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
+def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` under `rand`."""
     candidates = view.memo["candidates"]
-    return stop_for_task(victim, task, StopCode.RAND, "drawn", candidates=candidates)
+    return stop_for_task(victim, task, "drawn", candidates=candidates)
 
 
 FIFO: Final = Policy(

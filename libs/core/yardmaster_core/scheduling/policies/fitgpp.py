@@ -39,7 +39,7 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.placement import helps
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.baselines import (
     non_preemptible_first,
@@ -61,7 +61,6 @@ from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.fields import CLOSED, Count, Positive
-from yardmaster_schemas.reasons import Stop, StopCode
 
 ONE: Final = 1_000_000
 
@@ -207,7 +206,7 @@ class _VictimFit:
         return helps(after, shape)
 
 
-def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
+def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task`; size and score in thousandths."""
     scores: Scores = view.memo["scores"]
     limit = view.options.p
@@ -217,8 +216,7 @@ def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
         "score": scores.score(victim) // 1000,
         "times_stopped": victim.preemptions,
     }
-    return Stop(
-        code=StopCode.FITGPP,
+    return StopReason(
         rule="lowest_score" if victim in scores.fit else "drawn",
         for_task=task.id,
         numbers=numbers if limit is None else {**numbers, "limit": limit},

@@ -40,6 +40,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PoolView,
     QueueTraits,
     Rank,
+    StopReason,
 )
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.phases import Phase
@@ -47,7 +48,7 @@ from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.instants import LAST_MS
-from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +220,7 @@ def _minus_submitted_ms(protected: tuple[int, int]) -> int:
     return -protected[0]
 
 
-def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
+def stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task`."""
     job, of = victim.job, task.job
     requested = of.shape.total_gpu_milli
@@ -227,9 +228,8 @@ def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
 
 
 @lru_cache(maxsize=256)
-def _stop(task_id: str, own: int, requested: int, priority: int, held: int) -> Stop:
-    return Stop(
-        code=StopCode.PRIORITY,
+def _stop(task_id: str, own: int, requested: int, priority: int, held: int) -> StopReason:
+    return StopReason(
         rule="better_priority" if own < priority else "earlier_submission",
         for_task=task_id,
         numbers={

@@ -12,13 +12,13 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
+from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.fields import CLOSED
-from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def no_min_runtime_wait(_: PoolView, __: Task) -> None:
     """`min_runtime_wait` of policies that preempt no task."""
 
 
-def no_stop_reason(_: PoolView, victim: Task, __: Task) -> Stop:
+def no_stop_reason(_: PoolView, victim: Task, __: Task) -> StopReason:
     """`stop_reason` of policies that preempt no task; the planner never calls it."""
     raise AssertionError(f"{victim.id} was stopped under a policy that preempts no task")
 
@@ -147,10 +147,10 @@ def always(_: object) -> bool:
     return True
 
 
-def stop_for_task(victim: Task, task: Task, code: StopCode, rule: str, **numbers: int) -> Stop:
+def stop_for_task(victim: Task, task: Task, rule: str, **numbers: int) -> StopReason:
     """Return a stop reason with the requested and held gpu_milli of both tasks."""
     both = {
         "held_milli": victim.job.shape.total_gpu_milli,
         "asked_milli": task.job.shape.total_gpu_milli,
     }
-    return Stop(code=code, rule=rule, for_task=task.id, numbers={**numbers, **both})
+    return StopReason(rule=rule, for_task=task.id, numbers={**numbers, **both})

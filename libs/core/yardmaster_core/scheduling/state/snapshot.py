@@ -31,7 +31,7 @@ from yardmaster_schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
-from yardmaster_schemas.reasons import StartFailure, Stop, Wait, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
 
 FORMAT: Final = 4
 Plain = dict[str, Any]
@@ -413,7 +413,8 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     run.signal = row["signal"]
     run.out_of_memory = row["out_of_memory"]
     run.done = row["done"]
-    run.stop = _maybe(Stop, row["stop"])
+    stop = row["stop"]
+    run.stop = _maybe(PolicyStop if stop is not None and "policy" in stop else Stop, stop)
     run.stop_deadline_ms = row["stop_deadline_ms"]
     failure = row.get("failure")
     run.failure = None if failure is None else StartFailure(failure)

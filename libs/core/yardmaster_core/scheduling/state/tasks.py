@@ -11,7 +11,7 @@ from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape, shape
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_schemas.reasons import StartFailure, Stop, Wait, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
 
 #: A pool, and why a task is pending in it, or `Phase.RUNNING`.
 CountedAs = tuple[str, WaitCode | Phase]
@@ -54,7 +54,7 @@ class Attempt:
         self.signal: int | None = None
         self.out_of_memory = False
         self.done = False
-        self.stop: Stop | None = None
+        self.stop: Stop | PolicyStop | None = None
         self.stop_deadline_ms = 0
         #: The first reason that an agent gave for not starting a replica.
         self.failure: StartFailure | None = None

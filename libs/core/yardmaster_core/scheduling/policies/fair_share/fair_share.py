@@ -40,6 +40,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PoolView,
     QueueTraits,
     Rank,
+    StopReason,
     no_victims,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
@@ -65,7 +66,7 @@ from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
-from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def _name(claimant: Claimant) -> str:
     return claimant.name if isinstance(claimant, Project) else claimant.id
 
 
-def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
+def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, StopReason]]:
     """Yield the tasks to preempt because their claimant is above its limit or its share.
 
     Tasks above a limit always; tasks above a share only if a pending task receives the slots. With
@@ -347,7 +348,7 @@ def _key(task: Task) -> QueueKey:
     return task.key
 
 
-def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Stop:
+def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> StopReason:
     numbers = {"fair_share_milli": share.share_milli, "weight": share.weight, "used_milli": used}
     rule = "over_fair_share"
     if receiver is None:
@@ -361,8 +362,7 @@ def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Sto
         numbers["for_fair_share_milli"] = other.share_milli
         numbers["for_weight"] = other.weight
         numbers["for_used_milli"] = _used(view, claimant)
-    return Stop(
-        code=StopCode.FAIR_SHARE,
+    return StopReason(
         rule=rule,
         for_task=receiver.id if receiver is not None else None,
         numbers=numbers,
@@ -447,9 +447,9 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def stop_reason(view: PoolView, _: Task, task: Task) -> Stop:
+def stop_reason(view: PoolView, _: Task, task: Task) -> StopReason:
     """Return why a task is preempted for `task`."""
-    return Stop(code=StopCode.FAIR_SHARE, rule="over_fair_share", for_task=task.id)
+    return StopReason(rule="over_fair_share", for_task=task.id)
 
 
 def start_reason(view: PoolView, task: Task) -> Start:

@@ -8,7 +8,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
 from yardmaster_core.scheduling.state.tasks import Attempt, Job, Task
-from yardmaster_schemas.reasons import Stop
+from yardmaster_schemas.reasons import PolicyStop, Stop
 
 
 def release_next(state: ClusterState, job: Job) -> None:
@@ -206,7 +206,7 @@ def _count_stopping(state: ClusterState, task: Task, run: Attempt, sign: int) ->
         pool.stopping_firm += sign
 
 
-def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop) -> None:
+def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop | PolicyStop) -> None:
     """Mark an attempt as stopping and count its open replicas' slots as free in the future."""
     run.stop = stop
     _count_stopping(state, task, run, 1)

@@ -19,7 +19,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.reasons import EndCode, Stop, StopCode, WaitCode
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode, WaitCode
 
 
 def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str) -> None:
@@ -86,7 +86,13 @@ def stop_requested_v1(state: ClusterState, event: dec.StopRequestedV1, _: str) -
     _stop(state, event.task_id, event.attempt, event.stop, event.deadline_at_ms)
 
 
-def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_ms: int) -> None:
+def _stop(
+    state: ClusterState,
+    task_id: str,
+    attempt: int,
+    stop: Stop | PolicyStop,
+    deadline_ms: int,
+) -> None:
     if is_over(state, task_id, attempt):
         return
     task, run = run_of(state, task_id, attempt)
@@ -98,7 +104,7 @@ def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
     begin_stop(state, task, run, stop)
-    if stop.code is StopCode.FITGPP:
+    if stop.code == StopCode.FITGPP:
         state.put(task, "preemptions", task.preemptions + 1)
     # The groups behind a higher-priority task were considered before it. A preemption for an equal
     # task may free slots that they could not have freed themselves.

@@ -1,0 +1,41 @@
+"""`yard explain` of a log shows the policy of a stop as the code that older rules recorded."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.toy_policy import TOY, TOYS
+from yardmaster_cli.log.explanation import _as_answer
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_core.testing import Cell
+from yardmaster_runtime.replay.explain import explain
+from yardmaster_schemas.events.decisions import PreemptionRequestedV2
+
+
+def explained(policy: str, rules: int) -> dict[str, Any]:
+    """The answer about a task that the policy preempts."""
+    cell = Cell(policy=policy)
+    cell.rules = rules
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=60)
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("top", priority=10, preemptible=False)
+    cell.cycle()
+    return _as_answer(explain(cell.state, cell.task("low").id))
+
+
+@pytest.mark.parametrize("policy", ["priority", "fitgpp", "lrtp", "rand"])
+def test_both_versions_of_a_stop_are_shown_alike(policy: str) -> None:
+    rules = PreemptionRequestedV2.RULES
+    before, after = explained(policy, rules - 1), explained(policy, rules)
+    assert before["stop"]["code"] == policy
+    assert after["stop"] == before["stop"]
+    assert after["last_stop"] == before["last_stop"]
+
+
+@patch.dict(POLICIES, TOYS)
+def test_a_policy_that_no_schema_knows_is_shown_as_the_code_of_the_stop() -> None:
+    stop = explained(TOY.name, PreemptionRequestedV2.RULES)["stop"]
+    assert (stop["code"], stop["rule"]) == (TOY.name, "better_priority")
