@@ -100,6 +100,11 @@ def test_replay_at_shows_the_cluster_at_a_moment(
     text = yard(tmp_path).yard(*at, "--all").out
     # A task is in the state until the cycle after its end.
     assert "tasks: 1 succeeded" in text
+    assert "ended so far: 2 succeeded" in text
+    ended = yard(tmp_path).yard("explain", f"{high}.0", "--log", str(log)).out
+    assert re.search(r"^End +succeeded, exit 0, in cycle \d+ \(", ended, re.MULTILINE)
+    said = yard(tmp_path).yard("explain", "000000000000.0", "--log", str(log), code=101)
+    assert "no task 000000000000.0" in said.err
 
 
 def test_the_dump_is_in_the_order_of_decisions(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.logs import placed
 from tests.support.redis_views import own_database
 from yardmaster_projections.errors import ViewsMoved
 from yardmaster_projections.memory import MemoryViewStore
@@ -14,6 +15,7 @@ from yardmaster_projections.rows import (
     DepartmentRow,
     JobFacts,
     JobRow,
+    NodeRow,
     PoolRow,
     ProjectRow,
     RequestRow,
@@ -77,6 +79,18 @@ async def test_a_row_is_found_by_its_key_and_only_in_its_kind(store: ViewStore) 
     await put(store, 1, project("nlp"))
     assert await store.get(ProjectRow, "nlp") == project("nlp")
     assert await store.get(DepartmentRow, "nlp") is None
+
+
+async def test_a_node_keeps_the_slots_that_are_held_and_reserved(store: ViewStore) -> None:
+    held = {("j0.0", 0): placed("n1", 0)}
+    reserved = {("j1.0", 0): placed("n1", 0, 1, gpu_milli=500), ("j1.0", 1): placed("n1")}
+    row = NodeRow(name="n1", held=held, reserved=reserved)
+    await store.apply([Put(row)], at(1), {})
+    assert await store.get(NodeRow, "n1") == row
+    await store.apply([Put(replace(row, reserved={}))], at(2), {})
+    found = await store.get(NodeRow, "n1")
+    assert found is not None
+    assert (found.held, found.reserved) == (held, {})
 
 
 async def test_changes_come_with_their_position_and_notes(store: ViewStore) -> None:

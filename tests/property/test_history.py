@@ -11,9 +11,11 @@ from tests.histories.inputs import history
 from tests.histories.world import World
 from tests.support.histories import history_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
 from yardmaster_core.testing import START_MS, Cell, CycleBegun, EventApplied
 from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import Placement
 from yardmaster_simulation.history import History
 from yardmaster_simulation.metrics import summary
 from yardmaster_simulation.series import Series, windows
@@ -34,6 +36,29 @@ def test_a_history_agrees_with_the_state(seed: int) -> None:
 
 def last(series: Series) -> list[int]:
     return list(series.points[-series.width + 1 :]) or [0] * (series.width - 1)
+
+
+def reserved_on(node: Node) -> list[Placement]:
+    return [
+        task.reserved.placements[replica]
+        for task, replicas in node.reserved.items()
+        if task.reserved is not None
+        for replica in replicas
+    ]
+
+
+def idle_of_reserved(node: Node) -> int:
+    """The GPUs that are reserved and that no task holds, in gpu_milli."""
+    found = [0] * node.gpus
+    for placement in reserved_on(node):
+        for slot in placement.slots:
+            found[slot] += placement.gpu_milli
+    # What is free is without what is reserved.
+    return sum(
+        min(milli, milli + free)
+        for milli, free in zip(found, node.free.slots, strict=True)
+        if milli
+    )
 
 
 def assert_agrees(history: History, state: ClusterState) -> None:
@@ -58,15 +83,20 @@ def assert_agrees(history: History, state: ClusterState) -> None:
         nodes = [n for n in state.nodes.values() if n.pool_name == name]
         up = sum(1000 * n.gpus for n in nodes if n.state is NodeState.UP)
         assert last(pool.series)[:2] == [up, held.get(name, 0)]
+        up_nodes = [n for n in nodes if n.state is NodeState.UP]
+        assert last(pool.series)[4] == sum(map(idle_of_reserved, up_nodes))
     for name, project in history.projects.items():
         assert last(project.series)[0] == projects.get(name, 0)
     for name, node in state.nodes.items():
         free = history._nodes[name].free if name in history._nodes else None
         assert (free is not None) == (node.state is NodeState.UP)
         if free is not None and node.pool_name is not None:
+            reserved = reserved_on(node)
             idle = sum(node.free.slots) + 1000 * len(node.disabled_slots)
+            idle += sum(p.gpu_milli * len(p.slots) for p in reserved)
             assert sum(free.parts.values()) + 1000 * free.whole == idle
-            assert (free.cpu_milli, free.memory_mib) == (node.free.cpu_milli, node.free.memory_mib)
+            assert free.cpu_milli == node.free.cpu_milli + sum(p.cpu_milli for p in reserved)
+            assert free.memory_mib == node.free.memory_mib + sum(p.memory_mib for p in reserved)
 
 
 def assert_adds_up(history: History) -> None:

@@ -94,6 +94,7 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
         held=st.sampled_from(
             [{}, {(f"{JOBS[0]}.0", 0): PLACEMENT, (f"{JOBS[0]}.1", 3): PLACEMENT}]
         ),
+        reserved=st.sampled_from([{}, {(f"{JOBS[1]}.0", 0): PLACEMENT}]),
     ),
     st.builds(
         CountersRow,

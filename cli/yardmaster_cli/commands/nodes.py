@@ -53,7 +53,7 @@ def ls(session: Session, pool: str | None, state: str | None) -> None:
 @nodes.command("show")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """Show a node.
+    """Show a node with its reservations.
 
     -o json and yaml print the fields of the REST API, with GPUs in thousandths (..._milli).
     """
@@ -78,8 +78,9 @@ def slots(
 ) -> None:
     """List, disable or enable the GPUs of a node.
 
-    Without --disable and --enable: list the GPUs with their tasks. A disabled GPU gets no new
-    tasks; its tasks keep running unless --stop is given.
+    Without --disable and --enable: list the GPUs with their tasks, and with the pending tasks for
+    which they are reserved. A disabled GPU gets no new tasks; its tasks keep running unless --stop
+    is given.
     """
     client = session.remote.client
     if disable is None and (stop or reason):
@@ -114,6 +115,7 @@ def _list_slots(session: Session, name: str) -> None:
         Column("STATE", lambda row: "disabled" if row["disabled"] else "enabled"),
         Column("USED", lambda row: Gpus(row["gpu_milli_used"], 1), right=True),
         Column("TASKS", lambda row: ",".join(row["tasks"]) or None),
+        Column("RESERVED", lambda row: ",".join(row["reserved_for"]) or None),
     )
     node = plain(session.remote.client.node(name))
     session.out.items(node["slots"], columns, name="index")

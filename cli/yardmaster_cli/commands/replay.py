@@ -5,6 +5,7 @@ Both read the log itself, without a service.
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.session import Session, YardCommand, YardGroup
 from yardmaster_cli.times import now_ms
 from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.commit import CountedCycle
 from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
@@ -30,6 +32,8 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.plain import dump as plain_json
 
@@ -72,6 +76,7 @@ def at(
 
     T is a time (2026-01-31 or 2026-01-31T12:00:00Z), an age (2h and -2h both mean 2 hours ago), a
     log position (main@d3021) or a cycle (cycle:88121). Without T, the end of the log is shown.
+    Tasks that ended before T are only counted; `yard explain TASK --at T` says how one ended.
     """
     bounds: dict[str, Any] = {}
     if moment is not None:
@@ -80,18 +85,31 @@ def at(
 
     where = log_source(session, file, cell)
 
+    ended: Counter[str] = Counter()
+
+    def count(accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        for _, decision in counted.decisions:
+            if isinstance(decision.data, TaskEndedV1):
+                ended[decision.data.outcome.value] += 1
+
     async def work(source: EventLog) -> rebuild.Replayed[ClusterState]:
         return await rebuild.state_at(
-            source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
+            source,
+            SchedulerMachine(),
+            where.cell,
+            partition=where.partition,
+            listeners=[count],
+            **bounds,
         )
 
     found = on_log(where, work)
-    _show_state(session.out, found, everything=everything, nodes_only=nodes_only)
+    _show_state(session.out, found, ended, everything=everything, nodes_only=nodes_only)
 
 
 def _show_state(
     out: Output,
     found: rebuild.Replayed[ClusterState],
+    ended: Mapping[str, int],
     *,
     everything: bool,
     nodes_only: bool,
@@ -108,6 +126,7 @@ def _show_state(
         "cycle": found.cycle,
         "now_at": rfc3339(found.now_ms),
         "state_digest": state.digest(),
+        "ended": dict(sorted(ended.items())),
         "nodes": nodes,
         "tasks": [] if nodes_only else tasks,
     }
@@ -117,11 +136,15 @@ def _show_state(
         for task in state.tasks.values():
             name = task.phase.name.lower()
             counted[name] = counted.get(name, 0) + 1
-        phases = ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+        phases, ends = (
+            ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            for counts in (counted, ended)
+        )
         lines = [
             f"{document['position']}   cycle {found.cycle}   {document['now_at']}",
             f"state {document['state_digest']}",
             f"tasks: {phases or 'none'}",
+            *([f"ended so far: {ends}"] if ends else []),
             *_grid(out, _NODES, nodes),
         ]
         if tasks and not nodes_only:

@@ -306,6 +306,7 @@ def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
         "fairness": mean([summary.fairness for summary in summaries]),
         "preempted": mean([part.preempted_share for part in every]),
         "lost_gpu_hours": mean([summary.preempted_lost_gpu_hours for summary in summaries]),
+        "reserved_idle_gpu_hours": mean([summary.reserved_idle_gpu_hours for summary in summaries]),
         "tasks": sum(result.tasks for result in group),
         "seconds": sum(result.seconds for result in group),
         "tasks_per_s": sum(result.tasks for result in group)
@@ -346,5 +347,6 @@ COLUMNS = (
     Column("FAIRNESS", _figure("fairness", ".3f"), right=True, wide=True),
     Column("PREEMPTED %", _figure("preempted", ".2f", 100), right=True),
     Column("LOST GPUH", _figure("lost_gpu_hours", ".1f"), right=True, wide=True),
+    Column("RESERVED GPUH", _figure("reserved_idle_gpu_hours", ".1f"), right=True, wide=True),
     Column("TASKS/S", _figure("tasks_per_s", ",.0f"), right=True, wide=True),
 )

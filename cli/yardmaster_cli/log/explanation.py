@@ -10,7 +10,14 @@ from yardmaster_cli.times import now_ms
 from yardmaster_core.scheduling.state.tasks import Reservation
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.units import with_units
-from yardmaster_runtime.replay.explain import AttemptSummary, Explanation, PoolWait, explain_at
+from yardmaster_runtime.replay.explain import (
+    AttemptSummary,
+    Explanation,
+    PoolWait,
+    Request,
+    TaskEnd,
+    explain_at,
+)
 from yardmaster_schemas.instants import rfc3339
 
 _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
@@ -41,14 +48,11 @@ def _as_answer(found: Explanation) -> dict[str, Any]:
     newest = found.attempts[-1] if found.attempts else None
     stopping = newest is not None and newest.stop is not None and not newest.ended
     start = newest.start if newest is not None else None
-    end = None
-    if found.outcome:
-        end = {"outcome": found.phase, "code": found.outcome, "exit_code": None, "signal": None}
     return {
         "task_id": found.task_id,
         "phase": found.phase,
         "wait_class": found.wait_class,
-        "pools": [_wait(found, wait) for wait in found.waits],
+        "pools": [_wait(found.request, wait) for wait in found.waits if found.request],
         "reserved": None if found.reserved is None else _reserved(found.reserved),
         "unblock": None,
         "attempt": newest.number if newest is not None else 0,
@@ -56,7 +60,7 @@ def _as_answer(found: Explanation) -> dict[str, Any]:
         "start_numbers": dict(start.numbers) if start is not None else {},
         "stop": _stop(newest) if stopping and newest is not None else None,
         "last_stop": _stop(found.last_stop) if found.last_stop is not None else None,
-        "end": end,
+        "end": None if found.end is None else _end(found.end),
         "refusal": None,
         "cycle": found.cycle,
         "cycle_at": rfc3339(found.at_ms),
@@ -75,14 +79,29 @@ def _reserved(found: Reservation) -> dict[str, Any]:
     }
 
 
-def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
+def _end(end: TaskEnd) -> dict[str, Any]:
+    return {
+        "outcome": end.outcome.value,
+        "code": end.code.value,
+        "exit_code": end.exit_code,
+        "signal": end.signal,
+        "cycle": end.cycle,
+        "ended_at": rfc3339(end.at_ms),
+    }
+
+
+def _wait(request: Request, wait: PoolWait) -> dict[str, Any]:
     return {
         "pool": wait.pool,
         "code": wait.wait.code.value,
         "wait_class": wait.wait_class.value,
-        "asked_milli": found.requested_gpu_milli,
+        "asked_milli": request.gpu_milli,
         "numbers": with_units(
-            wait.wait.code, wait.wait.about, wait.wait.numbers, found.requested, found.replicas
+            wait.wait.code,
+            wait.wait.about,
+            wait.wait.numbers,
+            request.replica,
+            request.replicas,
         ),
         "about": wait.wait.about,
         "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),

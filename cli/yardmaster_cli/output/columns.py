@@ -184,6 +184,7 @@ NODES: Final = (
     Column("REASON", _node_reason),
     Column("CPUS", lambda row: row["cpu_milli"] // 1000, wide=True, right=True),
     Column("MEMORY", lambda row: f"{row['memory_mib'] // 1024}Gi", wide=True, right=True),
+    Column("RESERVED", _gpus("gpu_milli_reserved", 1), wide=True, right=True),
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
     Column("ENROLLED", lambda row: (row.get("enrolment") or {}).get("gpus"), wide=True, right=True),

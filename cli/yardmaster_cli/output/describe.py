@@ -316,7 +316,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     elif why.get("last_stop"):
         lines += _stop_lines(out, "Last stop", why["last_stop"])
     if why.get("end"):
-        lines.append(_labelled("End", f"{why['end']['outcome']}, {ended(why['end'])}"))
+        lines.append(_labelled("End", _end_words(why["end"])))
         lines += _end_text(why["end"])
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
@@ -340,6 +340,14 @@ def _pool_numbers(wait: Row) -> str:
     shown = _recorded(wait, without=_REQUEST_NUMBERS)
     about = wait.get("about")
     return ", ".join(part for part in (about, shown) if part) or NOTHING
+
+
+def _end_words(end: Row) -> str:
+    """`failed, exit 3`; from a log: `failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
+    text = f"{end['outcome']}, {ended(end)}"
+    if end.get("cycle") is not None:
+        text += f", in cycle {end['cycle']} ({end['ended_at']})"
+    return text
 
 
 def _end_text(end: Row) -> list[str]:

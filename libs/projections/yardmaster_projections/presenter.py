@@ -25,7 +25,7 @@ from yardmaster_projections.rows import (
 from yardmaster_projections.store import ViewStore
 from yardmaster_projections.units import with_units
 from yardmaster_schemas import api
-from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
@@ -362,6 +362,7 @@ class Presenter:
                         holders[index].append(task_id)
             if task is not None and task_id not in names:
                 names.append(task_id)
+        reserved_milli, reserved = await self._reserved_on(row)
         return api.Node(
             name=row.name,
             pool=offer.pool,
@@ -383,6 +384,7 @@ class Presenter:
                     gpu_milli_used=used[index],
                     tasks=holders[index],
                     disabled=index in disabled,
+                    reserved_for=[one.task_id for one in reserved if index in one.slots],
                 )
                 for index in range(gpus)
             ],
@@ -396,7 +398,40 @@ class Presenter:
             enrolment=row.enrolment,
             disabled_slots=list(row.disabled),
             disabled_reason=row.disabled_reason,
+            gpu_milli_reserved=reserved_milli,
+            reserved=reserved,
         )
+
+    async def _reserved_on(self, row: NodeRow) -> tuple[int, list[api.NodeReservation]]:
+        """The gpu_milli reserved on a node for all tasks, and the reservations of the tasks that
+        the caller may see, in the order in which they were made.
+        """
+        total_milli = 0
+        by_task: dict[str, list[Placement]] = {}
+        for (task_id, _), placement in row.reserved.items():
+            by_task.setdefault(task_id, []).append(placement)
+        found = []
+        for task_id, placements in by_task.items():
+            task = await self._store.get(TaskRow, task_id)
+            # A views service of an earlier version removes a reservation only from its task.
+            if task is None or task.reserved is None:
+                continue
+            gpu_milli = sum(p.gpu_milli * len(p.slots) for p in placements)
+            total_milli += gpu_milli
+            if not self._visibility.includes(task.job.project):
+                continue
+            until_ms = task.reserved.until_ms
+            found.append(
+                api.NodeReservation(
+                    task_id=task_id,
+                    slots=sorted({index for p in placements for index in p.slots}),
+                    gpu_milli=gpu_milli,
+                    cpu_milli=sum(p.cpu_milli for p in placements),
+                    memory_mib=sum(p.memory_mib for p in placements),
+                    until_at=rfc3339(until_ms) if until_ms else None,
+                )
+            )
+        return total_milli, found
 
     async def pool(self, row: PoolRow) -> api.Pool:
         counters = await queries.counters(self._store, f"pool/{row.name}")

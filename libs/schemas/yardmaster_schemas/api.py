@@ -550,12 +550,28 @@ class Explain(Answer):
 
 
 class Slot(Answer):
-    """One GPU of a node: how much of it is allocated, and to which tasks."""
+    """One GPU of a node: how much of it is allocated, to which tasks, and for which pending tasks
+    it is reserved.
+    """
 
     index: int
     gpu_milli_used: int
     tasks: list[str]
     disabled: bool = False
+    reserved_for: list[TaskId] = Field(default_factory=list)
+
+
+class NodeReservation(Answer):
+    """The reservation of a pending task on one node, over all its replicas there; other tasks may
+    still hold what is reserved. Without slots: CPU and memory only.
+    """
+
+    task_id: TaskId
+    slots: list[int]
+    gpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+    until_at: At | None
 
 
 class Cell(Answer):
@@ -602,6 +618,8 @@ class Node(Answer):
     enrolment: Enrolment | None = None
     disabled_slots: list[int] = Field(default_factory=list)
     disabled_reason: str | None = None
+    gpu_milli_reserved: int = 0
+    reserved: list[NodeReservation] = Field(default_factory=list)
 
 
 class Pool(Answer):

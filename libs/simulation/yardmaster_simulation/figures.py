@@ -50,7 +50,7 @@ def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> 
     """Compute the figures of a run; `exec_ms` as in `summary`."""
     begin, end = span(history)
     edges = windows(begin, end, WINDOWS)
-    up, allocated, requested, unusable = pools_over(history, edges)
+    up, allocated, requested, unusable, _ = pools_over(history, edges)
     return Figures(
         labels=dict(labels),
         summary=summary(history, exec_ms),

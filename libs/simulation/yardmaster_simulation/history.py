@@ -4,7 +4,7 @@
 the scheduler applied them, each with the time of its cycle. An event counts from that time. Only
 the work of tasks counts from the agent's own times, because the scheduler may see a report late.
 Repeated events change nothing, nor do events of unknown tasks (admitted before the first event).
-Nor do reservations: reserved slots count as free until their task starts on them.
+Reserved slots count as free until their task starts on them, and also as idle but reserved.
 
 Times are milliseconds, GPUs are gpu_milli.
 """
@@ -26,9 +26,12 @@ from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
     Outcome,
+    Placement,
     PreemptionRequestedV1,
     PreemptionRequestedV2,
+    ReservationDroppedV1,
     SlotsAllocatedV1,
+    SlotsReservedV1,
     StopRequestedV1,
     StopRequestedV2,
     TaskEndedV1,
@@ -44,7 +47,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.reasons import EndCode
-from yardmaster_simulation.fragments import Demand, FreeNode
+from yardmaster_simulation.fragments import WHOLE, Demand, FreeNode
 from yardmaster_simulation.records import Attempt, Job, Pool, Project, Task
 
 #: Values of `Attempt.end`, in addition to the outcomes of tasks.
@@ -66,7 +69,10 @@ _ALLOCATED, _STARTED, _EXITED, _CLOSED = range(4)
 
 
 class _Node:
-    __slots__ = ("changed", "free", "incarnation", "open", "pending", "pool")
+    __slots__ = (
+        *("changed", "free", "held", "incarnation", "open", "pending", "pool", "reserved"),
+        "reserved_idle",
+    )
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -79,6 +85,28 @@ class _Node:
         #: counts once they have released them.
         self.pending: NodeJoinedV1 | None = None
         self.changed = False
+        #: Slot -> gpu_milli that tasks hold, and that is reserved for pending tasks.
+        self.held: dict[int, int] = {}
+        self.reserved: dict[int, int] = {}
+        #: The part of the pool's `reserved_idle` that is on this node.
+        self.reserved_idle = 0
+
+    def idle_of_reserved(self) -> int:
+        """The gpu_milli that is reserved and that no task holds; 0 if the node is not up."""
+        if self.free is None:
+            return 0
+        held = self.held
+        return sum(min(milli, WHOLE - held.get(slot, 0)) for slot, milli in self.reserved.items())
+
+
+def _shift(slots: dict[int, int], placement: Placement, sign: int) -> None:
+    """Add a placement to the gpu_milli of each slot, or subtract it."""
+    for slot in placement.slots:
+        milli = slots.get(slot, 0) + sign * placement.gpu_milli
+        if milli:
+            slots[slot] = milli
+        else:
+            del slots[slot]
 
 
 class History:
@@ -108,6 +136,8 @@ class History:
             NodeDrainedV1: self._drained,
             NodeLostV1: self._lost,
             NodeRevokedV1: self._revoked,
+            SlotsReservedV1: self._reserved,
+            ReservationDroppedV1: self._dropped,
             SlotsAllocatedV1: self._allocated,
             TaskStartedV1: self._started,
             CheckpointDoneV1: self._saved,
@@ -152,12 +182,19 @@ class History:
                 unusable = demand.unusable(free)
                 node.pool.unusable += unusable - free.unusable
                 free.unusable = unusable
+            if node.reserved or node.reserved_idle:
+                idle = node.idle_of_reserved()
+                node.pool.reserved_idle += idle - node.reserved_idle
+                node.reserved_idle = idle
         self._changed_nodes.clear()
         now_ms, weight = self.now_ms, demand.weight
         for pool in self._changed_pools:
             pool.changed = False
             pool.series.points.extend(
-                (now_ms, pool.up, pool.allocated, pool.requested, pool.unusable // weight)
+                (
+                    *(now_ms, pool.up, pool.allocated, pool.requested),
+                    *(pool.unusable // weight, pool.reserved_idle),
+                )
             )
         self._changed_pools.clear()
         for project in self._changed_projects:
@@ -280,6 +317,8 @@ class History:
             return
         self._down(node)
         node.pending = None
+        if node.incarnation != event.incarnation:
+            node.reserved.clear()
         node.incarnation = event.incarnation
         node.pool = self._pool(event.pool)
         node.free = FreeNode(event)
@@ -292,7 +331,10 @@ class History:
         if free is not None:
             node.pool.up -= free.gpus * 1000
             node.pool.unusable -= free.unusable
+            node.pool.reserved_idle -= node.reserved_idle
+            node.reserved_idle = 0
             node.free = None
+            node.held.clear()
             self._touch_pool(node.pool)
 
     def _drained(self, event: NodeDrainedV1) -> None:
@@ -314,12 +356,35 @@ class History:
         if node is not None:
             node.pending = None
 
+    # Reservations
+
+    def _reserved(self, event: SlotsReservedV1) -> None:
+        task = self.tasks.get(event.task_id)
+        if task is not None and not task.reserved and event.attempt > len(task.attempts):
+            self._reserve(task, event.placements)
+
+    def _dropped(self, event: ReservationDroppedV1) -> None:
+        task = self.tasks.get(event.task_id)
+        if task is not None and event.attempt > len(task.attempts):
+            self._reserve(task, ())
+
+    def _reserve(self, task: Task, placements: tuple[Placement, ...]) -> None:
+        """Reserve these placements for a task, instead of those that it has reserved."""
+        for sign, changed in ((-1, task.reserved), (1, placements)):
+            for placement in changed:
+                node = self._nodes.get(placement.node)
+                if node is not None and node.incarnation == placement.incarnation:
+                    _shift(node.reserved, placement, sign)
+                    self._touch_node(node)
+        task.reserved = placements
+
     # Attempts
 
     def _allocated(self, event: SlotsAllocatedV1) -> None:
         task = self.tasks.get(event.task_id)
         if task is None or task.run is not None or event.attempt <= len(task.attempts):
             return
+        self._reserve(task, ())
         pool = self._pool(event.pool)
         project = task.job.project
         held = 0
@@ -330,6 +395,7 @@ class History:
                 node.open += 1
                 if node.free is not None and node.incarnation == placement.incarnation:
                     node.free.allocate(placement)
+                    _shift(node.held, placement, 1)
                     self._touch_node(node)
         if held:
             pool.allocated += held
@@ -409,6 +475,7 @@ class History:
             node.open -= 1
             if node.free is not None and node.incarnation == placement.incarnation:
                 node.free.release(placement)
+                _shift(node.held, placement, -1)
                 self._touch_node(node)
             if node.pending is not None:
                 self._joined(node.pending)

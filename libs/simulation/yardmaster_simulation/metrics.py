@@ -79,6 +79,8 @@ class Summary:
     other_lost_gpu_hours: float
     preemptions: int
     nodes_lost: int
+    #: The GPU hours in which reserved GPUs were idle: tasks waited for the rest of their slots.
+    reserved_idle_gpu_hours: float
 
     def part(self, kind: str) -> Part:
         """Return the figures of one kind (`te`, `be`, `all`)."""
@@ -110,6 +112,7 @@ class Summary:
 RUN_FIGURES: Final = (
     *("makespan_s", "utilisation", "fragmentation", "fairness", "gpu_hours"),
     *("preempted_lost_gpu_hours", "other_lost_gpu_hours", "preemptions", "nodes_lost", "rejected"),
+    "reserved_idle_gpu_hours",
 )
 
 
@@ -248,13 +251,13 @@ def span(history: History) -> tuple[int, int]:
 
 
 def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
-    """Return four lists: GPUs in nodes that are up, allocated GPUs, GPUs that pending tasks
-    request, and free GPUs that are unusable (see `fragments`).
+    """Return five lists: GPUs in nodes that are up, allocated GPUs, GPUs that pending tasks
+    request, free GPUs that are unusable (see `fragments`), and idle GPUs that are reserved.
 
     Each list has the mean of each window between `edges` (ms), summed over all pools.
     """
     history.flush()
-    found = [[0.0] * (len(edges) - 1) for _ in range(4)]
+    found = [[0.0] * (len(edges) - 1) for _ in range(5)]
     for pool in history.pools.values():
         for column, means in enumerate(found):
             for at, total in enumerate(pool.series.sums(column, edges)):
@@ -272,7 +275,9 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
     edges = windows(begin, end, WINDOWS)
     shares = project_shares(history, edges, pools_over(history, edges)[0])
     seconds = max(end - begin, 1) / 1000
-    (up,), (allocated,), _, (unusable,) = pools_over(history, windows(begin, end, 1))
+    (up,), (allocated,), _, (unusable,), (reserved_idle,) = pools_over(
+        history, windows(begin, end, 1)
+    )
     tasks = list(history.tasks.values())
     lost = [lost_gpu_milli_ms(task) for task in tasks]
     return Summary(
@@ -287,6 +292,7 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
         other_lost_gpu_hours=_gpu_hours(other for _, other in lost),
         preemptions=sum(map(times_preempted, tasks)),
         nodes_lost=history.nodes_lost,
+        reserved_idle_gpu_hours=reserved_idle * seconds / 3600,
     )
 
 

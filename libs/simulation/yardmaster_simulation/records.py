@@ -9,18 +9,21 @@ from yardmaster_simulation.series import Series
 
 
 class Pool:
-    """A pool's GPUs over time: in nodes that are up, allocated, requested by pending tasks, and
-    free but unusable (`fragments.py`), in this order.
+    """A pool's GPUs over time: in nodes that are up, allocated, requested by pending tasks, free
+    but unusable (`fragments.py`), and idle but reserved, in this order.
 
     A task that may use several pools counts as pending in its first pool.
     """
 
-    __slots__ = ("allocated", "changed", "name", "requested", "series", "unusable", "up")
+    __slots__ = (
+        *("allocated", "changed", "name", "requested", "reserved_idle", "series", "unusable"),
+        "up",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.series = Series(4)
-        self.up = self.allocated = self.requested = 0
+        self.series = Series(5)
+        self.up = self.allocated = self.requested = self.reserved_idle = 0
         #: Multiplied by the weight of all classes.
         self.unusable = 0
         self.changed = False
@@ -113,8 +116,8 @@ class Task:
     """A task's history so far; `since_ms` is the start of its current wait (None: no wait)."""
 
     __slots__ = (
-        *("attempts", "ended_ms", "gpu_milli_ms", "id", "job", "outcome", "paused", "run"),
-        *("since_ms", "wait_ms"),
+        *("attempts", "ended_ms", "gpu_milli_ms", "id", "job", "outcome", "paused", "reserved"),
+        *("run", "since_ms", "wait_ms"),
     )
 
     def __init__(self, id_: str, job: Job) -> None:
@@ -124,6 +127,8 @@ class Task:
         #: The current attempt; None if no attempt is open.
         self.run: Attempt | None = None
         self.paused = False
+        #: The placements that are reserved for it.
+        self.reserved: tuple[Placement, ...] = ()
         self.since_ms: int | None = job.submitted_ms
         self.wait_ms = 0
         #: gpu_milli x ms held, of all slots that the task has released.

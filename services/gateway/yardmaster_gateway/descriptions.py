@@ -288,7 +288,15 @@ ANSWERS: Final[Texts] = {
     "gpu_memory_mib": ("The memory of each GPU, in MiB.", 81_920),
     "gpu_milli": ("Thousandths of a GPU.", 8000),
     "Resources.gpu_milli": ("The share of each GPU, in thousandths.", 1000),
-    "gpu_milli_free": ("The thousandths of a GPU that a task could get.", 3000),
+    "gpu_milli_free": (
+        "The thousandths of a GPU that no task holds, without disabled slots; reserved slots that "
+        "are idle are included.",
+        3000,
+    ),
+    "gpu_milli_reserved": (
+        "The thousandths of a GPU that are reserved for pending tasks, idle or not.",
+        2000,
+    ),
     "gpu_milli_seconds": ("Thousandths of a GPU, times seconds.", 28_800_000),
     "gpu_milli_used": (_USED, 5000),
     "gpuless_per_node": FIELDS[PoolConfig]["gpuless_per_node"],
@@ -405,7 +413,17 @@ ANSWERS: Final[Texts] = {
         "The slots that are kept for the task, which waits until all are free.",
         _RESERVED,
     ),
+    "Node.reserved": (
+        "What is reserved for pending tasks, by task; the tasks start as soon as it is free.",
+        [
+            {
+                **{"task_id": _TASK, "slots": [3, 4], "gpu_milli": 2000, "cpu_milli": 32_000},
+                **{"memory_mib": 262_144, "until_at": _AT},
+            }
+        ],
+    ),
     "reserved_at": ("When the slots were reserved.", _AT),
+    "reserved_for": ("The pending tasks for which it is reserved.", [_TASK]),
     "required": ("Not supported yet.", None),
     "resources": ("What one replica needs.", _RESOURCES),
     "restarts": ("The number of restarts after failures.", 0),

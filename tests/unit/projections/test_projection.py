@@ -34,8 +34,10 @@ from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import decisions as d
 from yardmaster_schemas.events import node_events as n
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import (
     AdmissionCode,
+    DropCode,
     EndCode,
     RefusalCode,
     Stop,
@@ -449,6 +451,38 @@ def enrol(log: LogBuilder, name: str, revision: int = 1, gpus: int = 8) -> None:
 
 def revoke(log: LogBuilder, name: str) -> None:
     log.judged(r.NodeRevokeRequestedV1(node=name), a.NodeRevokedV1(node=name))
+
+
+async def test_a_reservation_is_on_each_of_its_nodes_until_it_is_dropped_or_starts() -> None:
+    log = cell()
+    followed = Followed(log, cached=2)
+    log.scheduler.rules = d.SlotsReservedV1.RULES
+    log.scheduler.cycle(RulesEnabledV1(rules=d.SlotsReservedV1.RULES))
+    log.claim(logs.joined("n2"))
+    admit(log)
+    placements = (logs.placed("n1", 0, 1), logs.placed("n2", 3, replica=1))
+    kept = d.SlotsReservedV1(task_id=TASK, attempt=1, pool="default", placements=placements)
+    log.scheduler.cycle(kept)
+    store = await followed.catch_up()
+    assert (await node(store)).reserved == {(TASK, 0): placements[0]}
+    assert (await node(store, "n2")).reserved == {(TASK, 1): placements[1]}
+    dropped = d.ReservationDroppedV1(
+        task_id=TASK, attempt=1, pool="default", code=DropCode.NODE_LOST, about="n2"
+    )
+    lost = d.NodeLostV1(
+        node="n2", incarnation=logs.incarnation(), cause=d.LossCause.SILENT, last_heard_at_ms=0
+    )
+    log.scheduler.cycle(lost, dropped)
+    await followed.catch_up()
+    assert [(await node(store, name)).reserved for name in ("n1", "n2")] == [{}, {}]
+    again = d.SlotsReservedV1(task_id=TASK, attempt=1, pool="default", placements=placements[:1])
+    log.scheduler.cycle(again, again)
+    await followed.catch_up()
+    assert (await node(store)).reserved == {(TASK, 0): placements[0]}
+    log.scheduler.cycle(logs.allocated(TASK, logs.placed("n2", 1)), again)
+    await followed.catch_up()
+    assert (await node(store)).reserved == {}, "a repeat after the start reserves nothing"
+    assert (await task(store)).reserved is None
 
 
 async def test_the_first_enrolment_bars_those_who_are_here_and_not_enrolled() -> None:

@@ -18,7 +18,7 @@ from yardmaster_schemas.events.decisions import (
     TaskUnschedulableV1,
 )
 from yardmaster_schemas.events.requests import PauseRequestedV1
-from yardmaster_schemas.reasons import StopCode, WaitClass, WaitCode
+from yardmaster_schemas.reasons import EndCode, StopCode, WaitClass, WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -110,7 +110,38 @@ async def test_a_tasks_own_reason_comes_before_the_reason_of_its_shape_and_prior
     assert paused.wait_class is WaitClass.HELD
     assert paused.waits[0].wait.code is WaitCode.PAUSED
     ended = await explain_at(world.log, "main", task(0))
-    assert (ended.phase, ended.outcome) == ("succeeded", "exit")
+    assert ended.end is not None
+    assert (ended.phase, ended.end.code, ended.end.exit_code) == ("succeeded", EndCode.EXIT, 0)
+
+
+async def test_a_task_that_ended_before_the_cycle_is_explained_from_its_records(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 1))
+        await world.request(submission(0))
+        await world.happens(lambda e: bool(of(SlotsAllocatedV1, e)))
+        await world.claim(started(task(0), "n1"))
+        await world.claim(exited(task(0), "n1", exit_code=3), released(task(0), "n1"))
+        await world.happens(lambda e: bool(of(TaskEndedV1, e)))
+        await world.request(submission(1))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+    found = await state_at(world.log, SchedulerMachine(), "main")
+    assert task(0) not in found.state.tasks, "its job has left the state"
+    why = await explain_at(world.log, "main", task(0))
+    assert why.end is not None
+    assert (why.phase, why.end.code, why.end.exit_code) == ("failed", EndCode.EXIT, 3)
+    assert (why.request, why.waits) == (None, ())
+    assert [attempt.ended for attempt in why.attempts] == ["exit"]
+    assert why.end.cycle < why.cycle == found.cycle
+    at_end = await explain_at(world.log, "main", task(0), cycle=why.end.cycle)
+    assert at_end.end == why.end
+    before = await explain_at(world.log, "main", task(0), cycle=why.end.cycle - 1)
+    assert before.end is None
+    with pytest.raises(UnknownTask):
+        await explain_at(world.log, "main", task(7))
 
 
 async def test_the_explanation_of_failed_starts_has_their_number_and_the_limit(

@@ -31,7 +31,11 @@ def task_of(history: History, name: str, index: int = 0) -> Task:
 
 def pool_now(history: History) -> list[int]:
     """GPUs up, allocated, asked for, free but of no use."""
-    return list(history.pools["main"].series.points[-4:])
+    return list(history.pools["main"].series.points[-5:-1])
+
+
+def reserved_idle_now(cell: Cell) -> int:
+    return history_of(cell).pools["main"].series.points[-1]
 
 
 def preempted(*, saved_after_s: int | None = None, saves_on_request: bool = False) -> History:
@@ -260,7 +264,7 @@ def test_a_node_that_joins_another_pool_at_once_counts_there() -> None:
     cell.cycle(after_s=1)
     history = history_of(cell)
     assert pool_now(history)[0] == 0
-    assert list(history.pools["side"].series.points) == [START_MS + 1000, 4000, 0, 0, 0]
+    assert list(history.pools["side"].series.points) == [START_MS + 1000, 4000, 0, 0, 0, 0]
 
 
 def test_free_gpus_of_no_use_are_counted_over_time() -> None:
@@ -271,6 +275,69 @@ def test_free_gpus_of_no_use_are_counted_over_time() -> None:
     cell.submit("b", gpus=1)  # fits: then 2 are left, of no use to the half of what was asked
     cell.cycle(after_s=1)
     assert pool_now(history_of(cell)) == [8000, 6000, 0, 1000]
+
+
+def test_reserved_gpus_that_no_task_holds_are_idle_until_the_task_starts() -> None:
+    cell = cell_of_8()
+    for name in ("a", "b"):
+        cell.submit(name, gpus=3, grace_s=600, priority=90)
+    cell.cycle()
+    for name in ("a", "b"):
+        cell.starts(name)
+    cell.cycle()
+    cell.now_ms += 100_000
+    cell.submit("top", gpus=8, priority=10)
+    cell.run_until_idle()
+    assert reserved_idle_now(cell) == 2000, "the two that were free"
+    cell.ends("a")
+    cell.cycle(after_s=60)
+    assert reserved_idle_now(cell) == 5000
+    cell.ends("b")
+    cell.cycle(after_s=120)
+    assert reserved_idle_now(cell) == 0
+    cell.starts("top")
+    cell.cycle()
+    cell.ends("top", done=True)
+    cell.cycle(after_s=720)
+    for name in ("a", "b"):
+        cell.starts(name)
+    cell.cycle()
+    for name in ("a", "b"):
+        cell.ends(name, done=True)
+    cell.cycle(after_s=100)
+    history = history_of(cell)
+    figures = summary(history)
+    assert figures.reserved_idle_gpu_hours == pytest.approx((2 * 60 + 5 * 120) / 3600)
+    assert figures.makespan_s == 1100
+    assert task_of(history, "top").wait_ms == 180_000
+    held = 6 * 160 + 3 * 120 + 8 * 720 + 6 * 100
+    assert figures.utilisation == pytest.approx(held / (8 * 1100)), "idle though reserved"
+
+
+@pytest.mark.parametrize("change", ["drop", "loss", "share"])
+def test_a_reservation_that_is_dropped_or_of_a_share_counts_as_far_as_it_goes(change: str) -> None:
+    cell = cell_of_8()
+    half = Resources(gpus=1, gpu_milli=500)
+    cell.submit("a", gpus=7, grace_s=600, priority=90)
+    cell.submit("b", resources=half, grace_s=600, priority=90)
+    cell.cycle()
+    for name in ("a", "b"):
+        cell.starts(name)
+    cell.cycle()
+    if change == "share":
+        cell.submit("top", resources=Resources(gpus=8, gpu_milli=500), priority=10)
+        cell.cycle(after_s=1)
+        assert reserved_idle_now(cell) == 500, "of the GPU of which b has the other half"
+        return
+    cell.submit("top", gpus=8, priority=10)
+    cell.cycle(after_s=1)
+    assert reserved_idle_now(cell) == 500
+    if change == "drop":
+        cell.cancel("top")
+    else:
+        cell.node("n1", incarnation=next_incarnation("0" * 12))
+    cell.cycle(after_s=1)
+    assert reserved_idle_now(cell) == 0
 
 
 def test_shares_of_projects_are_held_against_their_weights() -> None:

@@ -2,13 +2,16 @@
 
 import pytest
 
+from tests.support.audit import audit_log
 from tests.support.simulated import job, node, ran
 from yardmaster_schemas.events.admissions import TaskRejectedV1
 from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     Outcome,
     PreemptionRequestedV1,
+    ReservationDroppedV1,
     SlotsAllocatedV1,
+    SlotsReservedV1,
     TaskEndedV1,
 )
 from yardmaster_schemas.events.node_events import CheckpointDoneV1, TaskExitedV1, TaskStartedV1
@@ -16,6 +19,7 @@ from yardmaster_schemas.events.requests import ProjectConfig
 from yardmaster_simulation import world
 from yardmaster_simulation.errors import Endless
 from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import summary
 from yardmaster_simulation.synthetic import AtLoad
 from yardmaster_simulation.workload import DEFAULT, Behavior, Listed, NodeFaults, Workload, pool
 
@@ -70,6 +74,31 @@ def test_a_stopped_task_saves_its_work_after_its_grace_period_and_goes_on_with_i
     assert [at for at, _ in run.of(SlotsAllocatedV1, "1.0")] == [70]
     assert [at for at, _ in run.of(SlotsAllocatedV1, "0.0")] == [0, 80]
     assert [at for at, _ in run.of(TaskEndedV1, "0.0")] == [140], "60 s of its work were left"
+
+
+async def test_a_run_with_preemption_reserves_slots_and_its_log_passes_the_audit() -> None:
+    early, late = job(0, 100, gpus=3, priority=50), job(0, 100, gpus=3, priority=50, grace_s=60)
+    high = job(40, 10, gpus=8, priority=10)
+    run = ran([early, late, high], options=PREEMPTION)
+    # Two GPUs are free at 40, five at 70, and all eight at 100, when the task starts on them.
+    ((at, reserved),) = run.of(SlotsReservedV1, "2.0")
+    assert (at, reserved.victims) == (40, 2)
+    assert run.of(ReservationDroppedV1) == []
+    ((at, started),) = run.of(SlotsAllocatedV1, "2.0")
+    assert (at, started.placements) == (100, reserved.placements)
+    history = History()
+    for at, event in run.events:
+        history.see(world.START_MS + int(at * 1000), event)
+    figures = summary(history)
+    assert figures.reserved_idle_gpu_hours == pytest.approx((2 * 30 + 5 * 30) / 3600)
+    assert history.tasks["000000000002.0"].wait_ms == 60_000
+    # The preempted tasks saved the work of their first 40 s and run for 60 s more, from 110 on.
+    assert figures.makespan_s == 170
+    held = 6 * 70 + 3 * 30 + 8 * 10 + 6 * 60
+    assert figures.utilisation == pytest.approx(held / (8 * 170))
+    assert await audit_log(run.sink.log) == ()
+    report = await run.proved()
+    assert report.ok, report.first
 
 
 def test_work_in_the_grace_period_counts_where_it_is_said_to() -> None:

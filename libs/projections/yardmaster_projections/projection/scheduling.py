@@ -151,6 +151,7 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
     task = _task(draft, data, envelope.type)
     if data.attempt <= task.attempt:
         return
+    _release_reserved(draft, task, envelope.type)
     draft.put(
         AttemptRow(
             task_id=data.task_id,
@@ -196,13 +197,30 @@ def _slots_reserved_v1(draft: Draft, envelope: Envelope[d.SlotsReservedV1], _: o
         at_ms=draft.now_ms,
         cycle=draft.cycle,
     )
+    draft.need_each(NodeRow, [placement.node for placement in data.placements], envelope.type)
+    for placement in data.placements:
+        node = draft.need(NodeRow, placement.node, envelope.type)
+        kept = {**node.reserved, (data.task_id, placement.replica): placement}
+        draft.change_node(node, reserved=kept)
     draft.change_task(task, reserved=reserved)
+
+
+def _release_reserved(draft: Draft, task: TaskRow, event: str) -> None:
+    """Remove the reservation of a task from the rows of its nodes."""
+    if task.reserved is None:
+        return
+    names = list(dict.fromkeys(name for name, _ in task.reserved.slots))
+    for node in draft.need_each(NodeRow, names, event):
+        kept = {at: where for at, where in node.reserved.items() if at[0] != task.task_id}
+        draft.change_node(node, reserved=kept)
 
 
 def _reservation_dropped_v1(
     draft: Draft, envelope: Envelope[d.ReservationDroppedV1], _: object
 ) -> None:
-    draft.change_task(_task(draft, envelope.data, envelope.type), reserved=None)
+    task = _task(draft, envelope.data, envelope.type)
+    _release_reserved(draft, task, envelope.type)
+    draft.change_task(task, reserved=None)
 
 
 def _claimants_ranked_v1(draft: Draft, envelope: Envelope[d.ClaimantsRankedV1], _: object) -> None:

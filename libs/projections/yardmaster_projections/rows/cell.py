@@ -20,7 +20,9 @@ from yardmaster_schemas.reasons import Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow(Row):
-    """A node: its enrollment, what it offered when it joined, and the tasks that hold its slots."""
+    """A node: its enrollment, what it offered when it joined, and the tasks that hold its slots or
+    have reserved them.
+    """
 
     KIND: ClassVar[str] = "node"
     WATCHED: ClassVar[bool] = True
@@ -45,6 +47,9 @@ class NodeRow(Row):
     lost: bool = False
     #: (task, replica) -> placement; removed only by SlotsReleased and NodeLost.
     held: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
+    #: (task, replica) -> placement that is kept for it; removed when the task starts or the
+    #: reservation is dropped.
+    reserved: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
     #: The node joined again while tasks of its former incarnation still held slots.
     rejoined: NodeJoinedV1 | None = None
 

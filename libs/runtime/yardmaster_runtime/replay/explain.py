@@ -1,8 +1,8 @@
 """Explains a task's phase at a moment, from the scheduler's state and the task's history.
 
 The state contains why a task is pending: one recorded reason per pool, shared by all tasks with the
-same shape and priority. Only the log contains why earlier attempts were stopped; `TaskHistory`
-collects that while the log is folded.
+same shape and priority. Only the log contains why earlier attempts were stopped, and how a task
+ended whose job has left the state; `TaskHistory` collects that while the log is folded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import class_of
 from yardmaster_eventlog.port import EventLog
@@ -20,6 +21,7 @@ from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
+    Outcome,
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     StopRequestedV1,
@@ -27,7 +29,7 @@ from yardmaster_schemas.events.decisions import (
     TaskRequeuedV1,
 )
 from yardmaster_schemas.position import Position
-from yardmaster_schemas.reasons import PolicyStop, Start, Stop, Wait, WaitClass, WaitCode
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, Wait, WaitClass, WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -66,6 +68,27 @@ class AttemptSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnd:
+    """The end of a task, and the cycle that decided it."""
+
+    cycle: int
+    at_ms: int
+    outcome: Outcome
+    code: EndCode
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The request of one replica, the number of replicas, and the GPUs of all of them."""
+
+    replica: Resources
+    replicas: int
+    gpu_milli: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """A task at a point in the log; `waits` has the reasons of a pending task, in the order of its
     pools.
@@ -75,31 +98,26 @@ class Explanation:
     at_ms: int
     cycle: int
     phase: str
-    project: str
-    priority: int
-    submitted_ms: int
-    requested_gpu_milli: int
-    #: The request of one replica, and the number of replicas.
-    requested: Resources
-    replicas: int
+    #: None: its job has ended and left the state.
+    request: Request | None = None
     #: The class of all `waits` together: `never` only when every pool is `never`.
-    wait_class: WaitClass | None
-    waits: tuple[PoolWait, ...]
+    wait_class: WaitClass | None = None
+    waits: tuple[PoolWait, ...] = ()
     #: The slots that are kept for the task.
-    reserved: Reservation | None
-    restarts: int
-    attempts: tuple[AttemptSummary, ...]
+    reserved: Reservation | None = None
+    attempts: tuple[AttemptSummary, ...] = ()
     #: The last attempt that was stopped.
-    last_stop: AttemptSummary | None
-    #: The code of the task's end; empty before.
-    outcome: str
+    last_stop: AttemptSummary | None = None
+    #: None before the end.
+    end: TaskEnd | None = None
 
 
 class TaskHistory:
-    """Collects the attempts of one task; a listener of the scheduler's fold."""
+    """Collects the attempts and the end of one task; a listener of the scheduler's fold."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
+        self.end: TaskEnd | None = None
         self._attempts: dict[int, AttemptSummary] = {}
 
     @property
@@ -111,9 +129,9 @@ class TaskHistory:
         """Take a cycle's decisions about the task."""
         for _, envelope in counted.decisions:
             if getattr(envelope.data, "task_id", None) == self.task_id:
-                self._note(envelope.data, counted.commit.now_ms)
+                self._note(envelope.data, counted.commit.cycle, counted.commit.now_ms)
 
-    def _note(self, event: Event, now_ms: int) -> None:
+    def _note(self, event: Event, cycle: int, now_ms: int) -> None:
         match event:
             case SlotsAllocatedV1():
                 self._attempts[event.attempt] = AttemptSummary(
@@ -132,6 +150,15 @@ class TaskHistory:
                 )
             case TaskRequeuedV1() | TaskEndedV1():
                 self._change(event.attempt, ended=str(event.code), ended_ms=now_ms)
+                if isinstance(event, TaskEndedV1):
+                    self.end = TaskEnd(
+                        cycle=cycle,
+                        at_ms=now_ms,
+                        outcome=event.outcome,
+                        code=event.code,
+                        exit_code=event.exit_code,
+                        signal=event.signal,
+                    )
             case _:
                 pass
 
@@ -141,35 +168,51 @@ class TaskHistory:
 
 
 def explain(state: ClusterState, task_id: str, history: TaskHistory | None = None) -> Explanation:
-    """Explain a task's phase; with `history`, also its earlier attempts.
+    """Explain a task's phase; with `history`, also its earlier attempts, and its end after its job
+    has left the state.
 
     Raises:
         UnknownTask.
     """
     task = state.tasks.get(task_id)
-    if task is None:
-        raise UnknownTask(task_id=task_id, where=f"cycle {state.cycle}")
-    attempts = history.attempts if history is not None else _current(task)
+    end = history.end if history is not None else None
+    attempts: tuple[AttemptSummary, ...] = ()
+    if history is not None:
+        attempts = history.attempts
+    elif task is not None:
+        attempts = _current(task)
     stopped = [attempt for attempt in attempts if attempt.stop is not None]
-    waits = _waits(state, task) if task.phase.name == "PENDING" else ()
+    last_stop = stopped[-1] if stopped else None
+    if task is None:
+        if end is None:
+            raise UnknownTask(task_id=task_id, where=f"cycle {state.cycle}")
+        return Explanation(
+            task_id=task_id,
+            at_ms=state.now_ms,
+            cycle=state.cycle,
+            phase=end.outcome.value,
+            attempts=attempts,
+            last_stop=last_stop,
+            end=end,
+        )
+    waits = _waits(state, task) if task.phase is Phase.PENDING else ()
+    shape = task.job.shape
     return Explanation(
         task_id=task_id,
         at_ms=state.now_ms,
         cycle=state.cycle,
         phase=task.phase.name.lower(),
-        project=task.job.project.name,
-        priority=task.job.priority,
-        submitted_ms=task.job.submitted_ms,
-        requested_gpu_milli=task.job.shape.total_gpu_milli,
-        requested=task.job.spec.resources,
-        replicas=task.job.shape.replicas,
+        request=Request(
+            replica=task.job.spec.resources,
+            replicas=shape.replicas,
+            gpu_milli=shape.total_gpu_milli,
+        ),
         wait_class=_class_of(waits),
         waits=waits,
         reserved=task.reserved,
-        restarts=task.restarts,
         attempts=attempts,
-        last_stop=stopped[-1] if stopped else None,
-        outcome=task.outcome_code if task.phase.final else "",
+        last_stop=last_stop,
+        end=end,
     )
 
 
@@ -258,7 +301,7 @@ async def explain_at(
     """Explain a task's phase at a point in the log (see `state_at`).
 
     Raises:
-        UnknownTask: the task did not exist then.
+        UnknownTask: the task was not admitted by then.
         BeforeFirstCycle and the errors of `state_at`.
     """
     history = TaskHistory(task_id)
