@@ -35,8 +35,11 @@ SHARED: Final = "yard dev --nodes 2 --slots 4"
 SHARED_IS_UP: Final = r"^Ctrl-C stops"
 #: The width of the reader's terminal.
 COLUMNS: Final = 160
-#: tests/acceptance/test_readme.py types these.
-NOT_RUN: Final = ("make install", "make demo")
+#: Run by other tests: the first two in test_readme.py, the last in test_add_a_policy.py.
+NOT_RUN: Final = (
+    *("make install", "make demo"),
+    ".venv/bin/python -m pytest tests/unit/core/scheduling/policies/test_firm_first.py",
+)
 FOLLOWS: Final = {
     "yard logs -f $search.0": r"^step \d+ loss",
     "yard logs -f $id.0": r"^step \d+ loss",

@@ -20,7 +20,7 @@ from typing import Final
 from tests.histories.world import World
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
-from yardmaster_core.scheduling.policies import policy_of
+from yardmaster_core.scheduling.policies import options_of, policy_of
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
@@ -130,7 +130,9 @@ class CheckedCell(Cell):
         assert reservation is not None
         names = self.victims.get(task.id, [])
         assert len(names) == decision.victims, f"{task.id}: {decision.victims} victims, not {names}"
-        if not policy_of(pool.config.policy).drop_unneeded:
+        policy = pool.config.policy
+        claims = policy_of(policy).claims(options_of(policy))
+        if not all(claim.drop_unneeded for claim in claims):
             return
         future = pool.future
         changes = future.changes

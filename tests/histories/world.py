@@ -1,10 +1,12 @@
 """`World`: plays the inputs of a history on a cell, and checks the decisions of every cycle."""
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from tests.histories.inputs import NODES, Input
+from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
@@ -13,6 +15,7 @@ from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
+from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
@@ -296,7 +299,7 @@ class World:
         again = self.copy_of(self.cell, Cell())
         for pool in again.state.pools.values():
             again.state.wake_all(pool)
-            pool.reshare = pool.shares
+            pool.index.input_changed(later=False)
         for task in again.state.tasks.values():
             again.state.attention[task.id] = task
         return [e for e in again.cycle() if not isinstance(e, dec.TaskUnschedulableV1)]
@@ -305,7 +308,7 @@ class World:
     def copy_of(cell: Cell, again: Cell) -> Cell:
         """Return `again`: it continues from a snapshot of `cell`, without its next inputs."""
         again._inputs.clear()
-        dump = json.loads(json.dumps(cell.machine.dump(cell.state)))
+        dump = from_json(plain.encode(cell.machine.dump(cell.state)))
         again.state = again.machine.load("main", dump)
         again.cycles, again.now_ms, again.rules = cell.cycles, cell.now_ms, cell.rules
         return again
@@ -411,21 +414,22 @@ class World:
         A task with reserved slots starts on them, whatever waits ahead of it by then. A task that
         may use several pools may be passed in a pool that it prefers less.
         """
-        if pool.strict_queues is None or task.id in self.reserved:
+        index = pool.index
+        if not isinstance(index, StrictQueues) or task.id in self.reserved:
             return
-        line, place = pool.strict_queues.position_of(task)
+        line, place = index.position_of(task)
         for group in pool.groups.values():
             record = group.waits.get(pool.name)
             if record is None or record[0].code not in BLOCKING or len(group.shape.pools) > 1:
                 continue
             if not group.queue.live:
                 continue
-            if group.shape.start_failed and pool.preempts and not group.shape.preemptible:
+            if group.shape.start_failed and index.preempts and not group.shape.preemptible:
                 continue  # it may not preempt, so later tasks do not wait for it
             first = group.queue.first
             if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:
                 continue
-            its_line, its_place = pool.strict_queues.position_of(first)
+            its_line, its_place = index.position_of(first)
             ahead = its_line == line and its_place < place
             assert not ahead, f"{task.id} starts past {first.id}"
 

@@ -6,13 +6,13 @@ the state of the leaders: SAFETY S11, and S1 to S10 by the audit.
 """
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from tests.support import events
 from tests.support.audit import assert_audit_clean
@@ -30,6 +30,7 @@ from yardmaster_runtime.errors import Fenced
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.replay.verify import verify as verify_log
+from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events import requests as req
@@ -123,7 +124,7 @@ class Racer:
             self.digests[fold.reader.boundary] = then
             self.cycles += 1
             if self.cycles % 5 == 1:
-                dump = json.loads(json.dumps(fold.dump()))
+                dump = from_json(plain.encode(fold.dump()))
                 self.kept.append((fold.reader.boundary, then, dump))
         return stepped
 
@@ -325,7 +326,7 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
 
 def assert_same(one: Fold[Any], other: Fold[Any], what: str) -> None:
     """Two folds have equal states, in every part of a snapshot."""
-    found, expected = (json.loads(json.dumps(fold.dump())) for fold in (one, other))
+    found, expected = (from_json(plain.encode(fold.dump())) for fold in (one, other))
     assert found == expected, f"{what}: {next(unlike(found, expected, ''))}"
 
 

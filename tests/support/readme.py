@@ -30,7 +30,7 @@ from typing import IO, Final, NamedTuple
 COMMAND_S: Final = 240.0
 #: How long the output of a killed terminal may still be read.
 CLOSE_S: Final = 10.0
-_FENCE: Final = re.compile(r"^\s*```(\S*)\s*$")
+_FENCE: Final = re.compile(r'^\s*```(\S*)(?: title="[^"]+")?\s*$')
 _PLACEHOLDER: Final = re.compile(r"(?<![\w$-])[A-Z]{2,}(?![\w=])")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _HERE: Final = re.compile(r"<<'?([A-Z]+)'?")

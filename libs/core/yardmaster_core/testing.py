@@ -8,16 +8,18 @@ It is one file, so that a test finds all inputs of a cell in one class.
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
@@ -480,7 +482,7 @@ class Cell:
 
     def restart(self) -> None:
         """Continue from a snapshot of the state, as after a restart."""
-        dump = json.loads(json.dumps(self.machine.dump(self.state)))
+        dump = from_json(plain.encode(self.machine.dump(self.state)))
         self.state = self.machine.load(self.state.cell, dump)
 
     def run_until_idle(self, most: int = 100) -> list[Event]:

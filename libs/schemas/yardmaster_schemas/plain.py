@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from yardmaster_schemas.errors import MalformedRecord
 
@@ -18,6 +19,11 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 def dump(value: object) -> Any:
     """Return an instance of a schema dataclass as JSON-ready dicts, lists and scalars."""
     return _adapter(cast(Any, type(value))).dump_python(value, mode="json")
+
+
+def encode(value: object) -> bytes:
+    """Return dicts, lists, scalars and schema dataclasses as JSON; bytes in URL-safe base64."""
+    return to_json(value, bytes_mode="base64")
 
 
 def load(cls: type[T], plain: Any) -> T:

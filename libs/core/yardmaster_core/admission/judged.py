@@ -5,7 +5,7 @@ removed: 44 bytes per job. They are divided by id into buckets of sorted rows. A
 immutable `bytes`, so an insertion copies one bucket, and a dump copies none.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from typing import Final
 from zlib import crc32
@@ -72,17 +72,20 @@ class JudgedIds:
         """The sum of the rows' hashes, modulo 2^256."""
         return self._sum
 
-    def dump(self) -> list[str]:
-        """The buckets, in base64; not of a draft."""
-        return [b64encode(bucket).decode() for bucket in self._buckets]
+    def dump(self) -> list[bytes]:
+        """The buckets; not of a draft."""
+        return list(self._buckets)
 
-    def load(self, dumped: Sequence[str]) -> None:
-        """Replace all rows by those of a dump.
+    def load(self, dumped: Sequence[bytes | str]) -> None:
+        """Replace all rows by those of a dump; in JSON its buckets are in URL-safe base64.
 
         Raises:
             ValueError: the value is not a dump.
         """
-        buckets = [b64decode(text, validate=True) for text in dumped]
+        buckets = [
+            each if isinstance(each, bytes) else b64decode(each, b"-_", validate=True)
+            for each in dumped
+        ]
         if len(buckets) != BUCKETS or any(len(bucket) % ROW_BYTES for bucket in buckets):
             raise ValueError(f"{len(buckets)} buckets of judged ids, or one with half a row")
         self._buckets = buckets

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from pydantic_core import to_json
-
 from yardmaster_core.machine import Decision
 from yardmaster_eventlog.errors import SnapshotsUnavailable
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
@@ -13,6 +11,7 @@ from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import SnapshotLimits
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_schemas import plain
 from yardmaster_schemas.events.machine import SnapshotTakenV1
 
 S = TypeVar("S")
@@ -96,7 +95,7 @@ class Snapshotter(Generic[S]):
 def take(fold: Fold[Any]) -> Snapshot:
     """Return a snapshot of the state after the last counted cycle."""
     reader = fold.reader
-    return _snapshot(fold, reader.cycle, reader.state_digest, to_json(fold.dump()))
+    return _snapshot(fold, reader.cycle, reader.state_digest, plain.encode(fold.dump()))
 
 
 def _snapshot(fold: Fold[Any], cycle: int, state_digest: str, payload: bytes) -> Snapshot:
@@ -110,18 +109,18 @@ def _snapshot(fold: Fold[Any], cycle: int, state_digest: str, payload: bytes) ->
 
 
 async def encoded(dump: dict[str, Any]) -> bytes:
-    """Return `to_json(dump)`; other tasks run after each SLICE of rows.
+    """Return the dump as JSON; other tasks run after each SLICE of rows.
 
     The state is the last value of the dump.
     """
     state = dump["state"]
     if not isinstance(state, dict):
-        return to_json(dump)
-    head = to_json({name: value for name, value in dump.items() if name != "state"})
+        return plain.encode(dump)
+    head = plain.encode({name: value for name, value in dump.items() if name != "state"})
     # Joined once: each copy of a large payload blocks the other tasks.
     parts = [head[:-1], b',"state":{']
     for number, (name, value) in enumerate(state.items()):
-        parts += (b"," if number else b"", to_json(name), b":")
+        parts += (b"," if number else b"", plain.encode(name), b":")
         await _encode_value(value, parts)
     parts.append(b"}}")
     return b"".join(parts)
@@ -130,7 +129,7 @@ async def encoded(dump: dict[str, Any]) -> bytes:
 async def _encode_value(value: Any, parts: list[bytes]) -> None:
     """Append the JSON of a value to `parts`."""
     if not isinstance(value, dict | list) or len(value) <= SLICE:
-        parts.append(to_json(value))
+        parts.append(plain.encode(value))
         return
     rows: list[Any] = list(value.items()) if isinstance(value, dict) else value
     parts.append(b"{" if isinstance(value, dict) else b"[")
@@ -138,7 +137,7 @@ async def _encode_value(value: Any, parts: list[bytes]) -> None:
         part = rows[first : first + SLICE]
         parts += (
             b"," if first else b"",
-            to_json(dict(part) if isinstance(value, dict) else part)[1:-1],
+            plain.encode(dict(part) if isinstance(value, dict) else part)[1:-1],
         )
         # A turn for other tasks, which takes no time of the clock.
         await asyncio.sleep(0)  # noqa: TID251

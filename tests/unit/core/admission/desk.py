@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.rules import RULES
+from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.decisions import Outcome, TaskEndedV1
 from yardmaster_schemas.events.requests import (
@@ -187,4 +190,4 @@ class Desk:
 
     def dumped(self) -> str:
         """The dump as a snapshot would store it."""
-        return json.dumps(self.machine.dump(self.state), sort_keys=True)
+        return json.dumps(from_json(plain.encode(self.machine.dump(self.state))), sort_keys=True)

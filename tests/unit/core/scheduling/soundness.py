@@ -15,9 +15,11 @@ from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_F
 from yardmaster_core.scheduling.policies import REGISTRY, options_of
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
     DemandTracker,
-    current_demands,
 )
 from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
+from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
+from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
+from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
 from yardmaster_core.scheduling.state.enrollment import is_barred
@@ -27,7 +29,6 @@ from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaSta
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape
-from yardmaster_core.scheduling.state.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, blocks
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
@@ -43,12 +44,11 @@ def assert_sound(state: ClusterState) -> None:
     _sums(state, tasks)
     _task_counts(state, tasks)
     for pool in state.pools.values():
-        assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
         _reservations(state, pool, tasks)
         _capacities(state, pool, tasks)
         _workload(state, pool)
-        _victims(pool, tasks)
         _queues(state, pool, tasks)
+        _index(pool, tasks)
         _remembered(pool)
     for node in state.nodes.values():
         at = node.pool_name or ""
@@ -127,7 +127,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
 def job_is_alone(state: ClusterState, task: Task) -> bool:
     """Whether a pool that the task may use is divided among jobs."""
     pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
-    return any(REGISTRY.traits(pool.config).per_job for pool in pools)
+    return any(REGISTRY.index(pool).per_job for pool in pools)
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -218,9 +218,6 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             fresh = Ranking(kept.shape, rank_of, set(rebuilt.capacities))
             fresh.update(rebuilt.capacities)
             assert kept.order == fresh.order, f"an order of {label} of {pool.name} is wrong"
-    traits = REGISTRY.traits(pool.config)
-    assert (pool.shares, pool.per_job) == (traits.shares, traits.per_job)
-    assert pool.shares or not (pool.reshare or pool.reshare_next)
     held: dict[str, dict[str, int]] = {}
     for task, replica in _open(tasks):
         if task.run is not None and task.run.pool_name == pool.name:
@@ -309,9 +306,10 @@ def _workload(state: ClusterState, pool: Pool) -> None:
 
 def _shares(state: ClusterState, pool: Pool) -> None:
     """The pool's demands equal newly computed ones, and the result of a pass over all jobs."""
-    assert pool.demands is not None or not pool.stale, "stale without demands"
-    assert pool.shares or not (pool.demands or pool.reclaimable)
-    for claimant, line in pool.reclaimable.items():
+    index = pool.index
+    if not isinstance(index, FairShareIndex):
+        return
+    for claimant, line in index.reclaimable.items():
         able = [
             task
             for job, holding in pool.usage_by_job.items()
@@ -320,20 +318,15 @@ def _shares(state: ClusterState, pool: Pool) -> None:
             if not task.releasing
         ]
         assert list(line.in_order()) == sorted(able), "reclaimable tasks are wrong"
-    if not pool.shares:
-        return
     assert pool.config is not None
     options = options_of(pool.config.policy)
     whole_tasks = options.variant != "max_min"
-    kept = pool.demands
+    new = REGISTRY.index(pool)
+    assert isinstance(new, FairShareIndex)
+    fresh = new.current_demands(state)
+    kept = index.demands
     if kept is not None:
         kept.update(state)
-    pool.demands = None
-    fresh = current_demands(state, pool, options.among, whole_tasks=whole_tasks)
-    if kept is None:
-        pool.demands = None
-    else:
-        pool.demands = kept
         assert _contents(kept) == _contents(fresh), f"the demands of {pool.name} are wrong"
     divide, by_claims = VARIANTS[options.variant], REFERENCE[options.variant]
     shares = fresh.divide(state.pools, divide)
@@ -437,7 +430,30 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
     }
 
 
-def _victims(pool: Pool, tasks: list[Task]) -> None:
+def _index(pool: Pool, tasks: list[Task]) -> None:
+    """The index of the pool's policy gives the same answers as a new one."""
+    kept, fresh = pool.index, REGISTRY.index(pool)
+    assert type(kept) is type(fresh)
+    assert (kept.per_job, kept.strict) == (fresh.per_job, fresh.strict)
+    assert (kept.preempts, kept.preempts_equals) == (fresh.preempts, fresh.preempts_equals)
+    assert kept.counts_preemptions == fresh.counts_preemptions
+    if isinstance(kept, PreemptibleIndex) and isinstance(fresh, PreemptibleIndex):
+        _victims(kept, pool, tasks)
+        _victims(fresh, pool, tasks)
+    if isinstance(kept, StrictQueues) and isinstance(fresh, StrictQueues):
+        _strict_queues(kept, fresh, pool)
+    if isinstance(kept, FairShareIndex):
+        over = {
+            group
+            for group in pool.groups.values()
+            if group.queue.live
+            and (record := group.waits.get(pool.name)) is not None
+            and record[0].code is WaitCode.OVER_FAIR_SHARE
+        }
+        assert set(kept.over_share) == over, "a group over its share would not be woken"
+
+
+def _victims(index: PreemptibleIndex, pool: Pool, tasks: list[Task]) -> None:
     expected: dict[int, list[Task]] = {}
     for task in tasks:
         run = task.run
@@ -446,7 +462,7 @@ def _victims(pool: Pool, tasks: list[Task]) -> None:
         ended = all(was >= ReplicaState.EXITED for was in run.replicas)
         if task.job.spec.preemptible and not ended:
             expected.setdefault(task.job.priority, []).append(task)
-    found = {p: list(line.in_order()) for p, line in pool.victims.items()}
+    found = {p: list(line.in_order()) for p, line in index.victims.items()}
     for priority in sorted({*expected, *found}):
         oldest_first = sorted(expected.get(priority, []))
         assert found.get(priority, []) == oldest_first, f"victims of priority {priority}"
@@ -471,15 +487,6 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             assert list(queue.in_order()) == here
             assert queue.first_entry is (here[0] if here else None), "the first entry is stale"
         assert group.first is min(members[key])
-    _strict_queues(pool)
-    over = {
-        group
-        for group in pool.groups.values()
-        if group.queue.live
-        and (record := group.waits.get(pool.name)) is not None
-        and record[0].code is WaitCode.OVER_FAIR_SHARE
-    }
-    assert set(pool.over_share) == over, "a group over its share would not be woken"
     for number, queue_class in enumerate(pool.queue_classes):
         blocked: dict[int, set[Group]] = {}
         behind, limited, protected = set(), set(), set()
@@ -502,32 +509,31 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert all(p in blocked and queue_class.first(p) is first for p, first in kept.items())
         assert set(queue_class.behind) == behind
         assert {g for g in pool.protected if g.shape.queue_class == number} == protected
-        for entry in limited:
-            project = next(t.job.project for t in members[entry[1].key])
-            assert entry in state.limited[project.department], "a limited group would not be woken"
+        for waits_in, group in limited:
+            wait = group.waits[waits_in.name][0]
+            job = wait.code is WaitCode.AT_MAX_SLOTS
+            owner = members[group.key][0].job.id if job else wait.about
+            assert owner is not None
+            assert (waits_in, group) in state.limited[owner], "a limited group would not be woken"
+    assert all(state.limited.values()), "an owner without waiting groups is kept"
 
 
-def _strict_queues(pool: Pool) -> None:
-    line = REGISTRY.traits(pool.config).strict_queue
-    fresh = None if line is None else StrictQueues(pool.queue_classes, line)
-    kept = pool.strict_queues
-    assert (kept is None) == (fresh is None)
-    if kept is not None and fresh is not None:
-        # Groups with minimum run times are in queues of their own.
-        behind = {
-            group: ((at, group.min_runtimes > 0), place)
-            for queue_class in pool.queue_classes
-            for group in queue_class.behind
-            for at, place in [kept.position_of(group.queue.first)]
-        }
-        expected = [
-            min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]
-            for line in sorted({line for line, _ in behind.values()})
-        ]
-        assert kept.position_of is fresh.position_of
-        found = list(kept.first_groups())
-        assert found == expected, f"the next in {pool.name} would not be found"
-        assert found == list(fresh.first_groups())
+def _strict_queues(kept: StrictQueues, fresh: StrictQueues, pool: Pool) -> None:
+    # Groups with minimum run times are in queues of their own.
+    behind = {
+        group: ((at, group.min_runtimes > 0), place)
+        for queue_class in pool.queue_classes
+        for group in queue_class.behind
+        for at, place in [kept.position_of(group.queue.first)]
+    }
+    expected = [
+        min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]
+        for line in sorted({line for line, _ in behind.values()})
+    ]
+    assert kept.position_of is fresh.position_of
+    found = list(kept.next_behind(pool.queue_classes))
+    assert found == expected, f"the next in {pool.name} would not be found"
+    assert found == list(fresh.next_behind(pool.queue_classes))
 
 
 def _digest(state: ClusterState) -> None:

@@ -166,9 +166,8 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     if not complete:
         return state
     for pool in state.pools.values():
-        pool.reshare = pool.reshare_next
-        pool.reshare_next = False
-        state.restless |= pool.reshare
+        pool.index.cycle_ended()
+        state.restless |= pool.index.due
     considered, state.node_attention = state.node_attention, {}
     state.attention.clear()
     for node in considered.values():

@@ -7,7 +7,7 @@ rolled back in any case: a kept draft differs from the initial state only by the
 decisions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from yardmaster_core.machine import Decision
@@ -35,9 +35,8 @@ class Draft:
         #: Calls that roll back trials, oldest first.
         self.undo_log: list[Undo] = []
         self._keep = keep
-        self._before: list[tuple[Pool, bool, bool, bool]] = []
+        self._before: list[tuple[Pool, bool, Mapping[str, bool]]] = []
         self._recheck_taken: list[Pool] = []
-        self._reshare_cleared: list[Pool] = []
 
     def __enter__(self) -> "Draft":
         state = self.state
@@ -50,8 +49,7 @@ class Draft:
             state.journal = []
             # Not in the journal, because inputs set these too.
             self._before = [
-                (pool, pool.recheck, pool.reshare, pool.reshare_next)
-                for pool in state.pools.values()
+                (pool, pool.recheck, pool.index.kept()) for pool in state.pools.values()
             ]
         return self
 
@@ -65,12 +63,9 @@ class Draft:
                 queue.prune()
             for pool in self._recheck_taken:
                 pool.recheck = True
-            for pool in self._reshare_cleared:
-                pool.reshare = True
-        for pool, recheck, reshare, reshare_next in self._before:
+        for pool, recheck, kept in self._before:
             pool.recheck = recheck
-            pool.reshare = reshare
-            pool.reshare_next = reshare_next
+            pool.index.restore(kept)
         for pool in state.pools.values():
             pool.woken.clear()
             pool.reconsidered.clear()
@@ -121,9 +116,3 @@ class Draft:
         if due:
             self._recheck_taken.append(pool)
         return due
-
-    def clear_reshare(self, pool: Pool) -> None:
-        """Note that the pool's shares are computed in this cycle."""
-        if pool.reshare:
-            pool.reshare = False
-            self._reshare_cleared.append(pool)

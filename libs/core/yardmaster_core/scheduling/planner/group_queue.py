@@ -1,8 +1,9 @@
 """The queue of groups to consider in one pool in one cycle.
 
-Groups come in the policy's order, each with its first task. A group has two turns: one to start,
-one to preempt. All groups of one rank (the first element of the policy's sort key) have their first
-turn before any has its second. Tasks whose last starts failed come after both.
+Groups come in the policy's order, each with its first task. A group has a turn to start and one
+for each of the policy's claims, at least two in all: in the second it may get slots that are being
+released. All groups of one rank (the first element of the policy's sort key) have one turn before
+any has the next. Tasks whose last starts failed come after all turns of the others.
 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
@@ -19,8 +20,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.reasons import WaitCode
 
-#: The first element of the policy's sort key (the rank), the turn (0: start, 1: preempt), the rest
-#: of that key.
+#: The first element of the policy's sort key (the rank), the turn (0: start), the rest of that key.
 SortKey = tuple[Any, ...]
 #: A group, the task to consider, the tasks after it, and the turn.
 Candidate = tuple[Group, Task, Iterator[Task], int]
@@ -34,10 +34,11 @@ NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED}
 class GroupQueue:
     """The groups to consider in one pool, in order."""
 
-    def __init__(self, view: PoolView, policy: Policy) -> None:
+    def __init__(self, view: PoolView, policy: Policy, *, turns: int) -> None:
         self._view = view
         self._policy = policy
-        #: One heap per turn.
+        self._turns = turns
+        #: The groups in their first turn, and those in a later one.
         self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
         self._queued: set[Group] = set()
         #: Leader -> its followers.
@@ -100,7 +101,7 @@ class GroupQueue:
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Queue a group's task for that turn."""
         key = self._key(group, task, turn)
-        heappush(self._heaps[turn], (key, id_order(task), (group, task, rest, turn)))
+        heappush(self._heaps[min(turn, 1)], (key, id_order(task), (group, task, rest, turn)))
 
     def push_next(self, group: Group, rest: Iterator[Task]) -> None:
         """Queue the group's next task, if there is one; else let its followers be considered."""
@@ -143,9 +144,9 @@ class GroupQueue:
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
         rank, *rest_of_key = self._policy.order(self._view, group, task)
-        # A task whose last starts failed has both turns after all others of its rank: so it does
+        # A task whose last starts failed has its turns after all others of its rank: so it does
         # not take slots for which one of them preempted tasks.
-        return rank, turn + 2 * group.shape.start_failed, *rest_of_key
+        return rank, turn + self._turns * group.shape.start_failed, *rest_of_key
 
     def _equivalence_of(self, group: Group) -> Hashable | None:
         """Return a key that groups share which fit or do not fit together.

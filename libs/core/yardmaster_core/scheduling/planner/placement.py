@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final
 
 from yardmaster_core.errors import UnknownPlacement
-from yardmaster_core.rules import SHARED_GPUS_FIRST
+from yardmaster_core.rules import HELD_COUNT_NOTHING, RULES, SHARED_GPUS_FIRST
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
 from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit
 from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
@@ -412,8 +412,7 @@ def _fractions_on(shares: list[int], gpus: int) -> int:
     # Each replica takes a fraction of `gpus` different slots, so no slot serves more fractions than
     # there are replicas.
     most = sum(shares) // gpus
-    # A slot that is disabled, or reserved, and still held has less than 0: then even 0 replicas can
-    # seem too many.
+    # Before `HELD_COUNT_NOTHING` a slot can have less than 0: then even 0 replicas seem too many.
     least = min([0, *shares])
     while sum(min(count, most) for count in shares) < most * gpus:
         if most <= least:
@@ -422,7 +421,7 @@ def _fractions_on(shares: list[int], gpus: int) -> int:
     return most
 
 
-def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
+def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int = RULES) -> int:
     """Return how many replicas of `shape` a node has GPUs, or places for tasks without GPUs, for,
     at most all of them.
     """
@@ -432,12 +431,15 @@ def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
     milli = shape.gpu_milli
     if milli == WHOLE:
         return min(most, capacity.whole // shape.gpus)
-    return min(most, _fractions_on([free // milli for free in capacity.slots], shape.gpus))
+    shares = [free // milli for free in capacity.slots]
+    if rules >= HELD_COUNT_NOTHING:
+        shares = [max(0, share) for share in shares]
+    return min(most, _fractions_on(shares, shape.gpus))
 
 
-def replicas_on(capacity: NodeCapacity, shape: Shape) -> int:
+def replicas_on(capacity: NodeCapacity, shape: Shape, rules: int = RULES) -> int:
     """Return how many replicas of `shape` a node holds, at most all of them."""
-    most = replicas_by_gpus(capacity, shape)
+    most = replicas_by_gpus(capacity, shape, rules)
     if shape.cpu_milli:
         most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:

@@ -30,7 +30,7 @@ from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue, code_of
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
-from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView
+from yardmaster_core.scheduling.planner.policy import Claim, PolicyRegistry, PoolView
 from yardmaster_core.scheduling.planner.pool_decisions import PoolDecisions
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
@@ -54,7 +54,7 @@ class GroupResult(Enum):
     RESERVED = auto()
     #: It has reserved slots, and fits on no others: consider the tasks without.
     KEPT = auto()
-    #: It does not fit now: consider it again, with preemption.
+    #: It does not fit now: consider it again, with the next claim.
     NO_CAPACITY = auto()
     #: Its wait reason is recorded, and holds for all tasks of the group.
     WAITS = auto()
@@ -82,7 +82,7 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     for pool, resolved in configured:
         if resolved.strategy.uses_workload:
             track_workload(draft.state.jobs.values(), pool)
-    if not any(pool.awake or pool.recheck or pool.reshare or pool.ready for pool in pools):
+    if not any(pool.awake or pool.recheck or pool.index.due or pool.ready for pool in pools):
         return
     passes = [PoolPass(draft, pool, resolved) for pool, resolved in configured]
     for pool_pass in passes:
@@ -124,7 +124,8 @@ class PoolPass:
             find_victims=self.victim_search.for_tasks,
         )
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
-        self.queue = GroupQueue(self.view, self.policy)
+        self.claims = self.policy.claims(resolved.options)
+        self.queue = GroupQueue(self.view, self.policy, turns=max(2, 1 + len(self.claims)))
         self._begun = False
         #: Index and fit -> the index's change count at which no placement existed for that fit.
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
@@ -162,7 +163,7 @@ class PoolPass:
             self._begun = True
             pool = self.pool
             if self.policy.reclaim is not None and (
-                pool.reshare or pool.awake or pool.reconsidered
+                pool.index.due or pool.awake or pool.reconsidered
             ):
                 self._reclaim()
             if not self.decisions.keeps_reservations:
@@ -220,7 +221,6 @@ class PoolPass:
         """Preempt tasks of claimants above their share; reconsider groups whose claimant may get
         more.
         """
-        self.draft.clear_reshare(self.pool)
         assert self.policy.reclaim is not None
         for victim, stop in self.policy.reclaim(self.view):
             self.decisions.stop(victim, stop)
@@ -248,7 +248,7 @@ class PoolPass:
         """Consider the group's tasks while the group is first in the queue."""
         self._capacity = None
         pool = self.pool
-        continue_on = _CONTINUE_STRICT if self.policy.strict_queue is not None else _CONTINUE
+        continue_on = _CONTINUE_STRICT if pool.index.strict else _CONTINUE
         while True:
             result = self._consider(group, task, turn, passes)
             if result is GroupResult.KEPT:
@@ -267,7 +267,7 @@ class PoolPass:
                 self.queue.push(group, task, rest, turn)
                 return
         if result is GroupResult.NO_CAPACITY:
-            self.queue.push(group, task, rest, 1)
+            self.queue.push(group, task, rest, turn + 1)
         else:
             self.queue.finish(group)
 
@@ -307,7 +307,7 @@ class PoolPass:
             self.decisions.wait(group, task, wait)
             return GroupResult.WAITS
         if turn:
-            return self._preempt_or_wait(group, task)
+            return self._preempt_or_wait(group, task, turn)
         capacity = self._capacity
         if capacity is not None and capacity.holds(shape) and not task.failed_nodes:
             self.decisions.start(task, [(capacity, capacity.pick(shape))])
@@ -348,9 +348,9 @@ class PoolPass:
             and self._find_placement(self.pool.free, task) is not None
         )
 
-    def _preempt_or_wait(self, group: Group, task: Task) -> GroupResult:
-        """Reserve slots that other tasks release, else preempt tasks, else record why the task
-        waits.
+    def _preempt_or_wait(self, group: Group, task: Task, turn: int) -> GroupResult:
+        """Reserve slots that other tasks release, else preempt tasks by the claim of this turn,
+        else record why the task waits.
 
         A task whose last starts failed starts on free capacity only: it preempts no task, and gets
         no slots of a task that was preempted for another one.
@@ -361,18 +361,22 @@ class PoolPass:
             return GroupResult.WAITS
         if self._reserve_released(task):
             return GroupResult.RESERVED
-        # A task that starts on its reserved slots was just let pass, also by higher priorities.
-        candidates = (
-            v
-            for v in self.policy.victims(self.view, task)
-            if v not in self.decisions.placed and not v.starts_on_reserved
-        )
-        victims = self.victim_search.for_task(
-            task, candidates, drop_unneeded=self.policy.drop_unneeded
-        )
-        if victims:
-            self._preempt_for(task, victims)
-            return GroupResult.RESERVED
+        if turn <= len(self.claims):
+            claim = self.claims[turn - 1]
+            # A task that starts on its reserved slots was just let pass, also by higher priorities.
+            candidates = (
+                v
+                for v in claim.victims(self.view, task)
+                if v not in self.decisions.placed and not v.starts_on_reserved
+            )
+            victims = self.victim_search.for_task(
+                task, candidates, drop_unneeded=claim.drop_unneeded
+            )
+            if victims:
+                self._preempt_for(task, victims, claim)
+                return GroupResult.RESERVED
+            if turn < len(self.claims):
+                return GroupResult.NO_CAPACITY
         wait = self._capacity_wait(shape)
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
@@ -437,11 +441,11 @@ class PoolPass:
         self.decisions.reserve(task, placement)
         return True
 
-    def _preempt_for(self, task: Task, victims: list[Task]) -> None:
+    def _preempt_for(self, task: Task, victims: list[Task], claim: Claim) -> None:
         """Preempt the victims for the task, and reserve the slots that it then fits on."""
         self.draft.require(len(victims) + 1)
         for victim in victims:
-            self.decisions.stop(victim, self.policy.stop_reason(self.view, victim, task))
+            self.decisions.stop(victim, claim.stop_reason(self.view, victim, task))
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
         self.decisions.reserve(task, placement, len(victims))

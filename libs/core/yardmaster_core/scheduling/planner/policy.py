@@ -8,24 +8,23 @@ The planner calls them in this order:
 2. `order`: the sort key of a pending group by its first task; the smallest comes first.
 3. `may_start`: the reason, other than capacity and limits, why a task must not start now, get
    reserved slots or preempt. It holds for all tasks of the group without reserved slots.
-4. `victims`: the running tasks that may be preempted for a task, in the order in which to try them.
-5. `stop_reason`: why a victim is stopped, with the numbers of both sides; `start_reason`: why a
-   task starts.
-6. `min_runtime_wait`: if no victims were found, the wait reason of a task whose victims are within
+4. `start_reason`: why a task starts.
+5. `claims`: for given options, the ways in which a task that does not fit may preempt others, in
+   the order in which to try them. Each has `victims`, the running tasks that may be preempted for a
+   task in the order in which to try them, and `stop_reason`, why a victim is stopped.
+6. `min_runtime_wait`: if no claim found victims, the wait reason of a task whose victims are within
    their minimum run time.
 
-`strict_queue` makes a policy strict: it assigns a task to a queue and gives its position, and every
-task behind one that waits for capacity waits too. Then `order` and `may_start` are those of
-`policies/strict.py`.
+`index` makes what the policy keeps up to date from change to change: the state tells it of each
+change (`state/policy_index.py`), and the functions read it. With the index of
+`policies/strict_queues.py` a policy is strict: every task behind one of its queue that waits for
+capacity waits too. Then `order` and `may_start` are those of `policies/strict.py`.
 
 `equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
 result: if the first of them neither fits nor finds victims, the later ones do not either.
 
-Of the options, `preempts` tells whether a task may preempt others, and `per_job` whether each job
-is a claimant of its own, so that its tasks are equal to no other job's. With `drop_unneeded`,
-victims that turn out unnecessary keep running. `simulation_only` policies are refused outside
-simulations. The planner does not call `project_shares`: it returns the share of each project for
-metrics, by name, in gpu_milli.
+`simulation_only` policies are refused outside simulations. The planner does not call
+`project_shares`: it returns the share of each project for metrics, by name, in gpu_milli.
 
 The queue of a pool is served in the policy's order (`GET /v1/pools/NAME/queue`), by views that know
 tasks but no state: `place` gives the place of a task by its traits. Where the order depends on what
@@ -42,10 +41,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.strict_queues import PositionOf
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.events.requests import PolicyRef
@@ -119,20 +117,30 @@ class PoolView:
     find_victims: FindVictims | None = None
 
 
-def never(_: Any) -> bool:
-    """Return False: `per_job` of policies that do not treat jobs as claimants, `preempts` of
-    policies under which no task preempts others.
-    """
-    return False
-
-
 def no_equivalence(_: PoolView, __: Group) -> None:
     """`equivalence` of policies under which each group may get a different result."""
 
 
-def no_victims(_: PoolView, __: Task) -> Iterable[Task]:
-    """`victims` of policies under which no task preempts others."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One way in which a task that does not fit may preempt others.
+
+    `stop_reason` gets the victim, then the task. With `drop_unneeded`, victims that turn out
+    unnecessary keep running.
+    """
+
+    victims: Callable[[PoolView, Task], Iterable[Task]]
+    stop_reason: Callable[[PoolView, Task, Task], StopReason]
+    drop_unneeded: bool = True
+
+
+def no_claims(_: Any) -> tuple[Claim, ...]:
+    """`claims` of policies under which no single task preempts others."""
     return ()
+
+
+def no_min_runtime_wait(_: PoolView, __: Task) -> None:
+    """`min_runtime_wait` of policies that preempt no task."""
 
 
 def no_shares(_: PoolView) -> Mapping[str, int]:
@@ -143,6 +151,11 @@ def no_shares(_: PoolView) -> Mapping[str, int]:
 def by_submission_only(_: QueueTraits) -> Rank:
     """`place` of policies under which only the submission orders tasks."""
     return ()
+
+
+def no_index(_: Pool, __: Any) -> PolicyIndex:
+    """`index` of policies that keep nothing."""
+    return PolicyIndex()
 
 
 def no_claimants(_: Any) -> None:
@@ -171,10 +184,9 @@ class Policy:
     options: type[Any]
     order: Callable[[PoolView, Group, Task], OrderKey]
     may_start: Callable[[PoolView, Group, Task], Wait | None]
-    victims: Callable[[PoolView, Task], Iterable[Task]]
-    min_runtime_wait: Callable[[PoolView, Task], Wait | None]
-    stop_reason: Callable[[PoolView, Task, Task], StopReason]
     start_reason: Callable[[PoolView, Task], Start]
+    claims: Callable[[Any], tuple[Claim, ...]] = no_claims
+    min_runtime_wait: Callable[[PoolView, Task], Wait | None] = no_min_runtime_wait
     equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] | None = None
     wake: Callable[[PoolView], Iterable[Group]] = no_groups
@@ -183,14 +195,11 @@ class Policy:
     in_rank: Callable[[QueueTraits], bool] = never_in_rank
     claimants: Callable[[Any], Among | None] = no_claimants
     ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
-    preempts: Callable[[Any], bool] = never
-    per_job: Callable[[Any], bool] = never
-    strict_queue: PositionOf | None = None
-    drop_unneeded: bool = True
+    index: Callable[[Pool, Any], PolicyIndex] = no_index
     simulation_only: bool = False
 
 
-class PolicyRegistry(TraitsSource, Protocol):
+class PolicyRegistry(IndexSource, Protocol):
     """The registry of policies as the planner uses it; `policies.Registry` implements it."""
 
     def policy(self, ref: PolicyRef) -> Policy:

@@ -12,7 +12,8 @@ from yardmaster_core.scheduling.policies.baselines import FIFO, LRTP, RAND, SJF
 from yardmaster_core.scheduling.policies.fair_share.fair_share import FAIR_SHARE
 from yardmaster_core.scheduling.policies.fitgpp import FITGPP
 from yardmaster_core.scheduling.policies.priority import PRIORITY
-from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
@@ -24,7 +25,7 @@ POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
 
 
 class Registry:
-    """The policies by name and version; implements `PolicyRegistry` and `TraitsSource`."""
+    """The policies by name and version; implements `PolicyRegistry`."""
 
     def __init__(self, policies: Mapping[tuple[str, int], Policy]) -> None:
         self._policies = policies
@@ -43,20 +44,15 @@ class Registry:
         """See `planner.policy.PolicyRegistry.options`."""
         return self._parsed(ref.name, ref.version, json.dumps(ref.options, sort_keys=True))
 
-    def traits(self, config: PoolConfig | None) -> PolicyTraits:
-        """See `state.policy_traits.TraitsSource.traits`."""
-        if config is None:
-            return PolicyTraits()
-        policy = self._policies.get((config.policy.name, config.policy.version))
+    def index(self, pool: Pool) -> PolicyIndex:
+        """See `state.pools.IndexSource.index`."""
+        if pool.config is None:
+            return PolicyIndex()
+        ref = pool.config.policy
+        policy = self._policies.get((ref.name, ref.version))
         if policy is None:
-            return PolicyTraits()  # planning by it raises UnknownPolicy
-        options = self.options(config.policy)
-        return PolicyTraits(
-            shares=policy.reclaim is not None,
-            per_job=policy.per_job(options),
-            preempts=policy.preempts(options),
-            strict_queue=policy.strict_queue,
-        )
+            return PolicyIndex()  # planning by it raises UnknownPolicy
+        return policy.index(pool, self.options(ref))
 
     def _parse(self, name: str, version: int, options: str) -> Any:
         policy = self.policy(PolicyRef(name=name, version=version))

@@ -9,7 +9,7 @@
   ahead with false estimates.
 
 The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
-capacity?), then under `lrtp` and `rand`, for a task that does not fit, `victims` and `stop_reason`.
+capacity?), then under `lrtp` and `rand`, for a task that does not fit, the `claims`.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from dataclasses import replace
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import (
+    Claim,
     Policy,
     PoolView,
     QueueTraits,
     Rank,
     StopReason,
-    no_victims,
 )
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.strict import (
@@ -32,12 +32,10 @@ from yardmaster_core.scheduling.policies.strict import (
     by_queue_position,
     first_in_queue,
     min_runtime_wait,
-    no_min_runtime_wait,
-    no_stop_reason,
     stop_for_task,
     wait_behind_first,
 )
-from yardmaster_core.scheduling.state.strict_queues import QueuePosition
+from yardmaster_core.scheduling.policies.strict_queues import QueuePosition, strict_queues
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -116,17 +114,19 @@ FIFO: Final = Policy(
     options=NoOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    victims=no_victims,
-    min_runtime_wait=no_min_runtime_wait,
-    stop_reason=no_stop_reason,
     start_reason=first_in_queue,
-    strict_queue=by_submission,
+    index=strict_queues(by_submission),
 )
 
 # The tasks of one group must have one estimate, so each job is a claimant of its own.
 SJF: Final = replace(
-    FIFO, name="sjf", per_job=always, strict_queue=by_estimate, simulation_only=True
+    FIFO, name="sjf", index=strict_queues(by_estimate, per_job=True), simulation_only=True
 )
+
+LONGEST_REMAINING: Final = Claim(
+    victims=longest_remaining_first, stop_reason=lrtp_stop_reason, drop_unneeded=False
+)
+DRAWN: Final = Claim(victims=in_random_order, stop_reason=rand_stop_reason, drop_unneeded=False)
 
 LRTP: Final = Policy(
     name="lrtp",
@@ -134,14 +134,11 @@ LRTP: Final = Policy(
     options=NoOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    victims=longest_remaining_first,
-    min_runtime_wait=min_runtime_wait,
-    stop_reason=lrtp_stop_reason,
     start_reason=first_in_queue,
-    preempts=always,
-    strict_queue=non_preemptible_first,
+    claims=always(LONGEST_REMAINING),
+    min_runtime_wait=min_runtime_wait,
+    index=strict_queues(non_preemptible_first, preempts=True),
     place=non_preemptible_place,
-    drop_unneeded=False,
 )
 
-RAND: Final = replace(LRTP, name="rand", victims=in_random_order, stop_reason=rand_stop_reason)
+RAND: Final = replace(LRTP, name="rand", claims=always(DRAWN))

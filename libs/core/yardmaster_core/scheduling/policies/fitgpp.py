@@ -14,8 +14,8 @@ those preempted fewer than `p` times before the others; drawn victims that turn 
 running.
 
 The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
-capacity?), then for a task that does not fit `victims` (qualifying tasks by score, then random
-ones) and `stop_reason` for each victim.
+capacity?), then for a task that does not fit the victims of its claim (qualifying tasks by score,
+then random ones) and why each of them is stopped.
 
 The paper leaves these questions open, and this module answers them so:
 
@@ -39,7 +39,7 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.placement import helps
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import Claim, Policy, PoolView, StopReason
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.baselines import (
     non_preemptible_first,
@@ -54,6 +54,7 @@ from yardmaster_core.scheduling.policies.strict import (
     running_victims,
     wait_behind_first,
 )
+from yardmaster_core.scheduling.policies.strict_queues import strict_queues
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -229,11 +230,9 @@ FITGPP: Final = Policy(
     options=FitGppOptions,
     order=by_queue_position,
     may_start=wait_behind_first,
-    victims=best_victims,
-    min_runtime_wait=min_runtime_wait,
-    stop_reason=fitgpp_stop_reason,
     start_reason=first_in_queue,
-    preempts=always,
-    strict_queue=non_preemptible_first,
+    claims=always(Claim(victims=best_victims, stop_reason=fitgpp_stop_reason)),
+    min_runtime_wait=min_runtime_wait,
+    index=strict_queues(non_preemptible_first, preempts=True, counts_preemptions=True),
     place=non_preemptible_place,
 )

@@ -21,7 +21,7 @@ nothing but the slots of a task's victims is kept from other tasks.
   tasks without, for their CPUs and memory.
 
 The planner asks, in this order: `order` by priority; `may_start` (does a higher-priority task
-wait?); for a task that does not fit, `victims` and `stop_reason`, else `min_runtime_wait`.
+wait?); for a task that does not fit, the `claims`, else `min_runtime_wait`.
 """
 
 from bisect import bisect_left
@@ -35,6 +35,7 @@ from pydantic import ConfigDict
 from yardmaster_core.rules import VICTIMS_WITHOUT_GPUS
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import (
+    Claim,
     OrderKey,
     Policy,
     PoolView,
@@ -43,7 +44,9 @@ from yardmaster_core.scheduling.planner.policy import (
     StopReason,
 )
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, victims_of
 from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
@@ -118,16 +121,16 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
 
     Of its own priority only tasks of jobs submitted later.
     """
-    if not view.options.preemption or _known_insufficient(view, task):
+    if _known_insufficient(view, task):
         return
     own = task.job.priority
     classes = _victim_classes(view, task)
-    for priority in sorted(view.pool.victims, reverse=True):
+    for priority in sorted(victims_of(view), reverse=True):
         if priority < own:
             break
         running = view.memo.get(("victims", priority))
         if running is None:
-            running = view.pool.victims[priority].reverse_scan()
+            running = victims_of(view)[priority].reverse_scan()
             view.memo["victims", priority] = running
         for victim in running:
             if priority == own and not _submitted_later(victim, task):
@@ -177,7 +180,7 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     if not view.options.preemption or not view.pool.has_min_runtimes:
         return None
     own, victims, until_ms = task.job.priority, 0, LAST_MS
-    for priority in view.pool.victims:
+    for priority in victims_of(view):
         if priority < own:
             continue
         for queue_class in _victim_classes(view, task):
@@ -207,7 +210,7 @@ def _protected(view: PoolView, priority: int, queue_class: int) -> list[tuple[in
     if known is None or known[0] != changes:
         found: list[tuple[int, int]] = []
         earliest_ms = LAST_MS
-        for victim in view.pool.victims[priority].in_reverse():
+        for victim in victims_of(view)[priority].in_reverse():
             until_ms = min_runtime_until_ms(view.state, victim)
             if until_ms > view.state.now_ms and victim.job.shape.queue_class == queue_class:
                 earliest_ms = min(earliest_ms, until_ms)
@@ -254,9 +257,20 @@ def _start(rule: str, priority: int) -> Start:
     return Start(rule=rule, numbers={"priority": priority})
 
 
-def may_preempt(options: PriorityOptions) -> bool:
-    """Whether tasks may preempt others."""
-    return options.preemption
+PREEMPT: Final = Claim(victims=lowest_priority_first, stop_reason=stop_reason)
+
+
+def claims(options: PriorityOptions) -> tuple[Claim, ...]:
+    """Return the ways in which a task may preempt others."""
+    return (PREEMPT,) if options.preemption else ()
+
+
+class PriorityIndex(PreemptibleIndex):
+    """The running tasks that may be preempted; waiting tasks of their priority may preempt some."""
+
+    def __init__(self, pool: Pool, options: PriorityOptions) -> None:
+        super().__init__(pool)
+        self.preempts = self.preempts_equals = options.preemption
 
 
 PRIORITY: Final = Policy(
@@ -265,11 +279,10 @@ PRIORITY: Final = Policy(
     options=PriorityOptions,
     order=by_priority,
     may_start=wait_behind_higher_priority,
-    victims=lowest_priority_first,
-    min_runtime_wait=min_runtime_wait,
-    stop_reason=stop_reason,
     start_reason=start_reason,
+    claims=claims,
+    min_runtime_wait=min_runtime_wait,
     equivalence=same_priority_and_kind,
-    preempts=may_preempt,
+    index=PriorityIndex,
     place=priority_first,
 )

@@ -1,19 +1,21 @@
 """Functions that strict policies share: no task passes the first task of its strict queue
-(`Policy.strict_queue`).
+(`strict_queues.py`).
 
 Only a task that waits for capacity blocks the tasks behind it. A task that waits for a limit, or
 that could never fit on the present nodes, is passed: else one job with too large a request would
 block the pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import Claim, OrderKey, PoolView, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.preemptible import victims_of
+from yardmaster_core.scheduling.policies.strict_queues import strict_queues_of
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
@@ -36,17 +38,14 @@ def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
 
     The whole key is the rank: a group has both of its turns before the next group is considered.
     """
-    assert view.pool.strict_queues is not None
-    return (view.pool.strict_queues.position_of(task),)
+    return (strict_queues_of(view).position_of(task),)
 
 
 def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task that is behind one of its queue that waits for capacity or
     for its reserved slots, or None.
     """
-    pool = view.pool
-    assert pool.strict_queues is not None
-    ahead = pool.strict_queues.first_ahead(task, _pending_for_capacity(pool, group))
+    ahead = strict_queues_of(view).first_ahead(task, _pending_for_capacity(view.pool, group))
     if ahead is None:
         ahead = _first_protected(view, group)
     if ahead is None:
@@ -91,12 +90,12 @@ def _may_be_passed(pool: Pool, group: Group) -> bool:
     True for a group that would preempt others but must not, because its last starts failed: it may
     wait for long.
     """
-    return group.shape.start_failed and pool.preempts and not group.shape.preemptible
+    return group.shape.start_failed and pool.index.preempts and not group.shape.preemptible
 
 
 def running_victims(view: PoolView) -> list[Task]:
     """Return the preemptible tasks of the pool that hold slots, by priority and submission."""
-    victims = view.pool.victims
+    victims = victims_of(view)
     return [task for priority in sorted(victims) for task in victims[priority].in_order()]
 
 
@@ -128,23 +127,18 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def no_min_runtime_wait(_: PoolView, __: Task) -> None:
-    """`min_runtime_wait` of policies that preempt no task."""
-
-
-def no_stop_reason(_: PoolView, victim: Task, __: Task) -> StopReason:
-    """`stop_reason` of policies that preempt no task; the planner never calls it."""
-    raise AssertionError(f"{victim.id} was stopped under a policy that preempts no task")
-
-
 def first_in_queue(_: PoolView, __: Task) -> Start:
     """Return the rule by which a task starts."""
     return _FIRST_IN_QUEUE
 
 
-def always(_: object) -> bool:
-    """Return True: `preempts` of policies that preempt under any options, `per_job` of `sjf`."""
-    return True
+def always(claim: Claim) -> Callable[[Any], tuple[Claim, ...]]:
+    """Return the `claims` of a policy that has one under any options."""
+
+    def claims(_: Any) -> tuple[Claim, ...]:
+        return (claim,)
+
+    return claims
 
 
 def stop_for_task(victim: Task, task: Task, rule: str, **numbers: int) -> StopReason:

@@ -17,13 +17,17 @@ from typing import Any, Final
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import ENDED_LEAVE, EQUALS_FOLLOW_RESERVED, PROTECTED_DO_NOT_PASS
+from yardmaster_core.rules import (
+    ENDED_LEAVE,
+    EQUALS_FOLLOW_RESERVED,
+    LIMITS_BY_OWNER,
+    PROTECTED_DO_NOT_PASS,
+)
 from yardmaster_core.scheduling.state.enrollment import Enrolled
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.phases import Due
-from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
@@ -33,7 +37,6 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
     BLOCKING,
-    IN_STRICT_QUEUE,
     LIMITED,
     blocks,
 )
@@ -61,7 +64,7 @@ class ClusterState:
         *("restless", "revoked", "rules", "sources", "tasks", "total", "unpruned"),
     )
 
-    def __init__(self, cell: str, policies: TraitsSource) -> None:
+    def __init__(self, cell: str, policies: IndexSource) -> None:
         self.cell = cell
         self.policies = policies
         self.cycle = 0
@@ -95,10 +98,10 @@ class ClusterState:
         self.journal: list[Undo] | None = None
         #: While any draft is open: collections that tasks left, which the planner may iterate.
         self.unpruned: dict[OrderedTasks[Task], None] | None = None
-        #: Groups that wait for a limit of the department, its projects or their jobs.
-        self.limited: dict[Department, dict[tuple[Pool, Group], None]] = {}
-        #: Departments whose groups in `limited` this cycle's inputs woke.
-        self.limits_woken: dict[Department, None] = {}
+        #: Groups that wait for a limit, by the job, project or department that has it.
+        self.limited: dict[str, dict[tuple[Pool, Group], None]] = {}
+        #: Of these, the owners whose groups this cycle's inputs woke.
+        self.limits_woken: dict[str, None] = {}
         #: Entities that changed since the digest was computed.
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
@@ -188,7 +191,7 @@ class ClusterState:
 
     def wake_earlier_equals(self, pool: Pool, task: Task) -> None:
         """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on."""
-        if not pool.preempts or pool.strict_queues is not None:
+        if not pool.index.preempts_equals:
             return
         job = task.job
         queue_class = pool.queue_classes[job.shape.queue_class]
@@ -199,14 +202,9 @@ class ClusterState:
                 self.wake(pool, group)
 
     def wake_behind(self, pool: Pool) -> None:
-        """Wake the groups behind others; with strict queues only the first of each queue."""
-        if pool.strict_queues is not None:
-            for group in pool.strict_queues.first_groups():
-                self.wake(pool, group)
-            return
-        for queue_class in pool.queue_classes:
-            for group in queue_class.behind:
-                self.wake(pool, group)
+        """Wake the groups behind others that may be next; with strict queues one of each queue."""
+        for group in pool.index.next_behind(pool.queue_classes):
+            self.wake(pool, group)
 
     def wake_released(self, pool: Pool, task: Task) -> None:
         """Wake the groups that slots of `pool`, which `task` released, may help.
@@ -216,14 +214,23 @@ class ClusterState:
         if not pool.blocked_woken:
             self.put(pool, "blocked_woken", True)
             self.wake_pool(pool)
-        department = task.job.project.department
-        limited = self.limited.get(department)
-        if limited and department not in self.limits_woken:
+        if self.limited:
+            self._wake_owners(task.job)
+
+    def _wake_owners(self, job: Job) -> None:
+        """Wake the groups that wait for a limit of a job, its project or its department."""
+        department = job.project.department
+        by_owner = self.rules >= LIMITS_BY_OWNER
+        owners = (job.id, job.project.name) if by_owner else ()
+        for owner in (*owners, department.name):
+            if owner in self.limits_woken:
+                continue
             if self.journal is not None:
-                self.journal.append((self.limits_woken.pop, (department, None)))
-            self.limits_woken[department] = None
-            for waits_in, group in limited:
-                self.wake(waits_in, group)
+                self.journal.append((self.limits_woken.pop, (owner, None)))
+            self.limits_woken[owner] = None
+            groups = self.limited.get(owner, ()) if by_owner else self.limited_in(department)
+            for pool, group in groups:
+                self.wake(pool, group)
 
     def wake_of_lost_node(self, pool: Pool) -> None:
         """Wake every group of `pool`, once for all nodes that a cycle loses."""
@@ -236,24 +243,24 @@ class ClusterState:
         for pool, group in self.limited_groups():
             self.wake(pool, group)
 
+    def limited_in(self, department: Department) -> Iterator[tuple[Pool, Group]]:
+        """The groups of a department that wait for any limit."""
+        for pool, group in self.limited_groups():
+            if self.projects[group.shape.project].department is department:
+                yield pool, group
+
     def limited_groups(self) -> Iterator[tuple[Pool, Group]]:
         """The groups that wait for a limit, each with the pool in which it waits."""
-        for department in self.departments.values():
-            yield from self.limited.get(department, ())
+        for limited in self.limited.values():
+            yield from limited
 
-    def reshare(self, pool: Pool, *, later: bool = False) -> None:
-        """Note that an input of the pool's shares changed.
+    def input_changed(self, shape: Shape, *, later: bool = False) -> None:
+        """Tell the policies of all pools that tasks of `shape` may use that an input changed.
 
         `later`: the planner changed it, so that it counts only in the next cycle.
         """
-        if pool.shares:
-            pool.reshare = True
-            pool.reshare_next |= later
-
-    def reshare_of(self, shape: Shape, *, later: bool = False) -> None:
-        """Do the same for all pools that tasks of `shape` may use."""
         for name in shape.pools:
-            self.reshare(self.pools[name], later=later)
+            self.pools[name].index.input_changed(later=later)
 
     def wake_all(self, pool: Pool) -> None:
         """Wake every group of `pool`, whose nodes, policy or entitlements changed."""
@@ -268,8 +275,7 @@ class ClusterState:
         queue_class = pool.queue_classes[group.shape.queue_class]
         before = self._barriers(queue_class)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        passed = pool.strict_queues is not None and wait.code not in IN_STRICT_QUEUE
-        if passed or before & ~self._barriers(queue_class):
+        if pool.index.lets_pass(wait.code) or before & ~self._barriers(queue_class):
             self.wake_behind(pool)
 
     def _barriers(self, queue_class: QueueClass) -> int:
@@ -295,11 +301,15 @@ class ClusterState:
 
     def _unfile(self, pool: Pool, group: Group) -> None:
         pool.queue_classes[group.shape.queue_class].remove(group)
-        pool.over_share.pop(group, None)
+        pool.index.unfiled(group)
         pool.protected.pop(group, None)
-        limited = self.limited.get(self.projects[group.shape.project].department)
-        if limited:
+        record = group.waits.get(pool.name)
+        owner = _limit_owner(group, record[0]) if record is not None else None
+        if owner is not None and owner in self.limited:
+            limited = self.limited[owner]
             limited.pop((pool, group), None)
+            if not limited:
+                del self.limited[owner]
 
     def _file(self, pool: Pool, group: Group) -> None:
         record = group.waits.get(pool.name)
@@ -311,15 +321,12 @@ class ClusterState:
             queue_class.block(group, protected=code is WaitCode.VICTIMS_PROTECTED)
         elif code in BEHIND:
             queue_class.behind[group] = None
-            if pool.strict_queues is not None:
-                pool.strict_queues.add(group)
-        elif code is WaitCode.OVER_FAIR_SHARE:
-            pool.over_share[group] = None
-        elif code in LIMITED:
-            department = self.projects[group.shape.project].department
-            self.limited.setdefault(department, {})[pool, group] = None
+        owner = _limit_owner(group, record[0])
+        if owner is not None:
+            self.limited.setdefault(owner, {})[pool, group] = None
         if code is WaitCode.VICTIMS_PROTECTED:
             pool.protected[group] = None
+        pool.index.filed(group, code)
 
     def enqueue(self, task: Task) -> None:
         """Put `task` into the queue of its group, in all pools that it may use."""
@@ -333,7 +340,7 @@ class ClusterState:
         # Its queue counts it from now on.
         self.dirty[task] = None
         self.join_group(task, group)
-        self.reshare_of(shape)
+        self.input_changed(shape)
         if task.reserved is not None:
             return
         is_first = group.queue.first is task
@@ -362,10 +369,10 @@ class ClusterState:
         if not group.pending and self.journal is None:
             self.emptied[group] = None
         self.prune(queue)
-        self.reshare_of(group.shape)
+        self.input_changed(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            if pool.strict_queues is not None:
+            if pool.index.strict:
                 self.wake_behind(pool)
                 if name not in group.waits and self.rules >= EQUALS_FOLLOW_RESERVED:
                     # Its tasks waited for one of them to leave its reserved slots.
@@ -457,18 +464,15 @@ class ClusterState:
             for group in pool.groups.values():
                 tasks = (*group.queue.in_order(), *group.reserved.in_order())
                 group.min_runtimes = sum(map(self._waits_for_protected, tasks))
-                if pool.strict_queues is not None and group.queue.live:
-                    pool.strict_queues.add(group)
+                if tasks:
+                    pool.index.queue_changed(group, tasks[0].job)
 
     def _note_change(self, group: Group, job: Job) -> None:
         shape = group.shape
         for name in shape.pools:
             pool = self.pools[name]
             pool.queue_classes[shape.queue_class].first_changed(group.priority)
-            if pool.demands is not None:
-                pool.stale[group if shape.job_id is None else job] = None
-            if pool.strict_queues is not None and group.queue.live:
-                pool.strict_queues.add(group)
+            pool.index.queue_changed(group, job)
 
     def forget(self, group: Group) -> None:
         """Remove a group that has no pending task."""
@@ -511,7 +515,7 @@ class ClusterState:
 
     def any_per_job(self, pools: Iterable[str]) -> bool:
         """Whether one of these pools is divided among jobs."""
-        return any(name in self.pools and self.pools[name].per_job for name in pools)
+        return any(name in self.pools and self.pools[name].index.per_job for name in pools)
 
     def node(self, name: str) -> Node:
         """The node `name`, created on first use."""
@@ -596,15 +600,18 @@ class ClusterState:
         self.dirty[project.department] = None
 
     def recount(self, job: Job) -> None:
-        """Have the demand of `job` counted again before the next division into shares.
+        """Tell the policies of all its pools that `job` requests, holds or may hold another amount.
 
-        In all its pools, since limits apply across pools. Whatever undoes the change of what the
+        Of all its pools, since limits apply across pools. Whatever undoes the change of what the
         job requests, holds or may hold calls this again.
         """
         for name in job.shape.pools:
-            pool = self.pools[name]
-            if pool.demands is not None:
-                pool.stale[job] = None
+            self.pools[name].index.job_changed(job)
+
+    def may_be_preempted(self, task: Task, pool: Pool) -> None:
+        """Note that a preemptible task holds slots of `pool`, or has another priority."""
+        for tasks in pool.index.may_be_preempted(task):
+            self.prune(tasks)
 
     def note_releasing(self, task: Task) -> None:
         """Note that `task` began to release its slots, or that this was undone."""
@@ -625,3 +632,10 @@ class ClusterState:
                 index.open_node(capacity)
             else:
                 index.close_node(capacity)
+
+
+def _limit_owner(group: Group, wait: Wait) -> str | None:
+    """Return the name of the owner of the limit that a group waits for; None: it waits for none."""
+    if wait.code is WaitCode.AT_MAX_SLOTS:
+        return group.shape.job_id
+    return wait.about if wait.code in LIMITED else None

@@ -1,15 +1,15 @@
 """Pools: nodes, the free capacity on them, and the pending tasks that may use it."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
-from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
-from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks, Victims
+from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
-from yardmaster_core.scheduling.state.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
@@ -20,14 +20,12 @@ class Pool:
     """Nodes of a cell with one policy, their free capacity, and the pending tasks of the pool."""
 
     __slots__ = (
-        *("awake", "config", "demands", "free", "future", "groups", "has_min_runtimes", "hash"),
+        *("awake", "config", "free", "future", "groups", "has_min_runtimes", "hash", "index"),
         *("all_woken", "blocked_woken", "max_free", "max_free_changes", "name", "nodes"),
-        *("over_share", "per_job"),
-        *("policy_cache", "preempts", "protected", "queue_classes", "ranked", "ready", "recheck"),
-        *("reclaimable", "reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
-        *("reserved_milli", "reshare", "reshare_next", "resolved", "revision", "shares", "stale"),
-        *("stopping", "stopping_firm", "strict_queues", "topology"),
-        *("usage_by_job", "usage_by_project", "used_milli", "victims", "woken", "workload"),
+        *("policy_cache", "protected", "queue_classes", "ranked", "ready", "recheck"),
+        *("reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
+        *("reserved_milli", "resolved", "revision", "stopping", "stopping_firm", "topology"),
+        *("usage_by_job", "usage_by_project", "used_milli", "woken", "workload"),
     )
 
     def __init__(self, name: str) -> None:
@@ -47,21 +45,10 @@ class Pool:
         self.usage_by_job: dict[Job, JobUsage] = {}
         self.usage_by_project: dict[Project, ProjectUsage] = {}
         self.used_milli = 0
-        #: Traits of its policy (derived, see `PolicyTraits`).
-        self.shares = self.per_job = self.preempts = False
-        #: The demand of each claimant (the fair-share policy's), built on first use. From then on,
-        #: `stale` has the jobs and groups that must be counted again first.
-        self.demands: Any = None
-        self.stale: dict[Job | Group, None] = {}
+        #: What its policy keeps up to date.
+        self.index = PolicyIndex()
         #: Claimants with a recorded place in the queue (derived).
         self.ranked: dict[Job | Project, None] = {}
-        #: Tasks by claimant, for claimants that ever had to release some (derived).
-        self.reclaimable: dict[Job | Project, ReclaimableTasks] = {}
-        #: Whether the inputs of its shares changed, so that the next cycle computes them again.
-        #: `reshare_next`: the planner changed them, so that the cycle after does.
-        self.reshare = self.reshare_next = False
-        #: Groups that wait because their claimant has its share.
-        self.over_share: dict[Group, None] = {}
         #: (shape id, priority) -> pending tasks.
         self.groups: dict[tuple[str, int], Group] = {}
         #: Groups to consider in the next cycle.
@@ -74,8 +61,6 @@ class Pool:
         self.reconsidered: dict[Group, None] = {}
         #: Without GPUs, with GPUs.
         self.queue_classes = (QueueClass(), QueueClass())
-        #: The groups that wait for others to go first, if the policy is strict (derived).
-        self.strict_queues: StrictQueues | None = None
         #: Groups that wait until the minimum runtime of possible victims is over.
         self.protected: dict[Group, None] = {}
         #: Whether any job that may use the pool ever had a minimum runtime.
@@ -95,8 +80,6 @@ class Pool:
         #: Whether slots began to be freed or lost their reservation, so that all groups that did
         #: not fit are considered again, once in a cycle.
         self.recheck = False
-        #: Preemptible tasks that hold slots, by priority.
-        self.victims: dict[int, Victims] = {}
         #: The requests of its tasks so far. Under older rules it is derived: built from all jobs
         #: when a placement first uses it.
         self.workload: WorkloadCounter | None = None
@@ -107,25 +90,10 @@ class Pool:
         self.resolved: Any = None
         self.hash = 0
 
-    def set_traits(self, traits: PolicyTraits) -> None:
-        """Take over the traits of another policy or configuration."""
-        self.shares, self.per_job, self.preempts = traits.shares, traits.per_job, traits.preempts
-        position_of = traits.strict_queue
-        self.strict_queues = (
-            None if position_of is None else StrictQueues(self.queue_classes, position_of)
-        )
-
     def reconsider(self, group: Group) -> None:
         """Have `group` considered again in the running cycle."""
         self.reconsidered[group] = None
         self.woken.append(group)
-
-    def victims_of(self, priority: int) -> Victims:
-        """The preemptible tasks of `priority` that hold slots of the pool."""
-        found = self.victims.get(priority)
-        if found is None:
-            found = self.victims[priority] = Victims(self.name, priority)
-        return found
 
     @property
     def indexes(self) -> tuple[CapacityIndex, ...]:
@@ -136,7 +104,7 @@ class Pool:
         """The three indexes, each with the capacity of `node` in it."""
         return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
 
-    def add_usage(self, task: Task, milli: int) -> list[ReclaimableTasks]:
+    def add_usage(self, task: Task, milli: int) -> Iterable[OrderedTasks[Task]]:
         """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""
         job, project = task.job, task.job.project
         self.used_milli += milli
@@ -147,13 +115,6 @@ class Pool:
         if job_usage is None:
             job_usage = self.usage_by_job[job] = project_usage.jobs[job] = JobUsage()
         job_usage.milli += milli
-        changed = []
-        if self.reclaimable and job.spec.preemptible:
-            for claimant in (job, project):
-                tasks = self.reclaimable.get(claimant)
-                if tasks is not None:
-                    tasks.add(task)
-                    changed.append(tasks)
         left = job_usage.tasks.get(task, 0) + milli
         if left:
             job_usage.tasks[task] = left
@@ -163,11 +124,9 @@ class Pool:
         if not job_usage.tasks:
             del self.usage_by_job[job]
             del project_usage.jobs[job]
-            self.reclaimable.pop(job, None)
             if not project_usage.jobs:
                 del self.usage_by_project[project]
-                self.reclaimable.pop(project, None)
-        return changed
+        return self.index.usage_changed(task)
 
     def count_releasing(self, task: Task) -> bool:
         """Count what `task` is about to release; return whether it holds GPUs of the pool."""
@@ -183,3 +142,13 @@ class Pool:
         facts = ("pool", self.name, self.revision)
         workload = self.workload
         return facts if workload is None or not workload.kept else (*facts, workload.facts())
+
+
+class IndexSource(Protocol):
+    """The part of the registry of policies that the state uses."""
+
+    def index(self, pool: Pool) -> PolicyIndex:
+        """Return a new index for the policy of a pool's configuration.
+
+        One that keeps nothing for no configuration or an unknown policy.
+        """

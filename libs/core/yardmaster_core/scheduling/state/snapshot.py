@@ -13,8 +13,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
-from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Reservation, Task
@@ -42,7 +41,10 @@ def _or_none(value: object | None) -> Any:
 
 
 def dump(state: ClusterState) -> Plain:
-    """The state's facts, as JSON-ready values."""
+    """The state's facts, for `pydantic_core.to_json`.
+
+    Parts that never change are in it as they are, so that they are converted with the encoding.
+    """
     groups = {group.key: group for pool in state.pools.values() for group in pool.groups.values()}
     return {
         "format": FORMAT,
@@ -61,8 +63,7 @@ def dump(state: ClusterState) -> Plain:
                 "name": p.name,
                 "revision": p.revision,
                 "config": _or_none(p.config),
-                "reshare": p.reshare,
-                "reshare_next": p.reshare_next,
+                "index": dict(p.index.kept()),
                 "workload": p.workload.facts() if p.workload and p.workload.kept else None,
             }
             for p in state.pools.values()
@@ -123,9 +124,9 @@ def _dump_job(job: Job) -> Plain:
         "id": job.id,
         "seq": job.seq,
         "project": job.project.name,
-        "spec": plain.dump(job.spec),
+        "spec": job.spec,
         "submitted_ms": job.submitted_ms,
-        "details": plain.dump(job.details),
+        "details": job.details,
         "priority": job.priority,
         "weight": job.weight,
         "max_slots_milli": job.max_slots_milli,
@@ -168,7 +169,7 @@ def _dump_task(task: Task) -> list[Any]:
 def _dump_reservation(reservation: Reservation) -> Plain:
     return {
         "pool": reservation.pool_name,
-        "placements": [plain.dump(p) for p in reservation.placements],
+        "placements": list(reservation.placements),
         "of": [reservation.shape_id, reservation.priority, reservation.revision],
         "since": [reservation.since_ms, reservation.cycle],
         "victims": reservation.victims,
@@ -182,7 +183,7 @@ def _dump_run(run: Attempt) -> Plain:
         **on_reserved,
         "number": run.number,
         "pool": run.pool_name,
-        "placements": [plain.dump(p) for p in run.placements],
+        "placements": list(run.placements),
         "port": run.port,
         "allocated_ms": run.allocated_ms,
         "fence_s": run.fence_s,
@@ -213,7 +214,7 @@ def _dump_group(state: ClusterState, group: Group) -> Plain:
     }
 
 
-def load(cell: str, dump: Any, policies: TraitsSource) -> ClusterState:
+def load(cell: str, dump: Any, policies: IndexSource) -> ClusterState:
     """The state that `dump` returned for `cell`.
 
     Raises:
@@ -232,7 +233,7 @@ def load(cell: str, dump: Any, policies: TraitsSource) -> ClusterState:
         raise SnapshotUnreadable(found=f"{type(error).__name__}: {error}") from error
 
 
-def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
+def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     state = ClusterState(cell, policies)
     state.cycle = dump["cycle"]
     state.now_ms = dump["now_ms"]
@@ -244,7 +245,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
         pool = state.pools[row["name"]] = Pool(row["name"])
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
-        pool.set_traits(policies.traits(pool.config))
+        pool.index = policies.index(pool)
         if row["workload"] is not None:
             pool.workload = WorkloadCounter.load(row["workload"])
         if pool.config is not None:
@@ -278,10 +279,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
     state.restless = dump["restless"]
     for row in dump["pools"]:
-        # Snapshots from before pools had shares have neither.
-        pool = state.pools[row["name"]]
-        pool.reshare = row.get("reshare", False)
-        pool.reshare_next = row.get("reshare_next", False)
+        state.pools[row["name"]].index.restore(row["index"])
     for things in (
         *(state.pools, state.departments, state.projects),
         *(state.enrolled, state.nodes, state.jobs),
@@ -423,7 +421,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:
-        pool.victims_of(task.job.priority).add(task)
+        state.may_be_preempted(task, pool)
     if task.phase is Phase.STARTING and pool.config is not None:
         watch_start(state, task, run)
     if run.running_ms and spec.time_limit_s is not None:

@@ -7,7 +7,7 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
@@ -204,6 +204,33 @@ def test_of_the_jobs_at_one_limit_only_those_are_considered_that_the_freed_amoun
     monkeypatch.setattr("yardmaster_core.scheduling.planner.plan.limit_reached", counted)
     assert started(cell.cycle()) == ["j02x"]
     assert len(set(asked)) == 2, "the one that starts, and the next one"
+
+
+@pytest.mark.parametrize(("rules", "woken"), [(6, {"one", "two", "three"}), (7, {"two"})])
+def test_a_release_wakes_only_the_tasks_that_wait_for_a_limit_of_its_owners(
+    rules: int, woken: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = big_cell()
+    cell.rules = rules
+    names = ("one", "two", "three")
+    for name in names:
+        cell.submit(name, tasks=2, max_slots_milli=1000)
+    cell.cycle()
+    for name in names:
+        cell.starts(name)
+    cell.cycle()
+    cell.ends("two")
+    seen: set[str] = set()
+    wake = ClusterState.wake
+
+    def noting(self: ClusterState, pool: Pool, group: Group) -> None:
+        seen.add(group.first.job.id.rstrip("0"))
+        wake(self, pool, group)
+
+    monkeypatch.setattr(ClusterState, "wake", noting)
+    assert started(cell.cycle()) == ["two.1"]
+    assert seen == woken
+    assert_sound(cell.state)
 
 
 # max_concurrent

@@ -12,6 +12,7 @@ from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.placement import (
     PLACEMENTS,
     place,
+    replicas_on,
     replicas_that_fit,
     strategy_named,
     strategy_of,
@@ -133,3 +134,13 @@ def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -
 def test_the_error_for_an_unknown_strategy_lists_the_known_ones() -> None:
     with pytest.raises(UnknownPlacement, match="best_fit, worst_fit"):
         strategy_named("middle_fit")
+
+
+@pytest.mark.parametrize(("rules", "replicas"), [(6, 0), (7, 1)])
+def test_a_slot_that_is_disabled_and_still_held_takes_no_room_of_other_slots(
+    rules: int, replicas: int
+) -> None:
+    capacity = NodeCapacity(0, 3, 1, 1)
+    capacity.slots = [500, 500, -1000]
+    pair = shape(Resources(gpus=2, gpu_milli=500), replicas=1)
+    assert replicas_on(capacity, pair, rules) == replicas

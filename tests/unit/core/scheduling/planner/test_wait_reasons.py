@@ -2,13 +2,13 @@
 tasks.
 """
 
-import json
-
 import pytest
+from pydantic_core import from_json
 
 from tests.unit.core.scheduling.reading import all_of, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
+from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.reasons import NUMBERS
 from yardmaster_schemas.resources import Resources
@@ -432,7 +432,7 @@ def test_an_obsolete_deadline_wakes_no_group_with_or_without_a_restart() -> None
     cell.submit("big", gpus=8, priority=10, preemptible=False)
     cell.cycle(after_s=1)
     machine = cell.machine
-    dumped = json.loads(json.dumps(machine.dump(cell.state)))
+    dumped = from_json(plain.encode(machine.dump(cell.state)))
     decided = []
     for state in (machine.load("main", dumped), cell.state):
         begun = machine.begin_cycle(state, cell.cycles + 1, cell.now_ms + 100_000)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from yardmaster_core.scheduling.policies import POLICIES, check
+from yardmaster_core.scheduling.policies.strict import by_queue_position
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
@@ -14,7 +15,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
-STRICT = sorted(name for (name, _), policy in POLICIES.items() if policy.strict_queue is not None)
+STRICT = sorted(name for (name, _), p in POLICIES.items() if p.order is by_queue_position)
 
 
 def started(events: Sequence[object]) -> list[str]:

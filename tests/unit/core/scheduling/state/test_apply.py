@@ -1,16 +1,17 @@
 """Repeated events change nothing; events that contradict the state stop the machine."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from tests.unit.core.scheduling.reading import only, running
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.rules import RULES
 from yardmaster_core.testing import Cell, admitted_spec, fold
+from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
@@ -200,7 +201,7 @@ def test_a_job_is_removed_with_its_tasks_after_its_last_task_has_ended() -> None
     cell.cycle()
     dumped = cell.machine.dump(cell.state)
     assert len(dumped["jobs"]) == 1, "the digest that the cycle committed covers it"
-    restored = cell.machine.load("main", json.loads(json.dumps(dumped)))
+    restored = cell.machine.load("main", from_json(plain.encode(dumped)))
     assert cell.machine.digest(restored) == cell.machine.digest(cell.state) != empty
     for state in (restored, cell.state):
         cell.machine.begin_cycle(state, cell.cycles + 1, cell.now_ms)

@@ -1,14 +1,15 @@
 """The state as JSON and back: the same digest, and the same decisions afterwards."""
 
-import json
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from tests.unit.core.scheduling.reading import kinds, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_core.testing import Cell
+from yardmaster_schemas import plain
 from yardmaster_schemas.sources import next_incarnation
 
 
@@ -139,7 +140,7 @@ def test_a_value_that_is_no_snapshot_of_this_cell_is_refused(damage: Any) -> Non
     cell = Cell()
     cell.submit("job")
     cell.cycle()
-    dump = json.loads(json.dumps(cell.machine.dump(cell.state)))
+    dump = from_json(plain.encode(cell.machine.dump(cell.state)))
     damage(dump)
     with pytest.raises(SnapshotUnreadable):
         cell.machine.load("main", dump)

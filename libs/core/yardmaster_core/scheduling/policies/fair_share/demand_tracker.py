@@ -88,13 +88,18 @@ class DemandTracker:
     limit.
     """
 
-    def __init__(self, pool: Pool, among: str, *, whole_tasks: bool) -> None:
+    def __init__(self, state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> None:
         self.pool = pool
         self.among = among
         self.whole_tasks = whole_tasks
         self.rows: dict[Claimant, tuple[Age, ClaimantKind]] = {}
         self.claimants: dict[Age, Claimant] = {}
         self.kinds: dict[tuple[Any, ...], ClaimantKind] = {}
+        #: To be counted again at the next update.
+        self.stale: dict[DemandSource, None] = dict.fromkeys(pool.usage_by_job)
+        for group in (group for group in pool.groups.values() if group.pending):
+            job_id = group.shape.job_id
+            self.stale[group if job_id is None else state.jobs[job_id]] = None
         #: Claimants that hold more than their own limit.
         self.above_limit: dict[Claimant, None] = {}
         self._fits_checked_at: tuple[int, int] | None = None
@@ -118,10 +123,9 @@ class DemandTracker:
 
     def update(self, state: ClusterState) -> None:
         """Count the marked claimants again."""
-        pool = self.pool
         self._recheck_fits()
         self._recheck_limits(state.pools)
-        stale, pool.stale = pool.stale, {}
+        stale, self.stale = self.stale, {}
         if self.among == "job":
             for job in stale:
                 assert isinstance(job, Job), "a job that is a claimant has equals in other jobs"
@@ -163,7 +167,7 @@ class DemandTracker:
 
     def served(self, projects: Mapping[str, Project]) -> list[Claimant]:
         """The claimants that had pending GPU tasks at the last update and have none now."""
-        sources = list(self.pool.stale)
+        sources = list(self.stale)
         if self.among == "job":
             jobs = (source for source in sources if isinstance(source, Job))
             return [job for job in jobs if job in self._pending and not self._pending_now(job)]
@@ -334,7 +338,7 @@ class DemandTracker:
             if fits != shape_fit.fits:
                 shape_fit.fits = fits
                 for sources in shape_fit.sources.values():
-                    self.pool.stale.update(sources)
+                    self.stale.update(sources)
 
     def _recheck_limits(self, pools: Pools) -> None:
         for project, before in self._limits.items():
@@ -345,7 +349,7 @@ class DemandTracker:
             for shape_fit in self._shape_fits.values():
                 task_milli = shape_fit.shape.total_gpu_milli
                 if _exceeds_any(task_milli, limits) != _exceeds_any(task_milli, before):
-                    self.pool.stale.update(shape_fit.sources.get(project, {}))
+                    self.stale.update(shape_fit.sources.get(project, {}))
 
     def _limits_of(self, project: Project, pools: Pools) -> tuple[int | None, int | None]:
         pool = self.pool
@@ -457,18 +461,3 @@ class DemandTracker:
 
 def _exceeds_any(milli: int, limits: Iterable[int | None]) -> bool:
     return any(limit is not None and milli > limit for limit in limits)
-
-
-def current_demands(
-    state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool
-) -> DemandTracker:
-    """Return the updated demands of a pool's claimants."""
-    demands: DemandTracker | None = pool.demands
-    if demands is None:
-        demands = pool.demands = DemandTracker(pool, among, whole_tasks=whole_tasks)
-        pool.stale = dict.fromkeys(pool.usage_by_job)
-        for group in (group for group in pool.groups.values() if group.pending):
-            job_id = group.shape.job_id
-            pool.stale[group if job_id is None else state.jobs[job_id]] = None
-    demands.update(state)
-    return demands

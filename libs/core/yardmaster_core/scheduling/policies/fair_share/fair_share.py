@@ -19,7 +19,7 @@ for the next start.
   on free capacity while no other task waits for its share.
 
 The planner asks, in this order: `reclaim` (preempt tasks above a share) and `wake` (groups that fit
-into their share now), then `order` and `may_start` for each group. `victims` is empty: no single
+into their share now), then `order` and `may_start` for each group. It has no `claims`: no single
 task preempts others.
 """
 
@@ -41,7 +41,6 @@ from yardmaster_core.scheduling.planner.policy import (
     QueueTraits,
     Rank,
     StopReason,
-    no_victims,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
@@ -52,15 +51,16 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     retained_by,
     weight_of,
 )
-from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
-    DemandTracker,
-    current_demands,
-)
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
 from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
+from yardmaster_core.scheduling.policies.fair_share.index import (
+    FairShareIndex,
+    ReclaimableTasks,
+    index_of,
+)
 from yardmaster_core.scheduling.policies.fair_share.shares import Share, Shares
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
-from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
-from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -83,12 +83,7 @@ def _demands(view: PoolView) -> DemandTracker:
     # Once per division: other starts and stops in a cycle change no share until the next cycle.
     found: DemandTracker | None = view.memo.get("demands")
     if found is None:
-        # As Determined's code counts: with `max_min` also the part of a limit that makes no whole
-        # task.
-        whole_tasks = view.options.variant != "max_min"
-        among = view.options.among
-        found = current_demands(view.state, view.pool, among, whole_tasks=whole_tasks)
-        view.memo["demands"] = found
+        found = view.memo["demands"] = index_of(view).current_demands(view.state)
     return found
 
 
@@ -248,16 +243,7 @@ class AboveShare:
 
 def _above_share(view: PoolView, share: Share) -> AboveShare:
     claimant, pool = share.claimant, view.pool
-    reclaimable = pool.reclaimable.get(claimant)
-    if reclaimable is None:
-        reclaimable = pool.reclaimable[claimant] = ReclaimableTasks(pool.name)
-        holders = pool.usage_by_project.get(claimant) if isinstance(claimant, Project) else None
-        jobs = (
-            [claimant] if isinstance(claimant, Job) else holders.jobs if holders is not None else ()
-        )
-        tasks = (t for job in jobs if job.spec.preemptible for t in pool.usage_by_job[job].tasks)
-        for task in sorted(tasks, key=_key):
-            reclaimable.add(task)
+    reclaimable = index_of(view).reclaimable_of(claimant)
     youngest_first = view.options.variant == "demand_proportional"
     return AboveShare(share, retained_by(pool, claimant), reclaimable, youngest_first)
 
@@ -344,10 +330,6 @@ def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) ->
             yield task
 
 
-def _key(task: Task) -> QueueKey:
-    return task.key
-
-
 def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> StopReason:
     numbers = {"fair_share_milli": share.share_milli, "weight": share.weight, "used_milli": used}
     rule = "over_fair_share"
@@ -428,7 +410,7 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
     Groups whose last starts failed are yielded only while no other pending task has a share in the
     free capacity.
     """
-    over = view.pool.over_share
+    over = index_of(view).over_share
     if over:
         failed = (group for group in over if group.shape.start_failed)
         for group in chain((group for _, group in _below(view)), failed):
@@ -445,11 +427,6 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
         return None
     numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
-
-
-def stop_reason(view: PoolView, _: Task, task: Task) -> StopReason:
-    """Return why a task is preempted for `task`."""
-    return StopReason(rule="over_fair_share", for_task=task.id)
 
 
 def start_reason(view: PoolView, task: Task) -> Start:
@@ -473,14 +450,15 @@ def project_shares(view: PoolView) -> Mapping[str, int]:
 
     Empty before the first cycle that divides the pool.
     """
-    if view.options.among != "project" or view.pool.demands is None:
+    if view.options.among != "project" or index_of(view).demands is None:
         return {}
     return {_name(share.claimant): share.share_milli for share in _shares(view).all()}
 
 
-def among_jobs(options: FairShareOptions) -> bool:
-    """Whether each job is a claimant."""
-    return options.among == "job"
+def fair_share_index(pool: Pool, options: FairShareOptions) -> FairShareIndex:
+    """Return a new index of a pool with this policy."""
+    # As Determined's code counts: with `max_min` also the part of a limit that makes no whole task.
+    return FairShareIndex(pool, options.among, whole_tasks=options.variant != "max_min")
 
 
 def without_gpus_first(traits: QueueTraits) -> Rank:
@@ -537,10 +515,8 @@ FAIR_SHARE: Final = Policy(
     options=FairShareOptions,
     order=smallest_demand_first,
     may_start=wait_for_share,
-    victims=no_victims,
-    min_runtime_wait=min_runtime_wait,
-    stop_reason=stop_reason,
     start_reason=start_reason,
+    min_runtime_wait=min_runtime_wait,
     reclaim=reclaim_above_share,
     wake=groups_within_share,
     project_shares=project_shares,
@@ -548,5 +524,5 @@ FAIR_SHARE: Final = Policy(
     in_rank=has_gpus,
     claimants=claimants_among,
     ranks=changed_ranks,
-    per_job=among_jobs,
+    index=fair_share_index,
 )

@@ -165,7 +165,7 @@ def close_replica(
     if replica == 0 and run.port is not None:
         release_port(node, run.port)
     state.charge(task, pool, -milli)
-    state.reshare(pool)
+    pool.index.input_changed(later=False)
     if run.open == 0:
         _count_closed(state, task, run, 1)
     schedule_decision(state, task)

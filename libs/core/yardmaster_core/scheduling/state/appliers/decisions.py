@@ -19,7 +19,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode, WaitCode
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, WaitCode
 
 
 def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str) -> None:
@@ -55,12 +55,10 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     for name in shape.pools:
         # Its demand ends in the other pools, and what a non-preemptible task holds stays.
         if name != pool.name or not shape.preemptible:
-            state.reshare(state.pools[name], later=True)
+            state.pools[name].index.input_changed(later=True)
     state.dirty[task] = None
     if task.job.spec.preemptible:
-        victims = pool.victims_of(task.job.priority)
-        victims.add(task)
-        state.prune(victims)
+        state.may_be_preempted(task, pool)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))
     watch_start(state, task, run)
@@ -104,7 +102,7 @@ def _stop(
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
     begin_stop(state, task, run, stop)
-    if stop.code == StopCode.FITGPP:
+    if stop.for_task is not None and state.pools[run.pool_name].index.counts_preemptions:
         state.put(task, "preemptions", task.preemptions + 1)
     # The groups behind a higher-priority task were considered before it. A preemption for an equal
     # task may free slots that they could not have freed themselves.
@@ -191,7 +189,7 @@ def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:
         if state.journal is not None:
             state.journal.append((state.ended.pop, (job,)))
     if event.code is EndCode.UNSCHEDULABLE:
-        state.reshare_of(job.shape, later=True)
+        state.input_changed(job.shape, later=True)
     if task.released:
         state.put(job, "live", job.live - 1)
         release_next(state, job)

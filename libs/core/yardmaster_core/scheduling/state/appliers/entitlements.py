@@ -37,21 +37,15 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
-    """Apply the traits of the pool's policy: which tasks are equal, and whether it has shares."""
-    before = pool.per_job
-    pool.set_traits(state.policies.traits(pool.config))
-    pool.reshare = pool.shares
-    pool.reshare_next = False
-    pool.demands = None
-    pool.stale.clear()
-    pool.reclaimable.clear()
+    """Give the pool the index of its policy, which also tells which tasks are equal."""
+    before = pool.index.per_job
+    pool.index = state.policies.index(pool)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if pool.per_job == before:
+    if pool.index.per_job == before:
         return
     for other in state.pools.values():
-        other.demands = None
-        other.stale.clear()
+        other.index.claimants_changed()
     for job in state.jobs.values():
         separate = state.any_per_job(job.spec.pools)
         if separate == job.separate:
@@ -92,9 +86,8 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         project.revision = event.revision
         state.dirty[project] = None
     for pool in state.pools.values():
-        pool.demands = None
-        pool.stale.clear()
-        state.reshare(pool)
+        pool.index.claimants_changed()
+        pool.index.input_changed(later=False)
         for task in pool.reserved:
             if event.name in (task.job.project.name, task.job.project.department.name):
                 schedule_decision(state, task)
@@ -139,10 +132,7 @@ def _move_project(state: ClusterState, project: Project, department: Department)
         if milli:
             pool.reserved_milli[old] -= milli
             pool.reserved_milli[department] = pool.reserved_milli.get(department, 0) + milli
-    limited = state.limited.get(old, {})
-    for key in [k for k in limited if k[1].shape.project == project.name]:
-        state.limited.setdefault(department, {})[key] = limited.pop(key)
     state.dirty[old] = state.dirty[department] = None
     project.department = department
-    for waits_in, group in limited:
+    for waits_in, group in state.limited_in(old):
         state.wake(waits_in, group)

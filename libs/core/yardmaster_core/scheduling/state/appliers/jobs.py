@@ -130,7 +130,7 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
         run = task.run
         if run is not None and job.spec.preemptible:
             pool = state.pools[run.pool_name]
-            pool.victims_of(job.priority).add(task)
+            state.may_be_preempted(task, pool)
             state.wake_pool(pool)
 
 
@@ -142,7 +142,7 @@ def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -
     state.recount(job)
     job.revision = event.revision
     state.dirty[job] = None
-    state.reshare_of(job.shape)
+    state.input_changed(job.shape)
     _wake_job(state, job)
 
 
@@ -157,7 +157,7 @@ def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, reco
     state.recount(job)
     job.revision = event.revision
     state.dirty[job] = None
-    state.reshare_of(job.shape)
+    state.input_changed(job.shape)
     for task in waiting:
         task.cause = record_id
         state.enqueue(task)

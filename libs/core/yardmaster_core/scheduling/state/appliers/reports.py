@@ -28,9 +28,9 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
             pool = state.pools[run.pool_name]
             if run.on_reserved:
                 # From now on it may be preempted for others, which it has passed.
-                if pool.preempts:
+                if pool.index.preempts:
                     state.wake_pool(pool)
-                state.reshare(pool)
+                pool.index.input_changed(later=False)
             state.wake_earlier_equals(pool, task)
         limit = task.job.spec.time_limit_s
         if limit is not None:

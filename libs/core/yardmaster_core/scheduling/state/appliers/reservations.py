@@ -45,7 +45,7 @@ def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1,
     drop(state, task)
     # Others may reserve the slots, or start on them.
     pool.recheck = True
-    state.reshare(pool, later=True)
+    pool.index.input_changed(later=True)
     if task.group is not None:
         for name in task.group.shape.pools:
             state.wake(state.pools[name], task.group)

@@ -10,8 +10,8 @@ from yardmaster_core.scheduling.planner.plan import plan
 from yardmaster_core.scheduling.policies import REGISTRY
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
     DemandTracker,
-    current_demands,
 )
+from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Job
 from yardmaster_core.testing import Cell, job_id
@@ -28,7 +28,21 @@ def shared(gpus: int = 8, **options: Any) -> Cell:
 
 def stale(cell: Cell, pool: str = "main") -> list[str]:
     """Return the names of the jobs marked for counting."""
-    return sorted(_name(piece) for piece in cell.state.pools[pool].stale)
+    return sorted(_name(piece) for piece in tracker(cell, pool).stale)
+
+
+def index_of(cell: Cell, pool: str = "main") -> FairShareIndex:
+    """Return the index of a pool."""
+    index = cell.state.pools[pool].index
+    assert isinstance(index, FairShareIndex)
+    return index
+
+
+def tracker(cell: Cell, pool: str = "main") -> DemandTracker:
+    """Return the demands as the last cycle left them."""
+    found = index_of(cell, pool).demands
+    assert found is not None
+    return found
 
 
 def _name(thing: Job | Project | Group) -> str:
@@ -36,14 +50,14 @@ def _name(thing: Job | Project | Group) -> str:
     return thing.id.rstrip("0") if isinstance(thing, Job) else thing.name
 
 
-def kept(cell: Cell, pool: str = "main", among: str = "job") -> DemandTracker:
+def kept(cell: Cell, pool: str = "main") -> DemandTracker:
     """Return the updated demands of the pool's claimants."""
-    return current_demands(cell.state, cell.state.pools[pool], among, whole_tasks=True)
+    return index_of(cell, pool).current_demands(cell.state)
 
 
-def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
+def demands(cell: Cell, pool: str = "main") -> dict[str, int]:
     """Return the demand of each claimant, in GPUs."""
-    rows = kept(cell, pool, among).rows
+    rows = kept(cell, pool).rows
     return {_name(claimant): kind.claim.demand // 1000 for claimant, (_, kind) in rows.items()}
 
 
@@ -245,7 +259,7 @@ def test_a_new_or_removed_project_limit_counts_all_claimants_again() -> None:
     assert kinds(cell) == [4]
     cell.entitle("p", quotas={"main": req.Quota(limit_milli=2000)})
     cell.cycle()
-    assert cell.state.pools["main"].demands is not None
+    assert index_of(cell).demands is not None
     assert_sound(cell.state)
     cell.entitle("p")
     cell.cycle()
@@ -259,10 +273,10 @@ def test_a_projects_demand_is_the_sum_of_its_groups_and_its_limited_jobs(variant
     cell.submit("two", tasks=2, gpus=2)
     cell.submit("bound", tasks=9, max_slots_milli=2000)
     cell.cycle()
-    assert demands(cell, among="project") == {"p": 3 + 4 + 2}
+    assert demands(cell) == {"p": 3 + 4 + 2}
     cell.cancel("bound")
     cell.run_until_idle()
-    assert demands(cell, among="project") == {"p": 3 + 4 + 1}, "one of the bounded stops"
+    assert demands(cell) == {"p": 3 + 4 + 1}, "one of the bounded stops"
     assert_sound(cell.state)
 
 
@@ -270,13 +284,13 @@ def test_a_projects_reclaimable_tasks_are_kept_once_it_was_above_its_share() -> 
     cell = shared(4, among="project")
     cell.submit("old", tasks=4)
     cell.run_until_idle()
-    pool = cell.state.pools["main"]
-    assert not pool.reclaimable
+    index_ = index_of(cell)
+    assert not index_.reclaimable
     for index in range(4):
         cell.starts("old", index)
     cell.submit("new", tasks=4, project="q")
     cell.run_until_idle()
-    (line,) = pool.reclaimable.values()
+    (line,) = index_.reclaimable.values()
     assert [task.index for task in line.in_order()] == [0, 1], (
         "the latest submissions were preempted"
     )
@@ -297,11 +311,11 @@ def test_a_restored_cell_has_the_same_demands_as_one_that_kept_running(among: st
     cell.run_until_idle()
     cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
     cell.cycle()
-    lived = kept(cell, among=among)
+    lived = kept(cell)
     before = {_name(p): (age, k.claim, k.retained) for p, (age, k) in lived.rows.items()}
     cell.restart()
-    assert cell.state.pools["main"].demands is None, "it is made when it is wanted"
-    restored = kept(cell, among=among)
+    assert index_of(cell).demands is None, "it is made when it is wanted"
+    restored = kept(cell)
     after = {_name(p): (age, k.claim, k.retained) for p, (age, k) in restored.rows.items()}
     assert after == before
     assert_sound(cell.state)

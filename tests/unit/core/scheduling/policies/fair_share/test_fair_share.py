@@ -611,7 +611,7 @@ def test_a_non_preemptible_task_counts_as_fixed_from_the_next_cycle_on() -> None
     assert cell.machine.due_ms(cell.state) == cell.now_ms
     cell.restart()
     assert cell.state.restless
-    assert cell.state.pools["main"].reshare
+    assert cell.state.pools["main"].index.due
     assert cell.run_until_idle() == []
     assert not cell.state.restless
 

@@ -2,15 +2,15 @@
 
 from random import Random
 
+from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 
 
 def firsts(cell: Cell) -> list[str]:
-    lines = cell.state.pools["main"].strict_queues
-    assert lines is not None
-    return [group.queue.first.id.rstrip("0.") for group in lines.first_groups()]
+    pool = cell.state.pools["main"]
+    return [g.queue.first.id.rstrip("0.") for g in pool.index.next_behind(pool.queue_classes)]
 
 
 def crowd(policy: str, jobs: int) -> Cell:
@@ -85,8 +85,8 @@ def test_entries_do_not_accumulate() -> None:
         cell.cycle()
         cell.resume(name)
         cell.cycle()
-    lines = cell.state.pools["main"].strict_queues
-    assert lines is not None
+    lines = cell.state.pools["main"].index
+    assert isinstance(lines, StrictQueues)
     entries: list[Group] = [entry[2] for line in lines._entries.values() for entry in line]
     assert len(entries) < 300
     assert firsts(cell) == ["j001x"]

@@ -1,0 +1,149 @@
+"""The index that `fair_share` keeps of its pool."""
+
+from collections.abc import Mapping
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.reasons import WaitCode
+
+
+class ReclaimableTasks(OrderedTasks[Task]):
+    """Preemptible tasks of one claimant that hold slots of one pool and are not releasing them."""
+
+    __slots__ = ("pool_name",)
+
+    def __init__(self, pool_name: str) -> None:
+        super().__init__()
+        self.pool_name = pool_name
+
+    def is_live(self, task: Task) -> bool:
+        """Whether `task` may still be preempted."""
+        run = task.run
+        return (
+            run is not None
+            and run.pool_name == self.pool_name
+            and run.open > 0
+            and not task.releasing
+        )
+
+
+class FairShareIndex(PolicyIndex):
+    """The demands of a pool's claimants, and whether the pool must be divided again."""
+
+    def __init__(self, pool: Pool, among: str, *, whole_tasks: bool) -> None:
+        self.per_job = among == "job"
+        self._pool = pool
+        self._among = among
+        self._whole_tasks = whole_tasks
+        #: Built on first use.
+        self.demands: DemandTracker | None = None
+        #: By claimant, for claimants that ever had to release some.
+        self.reclaimable: dict[Claimant, ReclaimableTasks] = {}
+        #: Groups that wait because their claimant has its share.
+        self.over_share: dict[Group, None] = {}
+        self._due = True
+        #: Whether the planner changed an input, so that the next cycle divides the pool again.
+        self._due_next = False
+
+    def current_demands(self, state: ClusterState) -> DemandTracker:
+        """Return the updated demands of the pool's claimants."""
+        if self.demands is None:
+            self.demands = DemandTracker(
+                state, self._pool, self._among, whole_tasks=self._whole_tasks
+            )
+        self.demands.update(state)
+        return self.demands
+
+    def reclaimable_of(self, claimant: Claimant) -> ReclaimableTasks:
+        """Return the tasks that a claimant may have to release."""
+        found = self.reclaimable.get(claimant)
+        if found is None:
+            found = self.reclaimable[claimant] = ReclaimableTasks(self._pool.name)
+            for task in sorted(self._preemptible_of(claimant)):
+                found.add(task)
+        return found
+
+    def _preemptible_of(self, claimant: Claimant) -> list[Task]:
+        usage = self._pool.usage_by_job
+        if isinstance(claimant, Job):
+            jobs = [claimant] if claimant in usage else []
+        else:
+            holders = self._pool.usage_by_project.get(claimant)
+            jobs = list(holders.jobs) if holders is not None else []
+        return [task for job in jobs if job.spec.preemptible for task in usage[job].tasks]
+
+    def queue_changed(self, group: Group, job: Job) -> None:
+        """See `PolicyIndex.queue_changed`."""
+        if self.demands is not None:
+            self.demands.stale[group if group.shape.job_id is None else job] = None
+
+    def job_changed(self, job: Job) -> None:
+        """See `PolicyIndex.job_changed`."""
+        if self.demands is not None:
+            self.demands.stale[job] = None
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """See `PolicyIndex.filed`."""
+        if code is WaitCode.OVER_FAIR_SHARE:
+            self.over_share[group] = None
+
+    def unfiled(self, group: Group) -> None:
+        """See `PolicyIndex.unfiled`."""
+        self.over_share.pop(group, None)
+
+    def usage_changed(self, task: Task) -> list[OrderedTasks[Task]]:
+        """See `PolicyIndex.usage_changed`."""
+        changed: list[OrderedTasks[Task]] = []
+        if not self.reclaimable:
+            return changed
+        job, project = task.job, task.job.project
+        if job.spec.preemptible:
+            for claimant in (job, project):
+                tasks = self.reclaimable.get(claimant)
+                if tasks is not None:
+                    tasks.add(task)
+                    changed.append(tasks)
+        if job not in self._pool.usage_by_job:
+            self.reclaimable.pop(job, None)
+            if project not in self._pool.usage_by_project:
+                self.reclaimable.pop(project, None)
+        return changed
+
+    def claimants_changed(self) -> None:
+        """See `PolicyIndex.claimants_changed`."""
+        self.demands = None
+
+    def input_changed(self, *, later: bool) -> None:
+        """See `PolicyIndex.input_changed`."""
+        self._due = True
+        self._due_next |= later
+
+    @property
+    def due(self) -> bool:
+        """Whether an input of the division changed."""
+        return self._due
+
+    def cycle_ended(self) -> None:
+        """See `PolicyIndex.cycle_ended`."""
+        self._due, self._due_next = self._due_next, False
+
+    def kept(self) -> Mapping[str, bool]:
+        """See `PolicyIndex.kept`."""
+        return {"due": self._due, "due_next": self._due_next}
+
+    def restore(self, kept: Mapping[str, bool]) -> None:
+        """See `PolicyIndex.restore`."""
+        self._due, self._due_next = kept["due"], kept["due_next"]
+
+
+def index_of(view: PoolView) -> FairShareIndex:
+    """Return the index of a pool with this policy."""
+    index = view.pool.index
+    assert isinstance(index, FairShareIndex), "the pool has another policy"
+    return index

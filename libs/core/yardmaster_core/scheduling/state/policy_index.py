@@ -1,0 +1,91 @@
+"""The index that a policy keeps of its pool: the port between the state and the policies.
+
+The state imports no policy. It tells a pool's index of every change, and the policy's functions
+read what the index kept. The registry of policies makes the indexes (`pools.IndexSource`).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
+from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.reasons import WaitCode
+
+
+class PolicyIndex:
+    """The index of a policy that keeps nothing; other indexes override what they need.
+
+    The methods are called for every change, also when a draft undoes it. What an index keeps must
+    follow from the facts of the state: a new index of the same state must give the same answers.
+    Only what `kept` returns is restored, at the end of a draft and from a snapshot.
+    """
+
+    #: Whether each job is a claimant of its own, so that its tasks are equal to no other job's.
+    per_job = False
+    #: Whether no task passes the first one of its queue.
+    strict = False
+    #: Whether a task may preempt others; and whether it may preempt those of its own priority.
+    preempts = False
+    preempts_equals = False
+    #: Whether the preemptions of each task are counted (`Task.preemptions`).
+    counts_preemptions = False
+
+    def queue_changed(self, group: Group, job: Job) -> None:
+        """A task of `job` joined or left `group`, or its rules for passing others changed."""
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """A group with pending tasks has that wait reason."""
+
+    def unfiled(self, group: Group) -> None:
+        """A group lost its wait reason, or its last pending task."""
+
+    def job_changed(self, job: Job) -> None:
+        """A job requests, holds or may hold another amount of any of its pools."""
+
+    def usage_changed(self, task: Task) -> Iterable[OrderedTasks[Task]]:
+        """A task holds another amount of the pool; return the collections to prune."""
+        return ()
+
+    def may_be_preempted(self, task: Task) -> Iterable[OrderedTasks[Task]]:
+        """A preemptible task holds slots of the pool, or has another priority.
+
+        Returns the collections to prune.
+        """
+        return ()
+
+    def claimants_changed(self) -> None:
+        """Owners have other limits or weights, or other tasks are equal."""
+
+    def input_changed(self, *, later: bool) -> None:
+        """Something changed on which the result for other tasks may depend.
+
+        `later`: the planner changed it, so that it counts only in the next cycle.
+        """
+
+    def lets_pass(self, code: WaitCode) -> bool:
+        """Whether a group that gets this wait reason blocks none of those behind it."""
+        return False
+
+    def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterable[Group]:
+        """Yield the groups that may be next once nothing keeps those behind others."""
+        for queue_class in queue_classes:
+            yield from queue_class.behind
+
+    @property
+    def due(self) -> bool:
+        """Whether the pool must be planned although no group was woken."""
+        return False
+
+    def cycle_ended(self) -> None:
+        """A cycle considered everything."""
+
+    def kept(self) -> Mapping[str, bool]:
+        """The facts that only the index keeps, for snapshots and to undo a draft."""
+        return {}
+
+    def restore(self, kept: Mapping[str, bool]) -> None:
+        """Set what `kept` returned.
+
+        Raises:
+            KeyError: something is missing.
+        """
