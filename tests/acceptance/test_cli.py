@@ -407,7 +407,7 @@ def test_a_missing_server_is_reported_as_unreachable(tmp_path: Path, dev: Dev) -
 
 def test_operators_see_slots_nodes_snapshots_pools_log_and_doctor(dev: Dev) -> None:
     slots = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
-    assert slots == ["slot,state,used,tasks", "0,enabled,0.0,", "1,enabled,0.0,"]
+    assert slots == ["slot,state,used,tasks,reserved", "0,enabled,0.0,,", "1,enabled,0.0,,"]
     assert "address: 127.0.0.1" in dev.yard("nodes", "show", "node-1").out
     assert "no snapshots" in dev.yard("snapshots").err
     pools = dev.yard("pools", "--sort", "-name", "-o", "name").lines

@@ -68,7 +68,7 @@ class KillRun:
         #: Jobs that the test submits in addition to the users' jobs, to keep enough tasks open.
         self.added: list[Promise] = []
         self._read = 0
-        self._counts: Counter[type[Event]] = Counter()
+        self._counts: Counter[str] = Counter()
         self.users = Users(
             cluster, iter([*self.bulk, *islice(workload(folder, self.chance), 120)]), every_s=0.35
         )
@@ -97,8 +97,8 @@ class KillRun:
     def decided(self, kind: type[Event]) -> int:
         """The number of decisions of a type in the log."""
         found, self._read = self.cluster.events_from(Partition("decisions"), self._read)
-        self._counts.update(map(type, found))
-        return self._counts[kind]
+        self._counts.update(event.TYPE for event in found)
+        return self._counts[kind.TYPE]
 
     def open_tasks(self) -> int:
         """The number of acknowledged tasks without an end in the log."""

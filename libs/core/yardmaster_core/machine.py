@@ -143,7 +143,7 @@ class Machine(Protocol[S]):
         """When a cycle is due without an input, in ms since the epoch; None: never."""
 
     def dump(self, state: S) -> Any:
-        """The state as plain JSON, for a snapshot."""
+        """The state for a snapshot: what `plain.encode` writes as JSON. It is encoded later."""
 
     def load(self, cell: str, dump: Any) -> S:
         """The state that `dump` returned.

@@ -70,6 +70,6 @@ DRAINS_GIVE_GRACE: Final = 7
 #: Since these rules the equals of a task in a strict queue are considered when it leaves its
 #: reserved slots.
 EQUALS_FOLLOW_RESERVED: Final = 7
-#: Since these rules a slot that is disabled or reserved, and still held, counts as nothing when a
-#: victim search counts the fractions that a node holds, and not as less than nothing.
+#: Since these rules a slot or place that is disabled or reserved, and still held, counts as nothing
+#: when a victim search counts the replicas that a node holds, and not as less than nothing.
 HELD_COUNT_NOTHING: Final = 7

@@ -85,7 +85,7 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
 class StopCode(StrEnum):
     """Why an attempt was stopped.
 
-    Those that are names of policies are for logs of rules below 7: see `PolicyStop`.
+    Codes that are names of policies occur only in logs of rules below 7: see `PolicyStop`.
     """
 
     PRIORITY = "priority"

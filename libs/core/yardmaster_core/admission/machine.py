@@ -155,7 +155,7 @@ class QuotaMachine:
         return state.now_ms if state.work else None
 
     def dump(self, state: AdmissionState) -> Any:
-        """The state as plain JSON."""
+        """See `Machine.dump`."""
         return snapshot.dump(state)
 
     def load(self, cell: str, dump: Any) -> AdmissionState:

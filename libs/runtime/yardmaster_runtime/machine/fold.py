@@ -103,7 +103,7 @@ class Fold(Generic[S]):
         return position
 
     def dump(self) -> dict[str, Any]:
-        """Return state, readers and offsets after the last counted cycle as plain JSON."""
+        """Return state, readers and offsets after the last counted cycle, for `plain.encode`."""
         return {
             "format": FORMAT,
             "machine": self.machine.name,

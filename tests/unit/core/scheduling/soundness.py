@@ -442,7 +442,7 @@ def _index(pool: Pool, tasks: list[Task]) -> None:
         _victims(fresh, pool, tasks)
     if isinstance(kept, StrictQueues) and isinstance(fresh, StrictQueues):
         _strict_queues(kept, fresh, pool)
-    if isinstance(kept, FairShareIndex):
+    if isinstance(kept, FairShareIndex) and isinstance(fresh, FairShareIndex):
         over = {
             group
             for group in pool.groups.values()
@@ -451,6 +451,7 @@ def _index(pool: Pool, tasks: list[Task]) -> None:
             and record[0].code is WaitCode.OVER_FAIR_SHARE
         }
         assert set(kept.over_share) == over, "a group over its share would not be woken"
+        assert set(fresh.over_share) == over
 
 
 def _victims(index: PreemptibleIndex, pool: Pool, tasks: list[Task]) -> None:

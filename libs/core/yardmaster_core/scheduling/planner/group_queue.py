@@ -18,6 +18,7 @@ from yardmaster_core.rules import LIMITS_BY_OWNER
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import WaitCode
 
 #: The first element of the policy's sort key (the rank), the turn (0: start), the rest of that key.
@@ -136,7 +137,7 @@ class GroupQueue:
         self.done.add(group)
         followers = self._followers.get(group)
         pool = self._view.pool
-        if followers and code_of(group, pool) is code_of(followers[0][-1], pool):
+        if followers and _same_reason(group, followers[0][-1], pool):
             del self._followers[group]
             self._queued.difference_update(each for *_, each in followers)
         else:
@@ -159,7 +160,8 @@ class GroupQueue:
             return None
         if code is WaitCode.AT_LIMIT and self._view.state.rules >= LIMITS_BY_OWNER:
             # Of its project or department; a limit of its job has another code.
-            return shape.project, shape.total_gpu_milli, shape.start_failed, code
+            about = group.waits[self._view.pool.name][0].about
+            return shape.project, about, shape.total_gpu_milli, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
         rank = self._policy.equivalence(self._view, group)
@@ -186,6 +188,14 @@ def code_of(group: Group, pool: Pool) -> WaitCode | None:
     """Return the recorded wait code of a group in a pool, or None."""
     known = group.waits.get(pool.name)
     return known[0].code if known is not None else None
+
+
+def _same_reason(group: Group, other: Group, pool: Pool) -> bool:
+    """Whether two groups wait for the same reason, and at the limit of the same owner."""
+    code = code_of(group, pool)
+    if code is not code_of(other, pool):
+        return False
+    return code not in LIMITED or group.waits[pool.name][0].about == other.waits[pool.name][0].about
 
 
 def id_order(task: Task) -> int:

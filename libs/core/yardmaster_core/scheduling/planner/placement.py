@@ -402,7 +402,7 @@ def replicas_that_fit(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
     """Return how many replicas of `shape` the nodes hold, at most all of them."""
     total = 0
     for capacity in capacities:
-        total += replicas_on(capacity, shape)
+        total += replicas_on(capacity, shape, RULES)
         if total >= shape.replicas:
             break
     return total
@@ -421,7 +421,7 @@ def _fractions_on(shares: list[int], gpus: int) -> int:
     return most
 
 
-def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int = RULES) -> int:
+def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
     """Return how many replicas of `shape` a node has GPUs, or places for tasks without GPUs, for,
     at most all of them.
     """
@@ -437,11 +437,11 @@ def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int = RULES) -
     return min(most, _fractions_on(shares, shape.gpus))
 
 
-def replicas_on(capacity: NodeCapacity, shape: Shape, rules: int = RULES) -> int:
+def replicas_on(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
     """Return how many replicas of `shape` a node holds, at most all of them."""
     most = replicas_by_gpus(capacity, shape, rules)
     if shape.cpu_milli:
         most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:
         most = min(most, capacity.memory_mib // shape.memory_mib)
-    return most
+    return max(0, most) if rules >= HELD_COUNT_NOTHING else most

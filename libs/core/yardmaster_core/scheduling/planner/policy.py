@@ -15,8 +15,8 @@ The planner calls them in this order:
 6. `min_runtime_wait`: if no claim found victims, the wait reason of a task whose victims are within
    their minimum run time.
 
-`index` makes what the policy keeps up to date from change to change: the state tells it of each
-change (`state/policy_index.py`), and the functions read it. With the index of
+`index` makes the index of the policy, which the state notifies of each change
+(`state/policy_index.py`) and the functions read. With the index of
 `policies/strict_queues.py` a policy is strict: every task behind one of its queue that waits for
 capacity waits too. Then `order` and `may_start` are those of `policies/strict.py`.
 

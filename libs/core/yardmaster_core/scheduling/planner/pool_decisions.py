@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from yardmaster_core.rules import LIMITS_BY_OWNER
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.kept_reservations import dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
@@ -10,7 +11,7 @@ from yardmaster_core.scheduling.state.appliers.reservations import hold
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Reservation, Task
-from yardmaster_core.scheduling.state.wait_codes import class_of
+from yardmaster_core.scheduling.state.wait_codes import LIMITED, class_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     Outcome,
@@ -216,6 +217,9 @@ class PoolDecisions:
         changed = until_ms is not None and (
             until_ms <= now_ms or wait.numbers.get("until_at_ms", until_ms) < until_ms
         )
+        if known is not None and wait.code in LIMITED and self.draft.state.rules >= LIMITS_BY_OWNER:
+            # Another owner's limit: its releases wake the group from now on.
+            changed |= known[0].about != wait.about
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,

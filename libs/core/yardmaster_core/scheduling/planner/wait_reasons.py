@@ -8,7 +8,7 @@ that grows with the pool.
 
 from collections.abc import Iterable, Sequence
 
-from yardmaster_core.rules import SHORT_RESOURCE_NAMED
+from yardmaster_core.rules import RULES, SHORT_RESOURCE_NAMED
 from yardmaster_core.scheduling.planner.feasibility import has_exact_sum
 from yardmaster_core.scheduling.planner.placement import (
     nodes_for,
@@ -76,7 +76,7 @@ def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
         lowest = mask & -mask
         mask ^= lowest
         capacity = index.capacities[lowest.bit_length() - 1]
-        replicas = replicas_by_gpus(capacity, shape)
+        replicas = replicas_by_gpus(capacity, shape, RULES)
         by_gpus += replicas
         if shape.cpu_milli:
             replicas = min(replicas, max(0, capacity.cpu_milli) // shape.cpu_milli)

@@ -57,8 +57,8 @@ class StrictQueues(PreemptibleIndex):
         if code in BEHIND:
             self._add(group)
 
-    def lets_pass(self, code: WaitCode) -> bool:
-        """See `PolicyIndex.lets_pass`."""
+    def wakes_behind(self, code: WaitCode) -> bool:
+        """See `PolicyIndex.wakes_behind`."""
         return code not in IN_STRICT_QUEUE
 
     def next_behind(self, _: Iterable[QueueClass]) -> Iterator[Group]:

@@ -275,7 +275,7 @@ class ClusterState:
         queue_class = pool.queue_classes[group.shape.queue_class]
         before = self._barriers(queue_class)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        if pool.index.lets_pass(wait.code) or before & ~self._barriers(queue_class):
+        if pool.index.wakes_behind(wait.code) or before & ~self._barriers(queue_class):
             self.wake_behind(pool)
 
     def _barriers(self, queue_class: QueueClass) -> int:

@@ -1,7 +1,7 @@
 """The index that a policy keeps of its pool: the port between the state and the policies.
 
-The state imports no policy. It tells a pool's index of every change, and the policy's functions
-read what the index kept. The registry of policies makes the indexes (`pools.IndexSource`).
+The state imports no policy. It notifies a pool's index of changes, and the policy's
+functions read the index. The registry of policies makes the indexes (`pools.IndexSource`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +15,10 @@ from yardmaster_schemas.reasons import WaitCode
 class PolicyIndex:
     """The index of a policy that keeps nothing; other indexes override what they need.
 
-    The methods are called for every change, also when a draft undoes it. What an index keeps must
-    follow from the facts of the state: a new index of the same state must give the same answers.
-    Only what `kept` returns is restored, at the end of a draft and from a snapshot.
+    A new index of the same state must give the same answers: the content of an index follows from
+    the facts of the state. Only the values of `kept` are restored, at the end of a draft and from a
+    snapshot. `queue_changed`, `filed`, `unfiled`, `job_changed` and `usage_changed` are also called
+    when a draft undoes the change; the end of what the others report is read from the task.
     """
 
     #: Whether each job is a claimant of its own, so that its tasks are equal to no other job's.
@@ -31,7 +32,7 @@ class PolicyIndex:
     counts_preemptions = False
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        """A task of `job` joined or left `group`, or its rules for passing others changed."""
+        """A task of `job` joined or left `group`, or newer rules count its minimum run times."""
 
     def filed(self, group: Group, code: WaitCode) -> None:
         """A group with pending tasks has that wait reason."""
@@ -40,10 +41,10 @@ class PolicyIndex:
         """A group lost its wait reason, or its last pending task."""
 
     def job_changed(self, job: Job) -> None:
-        """A job requests, holds or may hold another amount of any of its pools."""
+        """A job requests, holds or may hold another amount of GPUs in any of its pools."""
 
     def usage_changed(self, task: Task) -> Iterable[OrderedTasks[Task]]:
-        """A task holds another amount of the pool; return the collections to prune."""
+        """A task holds another amount of the pool's GPUs; return the collections to prune."""
         return ()
 
     def may_be_preempted(self, task: Task) -> Iterable[OrderedTasks[Task]]:
@@ -62,8 +63,8 @@ class PolicyIndex:
         `later`: the planner changed it, so that it counts only in the next cycle.
         """
 
-    def lets_pass(self, code: WaitCode) -> bool:
-        """Whether a group that gets this wait reason blocks none of those behind it."""
+    def wakes_behind(self, code: WaitCode) -> bool:
+        """Whether the groups behind a group are considered when it gets this wait reason."""
         return False
 
     def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterable[Group]:

@@ -1,4 +1,4 @@
-"""The scheduler's state as plain JSON and back.
+"""The scheduler's state as a dump and back.
 
 A snapshot has facts only; indexes are rebuilt from them.
 """
@@ -32,7 +32,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 Plain = dict[str, Any]
 
 
@@ -41,7 +41,7 @@ def _or_none(value: object | None) -> Any:
 
 
 def dump(state: ClusterState) -> Plain:
-    """The state's facts, for `pydantic_core.to_json`.
+    """The state's facts, for `plain.encode`.
 
     Parts that never change are in it as they are, so that they are converted with the encoding.
     """

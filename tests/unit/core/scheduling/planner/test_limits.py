@@ -236,6 +236,24 @@ def test_a_release_wakes_only_the_tasks_that_wait_for_a_limit_of_its_owners(
 # max_concurrent
 
 
+def test_a_task_whose_limit_is_now_that_of_another_owner_is_woken_by_that_owner() -> None:
+    cell = big_cell()
+    cell.entitle_department("d", main=2000)
+    cell.entitle("p", department="d", limit_milli=1000)
+    cell.entitle("q", department="d")
+    cell.submit("a", project="p")
+    cell.submit("b", project="q")
+    cell.submit("c", project="p")
+    assert started(cell.cycle()) == ["a", "b"]
+    cell.starts("b")
+    cell.entitle("p", department="d", limit_milli=3000)
+    decided = cell.cycle()
+    assert [event.wait.about for event in all_of(decided, dec.TaskUnschedulableV1)] == ["d"]
+    assert_sound(cell.state)
+    cell.ends("b")
+    assert started(cell.cycle()) == ["c"]
+
+
 def test_an_array_lets_max_concurrent_of_its_tasks_through_in_the_order_of_their_index() -> None:
     cell = big_cell()
     cell.submit("array", tasks=5, max_concurrent=2)

@@ -47,6 +47,10 @@ class FairShareIndex(PolicyIndex):
         self.reclaimable: dict[Claimant, ReclaimableTasks] = {}
         #: Groups that wait because their claimant has its share.
         self.over_share: dict[Group, None] = {}
+        for group in pool.groups.values():
+            record = group.waits.get(pool.name)
+            if record is not None and group.queue.live:
+                self.filed(group, record[0].code)
         self._due = True
         #: Whether the planner changed an input, so that the next cycle divides the pool again.
         self._due_next = False

@@ -778,3 +778,16 @@ def test_no_task_is_preempted_for_a_share_that_starts_of_the_same_cycle_changed(
     decided = cell.run_until_idle()
     preempted = [event for event in decided if isinstance(event, dec.PreemptionRequestedV1)]
     assert len(preempted) == (1 if rules == 6 else 0)
+
+
+def test_a_task_over_its_share_is_considered_after_its_pool_was_configured_again() -> None:
+    cell = shared(2, among="project")
+    cell.submit("first", tasks=2)
+    cell.submit("second", tasks=2, project="q")
+    cell.run_until_idle()
+    cell.pool("main", policy="fair_share", among="project", start_timeout_s=90)
+    cell.cycle()
+    assert_sound(cell.state)
+    cell.starts("second")
+    cell.ends("second")
+    assert started(cell.run_until_idle()) == ["second.1"]
