@@ -217,9 +217,8 @@ def test_a_restart_from_a_snapshot_at_any_point_changes_nothing(history, data):
     through = judged(records)
     before = judged(records[:at])
     restarted = judged([])
-    stored = json.loads(before.dumped())
-    restarted.state = restarted.machine.load(CELL, stored)
-    assert restarted.machine.dump(restarted.state) == stored
+    restarted.state = restarted.machine.load(CELL, json.loads(before.dumped()))
+    assert restarted.dumped() == before.dumped()
     assert restarted.state.digest() == before.state.digest()
     restarted.own_seq = before.own_seq
     restarted.take(records[at:])

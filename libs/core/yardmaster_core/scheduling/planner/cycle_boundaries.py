@@ -7,7 +7,12 @@ sleep until an event wakes them.
 from heapq import heapify, heappop
 from typing import Final
 
-from yardmaster_core.rules import ENDED_LEAVE, PAUSED_LEAVE_PLACES, PROTECTED_DO_NOT_PASS
+from yardmaster_core.rules import (
+    ENDED_LEAVE,
+    LIMITS_BY_OWNER,
+    PAUSED_LEAVE_PLACES,
+    PROTECTED_DO_NOT_PASS,
+)
 from yardmaster_core.scheduling.planner.fragmentation import counted
 from yardmaster_core.scheduling.state.appliers.attempts import (
     enqueue_if_ready,
@@ -42,6 +47,9 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
             leave_places(state, job, job.tasks)
     if former < PROTECTED_DO_NOT_PASS <= rules:
         state.count_min_runtimes()
+    if former < LIMITS_BY_OWNER <= rules:
+        # Older rules did not record that a group came to wait for another owner's limit.
+        state.wake_limited()
     if former != rules:
         for pool in state.pools.values():
             # Results of the former rules.
