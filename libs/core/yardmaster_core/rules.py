@@ -27,12 +27,13 @@ them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the f
 | 5 | only an incarnation of its own ledger replaces a node that is up |
 | 6 | ended jobs leave the states; quota reads their ends and limits unfinished tasks |
 | 7 | epochs of agents are bounded; ranks of claimants, policies of stops are events; see below |
+| 8 | quotas of CPUs and memory, ranks, minimum run times of queues, nested departments |
 """
 
 from typing import Final
 
 #: The newest rules.
-RULES: Final = 7
+RULES: Final = 8
 #: The rules of the release before. Increase it, and remove the older rules, after a release.
 OLDEST_RULES: Final = 1
 #: The oldest rules whose decisions the scheduler of this program recomputes. Below them it decides

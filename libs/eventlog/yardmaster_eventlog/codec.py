@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from yardmaster_eventlog.port import Header, Headers, Record, frame, sized, write_framed
-from yardmaster_schemas.construct import later_fields
+from yardmaster_schemas.construct import is_sparse, later_fields, sparse
 from yardmaster_schemas.envelope import SPEC_VERSION, Envelope, Event
 from yardmaster_schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster_schemas.events import EVENTS
@@ -60,6 +60,8 @@ def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
     cls = _known(type_, version)
     if type_ == JobDetailedV1.TYPE:
         return _dump_details
+    if is_sparse(cls):
+        return lambda envelope: _ENCODER.encode(sparse(envelope))
     left_out = [_ENCODER.encode(added)[1:] for added in later_fields(cls)]
     return partial(_dump_without, left_out) if left_out else _ENCODER.encode
 

@@ -3,7 +3,7 @@
 A cycle under load creates tens of thousands of events, which takes a sixth of its time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
@@ -14,6 +14,63 @@ T = TypeVar("T")
 #: and its default keeps the old meaning. A record in which all such fields have their defaults is
 #: written without them, with the same bytes as before.
 LATER: Final = {"later": True}
+
+
+def added_in(rules: int) -> dict[str, Any]:
+    """Mark a field like `LATER`, for configurations: programs below those rules cannot read it.
+
+    Each such field is left out by itself where it has its default.
+    """
+    return {**LATER, "rules": rules}
+
+
+def sparse(value: Any) -> Any:
+    """Return a value with dicts in place of dataclasses, without the fields of `added_in` that have
+    their defaults.
+    """
+    if is_dataclass(value):
+        return {
+            f.name: sparse(getattr(value, f.name))
+            for f in fields(value)
+            if "rules" not in f.metadata or getattr(value, f.name) != _default(f)
+        }
+    if isinstance(value, dict):
+        return {key: sparse(inner) for key, inner in value.items()}
+    return [sparse(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def rules_of(value: Any) -> int:
+    """Return the rules below which programs cannot read a configuration; 0: all can."""
+    if isinstance(value, dict):
+        return max(map(rules_of, value.values()), default=0)
+    if not is_dataclass(value):
+        return 0
+    return max(
+        rules_of(getattr(value, f.name))
+        if "rules" not in f.metadata
+        else f.metadata["rules"] * (getattr(value, f.name) != _default(f))
+        for f in fields(value)
+    )
+
+
+def is_sparse(cls: type[Any]) -> bool:
+    """Whether a class, or a part of it, has a field of `added_in`."""
+    parts = get_type_hints(cls)
+    return any(
+        "rules" in f.metadata or any(map(is_sparse, _dataclasses_in(parts[f.name])))
+        for f in fields(cls)
+    )
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+def _dataclasses_in(hint: Any) -> Iterator[type[Any]]:
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from _dataclasses_in(part)
 
 
 def later_fields(cls: type[Any]) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ SignedInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 Millis = Annotated[int, Field(ge=0, le=LAST_MS)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 Priority = Annotated[int, Field(ge=1, le=99)]
+#: Of queues: those with a higher rank come first.
+Rank = Annotated[int, Field(ge=0, le=1000)]
 SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 #: Slots of a node, ascending, each once.
 SlotSet = Annotated[

@@ -10,12 +10,12 @@ from yardmaster_core.admission.decide import decide, decide_in_place
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.rules import ENDED_LEAVE, OLDEST_RULES, RULES
+from yardmaster_schemas.construct import rules_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster_schemas.events.requests import (
     LogCreatedV1,
-    ProjectChangeRequestedV1,
     RulesRequestedV1,
 )
 from yardmaster_schemas.reasons import RefusalCode
@@ -87,9 +87,9 @@ class QuotaMachine:
             return RefusalCode.CONTRADICTION if log is not None else None
         if service != GATEWAY or log is None:
             return RefusalCode.NOT_ITS_AUTHOR
-        if isinstance(event, ProjectChangeRequestedV1) and event.config.max_unfinished is not None:
-            # Programs of older rules cannot read the field.
-            return RefusalCode.UNKNOWN_VERSION if state.rules < ENDED_LEAVE else None
+        if rules_of(getattr(event, "config", None)) > state.rules:
+            # Programs of older rules cannot read one of its fields.
+            return RefusalCode.UNKNOWN_VERSION
         if isinstance(event, RulesRequestedV1):
             return self._refused_rules(state, event)
         return None

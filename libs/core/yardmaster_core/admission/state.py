@@ -14,7 +14,7 @@ from typing import Final
 from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_core.admission.tables import Table
 from yardmaster_core.digests import MODULUS, row_hash
-from yardmaster_schemas import plain
+from yardmaster_schemas.construct import sparse
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
     CellConfig,
@@ -160,7 +160,6 @@ _ADDED_FIELDS: Final = {
     "unequal_gangs": False,
     "gpuless_per_node": None,
     "seed": 0,
-    "max_unfinished": None,
 }
 
 
@@ -168,7 +167,7 @@ def _config_line(row: Pool | Department | Project | Enrolled | Cell) -> str:
     """Canonical JSON, independent of the order of keys."""
     fields = {
         key: value
-        for key, value in plain.dump(row.config).items()
+        for key, value in sparse(row.config).items()
         if key not in _ADDED_FIELDS or value != _ADDED_FIELDS[key]
     }
     config = json.dumps(fields, sort_keys=True, separators=(",", ":"))

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER, writes_slots
+from yardmaster_schemas.construct import LATER, added_in, writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.fields import (
@@ -29,6 +29,7 @@ from yardmaster_schemas.fields import (
     Positive,
     PrincipalId,
     Priority,
+    Rank,
     Seconds,
     SlotSet,
 )
@@ -196,30 +197,59 @@ class PoolConfig:
     seed: Count = 0
 
 
+#: The rank of queues that have no other.
+DEFAULT_RANK: Final = 100
+#: The rules that introduce the settings of the policy `quota`.
+QUOTA_SETTINGS: Final = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """The quota of a project or department in one pool; None: no limit, nothing deserved."""
+    """The quota of a project or department in one pool.
+
+    Limits: None is no limit. What is deserved: of GPUs, None is nothing, unless
+    `deserved_unlimited`; of CPUs and memory, None is unlimited. `over_quota`: whether its tasks may
+    hold more than is deserved. `over_quota_weight`: its part of what is left, relative to its
+    siblings.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     deserved_milli: Count | None = None
     limit_milli: Count | None = None
     over_quota_weight: Count = 1
+    deserved_unlimited: bool = field(default=False, metadata=added_in(QUOTA_SETTINGS))
+    deserved_cpu_milli: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    deserved_memory_mib: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    limit_cpu_milli: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    limit_memory_mib: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    over_quota: bool = field(default=True, metadata=added_in(QUOTA_SETTINGS))
 
 
 #: A limit on tasks that have not ended.
 MaxUnfinished = Annotated[int, Field(ge=1, le=100_000_000)]
 Quotas = Annotated[dict[Name, Quota], Field(max_length=MAX_NAMES)]
+KindNodeTypes = Annotated[dict[Kind, Names], Field(max_length=3)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentConfig:
-    """A department: the resources that its projects may use together."""
+    """A department: the resources that its projects may use together.
+
+    `parent`: the department that it is a part of. Under the policy `quota`: `rank`, siblings with a
+    higher one get what is left first; `preempt_min_runtime_s`, `reclaim_min_runtime_s`: for how
+    long its tasks are neither preempted for the same project nor reclaimed for another one (None:
+    as in the parent, else 0).
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     weight: Positive = 1
     quotas: Quotas = field(default_factory=dict)
+    parent: Name | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    rank: Rank = field(default=DEFAULT_RANK, metadata=added_in(QUOTA_SETTINGS))
+    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +258,9 @@ class ProjectConfig:
 
     Empty `pools`, `kinds` or `node_types` allow all. `best_priority` is the lowest number (the
     highest priority) that its jobs may request. `limit_milli` limits its running GPUs in all pools.
+    `default_pools`: the pools of jobs that name none (empty: those of the cell). `kind_node_types`:
+    the node types that jobs of a kind may use; kinds that it does not name follow `node_types`.
+    `rank`, `preempt_min_runtime_s`, `reclaim_min_runtime_s`: see `DepartmentConfig`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -243,7 +276,12 @@ class ProjectConfig:
     max_min_runtime_s: Seconds = 86_400
     max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     quotas: Quotas = field(default_factory=dict)
-    max_unfinished: MaxUnfinished | None = field(default=None, metadata=LATER)
+    max_unfinished: MaxUnfinished | None = field(default=None, metadata=added_in(6))
+    rank: Rank = field(default=DEFAULT_RANK, metadata=added_in(QUOTA_SETTINGS))
+    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    default_pools: Names = field(default=(), metadata=added_in(QUOTA_SETTINGS))
+    kind_node_types: KindNodeTypes = field(default_factory=dict, metadata=added_in(QUOTA_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +290,7 @@ class CellConfig:
 
     `project_tasks`, `user_tasks`: the most tasks of one project, and of one user, that have not
     ended. `tasks_of`: other limits of single users; a project's own is `max_unfinished`.
+    `default_pools`: the pools of jobs that name none, in projects that name none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -261,6 +300,7 @@ class CellConfig:
     tasks_of: Annotated[dict[PrincipalId, MaxUnfinished], Field(max_length=1_000)] = field(
         default_factory=dict
     )
+    default_pools: Names = field(default=(), metadata=added_in(QUOTA_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
