@@ -125,7 +125,8 @@ def settle(queue: Queue, *, by_weight: bool) -> None:
         queue.deserved = _sum(queue)
     if by_weight:
         weight = quota.over_quota_weight if quota is not None else 1
-        queue.weights = (weight, weight, weight)
+        # As in KAI-Scheduler: weights are of GPUs.
+        queue.weights = (weight, 1, 1)
     else:
         gpu, cpu, memory = (amount or 0 for amount in queue.deserved)
         queue.weights = (gpu, cpu, memory)
