@@ -12,6 +12,7 @@ from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
+    RESOURCES,
     UNITS,
     Amounts,
     minus,
@@ -73,12 +74,8 @@ class QuotaIndex(PolicyIndex):
         if self._topology != self._pool.topology:
             self._topology = self._pool.topology
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
-        for task in self._stale_tasks:
-            self._count_task(state, task)
-        self._stale_tasks.clear()
-        for group in self._stale_groups:
-            self._count_group(state, group)
-        self._stale_groups.clear()
+        if self._stale_tasks or self._stale_groups:
+            self._count(state)
         return self._root
 
     def queue_of(self, state: ClusterState, project: Project) -> Queue:
@@ -165,7 +162,22 @@ class QuotaIndex(PolicyIndex):
                 each.divide_below = True
         return queue
 
-    def _count_task(self, state: ClusterState, task: Task) -> None:
+    def _count(self, state: ClusterState) -> None:
+        """Count what changed; have those siblings divided again of which a wish changed.
+
+        A task that starts changes what its queues hold and request, but not their wish.
+        """
+        wishes: dict[Queue, Amounts] = {}
+        for task in self._stale_tasks:
+            self._count_task(state, task, wishes)
+        self._stale_tasks.clear()
+        for group in self._stale_groups:
+            self._count_group(state, group, wishes)
+        self._stale_groups.clear()
+        for queue, before in wishes.items():
+            _note_wish(queue, before)
+
+    def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
         known = self._tasks.get(task, _NOTHING)
         now = self._counted(task)
         if now == known:
@@ -174,18 +186,20 @@ class QuotaIndex(PolicyIndex):
             del self._tasks[task]
         else:
             self._tasks[task] = now
-        held, firm, leaving, returning, reserved = (
-            minus(a, b) for a, b in zip(now, known, strict=True)
-        )
+        held, firm, leaving, returning, reserved = map(minus, now, known)
         leaf = self._queue(state, task.job.project)
         for queue in leaf.path:
-            before = queue.wish
-            queue.held = plus(queue.held, held)
-            queue.firm = plus(queue.firm, firm)
-            queue.leaving = plus(queue.leaving, leaving)
-            queue.returning = plus(queue.returning, returning)
-            queue.reserved = plus(queue.reserved, reserved)
-            _note_wish(queue, before)
+            wishes.setdefault(queue, queue.wish)
+            if held != NOTHING:
+                queue.held = plus(queue.held, held)
+            if firm != NOTHING:
+                queue.firm = plus(queue.firm, firm)
+            if leaving != NOTHING:
+                queue.leaving = plus(queue.leaving, leaving)
+            if returning != NOTHING:
+                queue.returning = plus(queue.returning, returning)
+            if reserved != NOTHING:
+                queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
 
     def _counted(self, task: Task) -> Counted:
@@ -212,7 +226,7 @@ class QuotaIndex(PolicyIndex):
             firm = plus(plus(held, leaving), reserved)
         return held, firm, leaving, returning, reserved
 
-    def _count_group(self, state: ClusterState, group: Group) -> None:
+    def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
         shape = group.shape
         counts = 0
@@ -227,9 +241,8 @@ class QuotaIndex(PolicyIndex):
             self._groups.pop(group, None)
         more = minus(now, known)
         for queue in self._queue(state, state.projects[shape.project]).path:
-            before = queue.wish
+            wishes.setdefault(queue, queue.wish)
             queue.pending = plus(queue.pending, more)
-            _note_wish(queue, before)
 
     # Changes
 
@@ -289,13 +302,15 @@ class QuotaIndex(PolicyIndex):
 
 def _note_wish(queue: Queue, before: Amounts) -> None:
     """Have the siblings divided again, if a wish that is met or becomes met changed."""
-    now, fair = queue.wish, queue.fair
-    assert queue.parent is not None
-    if not queue.parent.divided or any(
-        now[i] != before[i] and min(now[i], before[i]) < fair[i] + UNITS[i] for i in range(3)
+    now, fair, parent = queue.wish, queue.fair, queue.parent
+    assert parent is not None
+    if now == before and parent.divided:
+        return
+    if not parent.divided or any(
+        now[i] != before[i] and min(now[i], before[i]) < fair[i] + UNITS[i] for i in RESOURCES
     ):
-        queue.parent.divided = False
-        above: Queue | None = queue.parent
+        parent.divided = False
+        above: Queue | None = parent
         while above is not None:
             above.divide_below = True
             above = above.parent

@@ -106,17 +106,16 @@ class QuotaOptions:
 CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
-def by_priority(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """Order within a project: the highest priority first, then by submission; last the tasks that
+def by_priority(view: PoolView, group: Group) -> OrderKey:
+    """Order within a project, before the submission: the highest priority first; last the tasks that
     can never start, because a queue is represented by its first task.
     """
-    return _never_starts(view, group), group.priority, task.key
+    return _never_starts(view, group), group.priority
 
 
-def firm_first(view: PoolView, group: Group, task: Task) -> OrderKey:
+def firm_first(view: PoolView, group: Group) -> OrderKey:
     """Do the same, but tasks that cannot be preempted first."""
-    never = _never_starts(view, group)
-    return never, group.shape.preemptible, group.priority, task.key
+    return _never_starts(view, group), group.shape.preemptible, group.priority
 
 
 def _never_starts(view: PoolView, group: Group) -> bool:
