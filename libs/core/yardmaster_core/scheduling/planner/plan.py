@@ -272,9 +272,23 @@ class PoolPass:
                 self.queue.push(group, task, rest, turn)
                 return
         if result is GroupResult.NO_CAPACITY:
-            self.queue.push(group, task, rest, turn + 1)
-        else:
-            self.queue.finish(group)
+            following_turn = self._next_turn(task, turn)
+            if following_turn is not None:
+                self.queue.push(group, task, rest, following_turn)
+                return
+            self._wait_for_capacity(group, task)
+        self.queue.finish(group)
+
+    def _next_turn(self, task: Task, turn: int) -> int | None:
+        """Return the next turn in which a task may get slots, or None."""
+        if not self.claims:
+            return 1
+        applying = (
+            at
+            for at, claim in enumerate(self.claims, 1)
+            if at > turn and claim.applies(self.view, task)
+        )
+        return next(applying, None)
 
     def _queue_woken(self) -> None:
         woken = self.pool.woken
@@ -391,12 +405,16 @@ class PoolPass:
                 return GroupResult.RESERVED
             if turn < len(self.claims):
                 return GroupResult.NO_CAPACITY
-        wait = self._capacity_wait(shape)
+        self._wait_for_capacity(group, task)
+        return GroupResult.WAITS
+
+    def _wait_for_capacity(self, group: Group, task: Task) -> None:
+        """Record that a task did not fit and found no victims."""
+        wait = self._capacity_wait(group.shape)
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
             wait = self.policy.min_runtime_wait(self.view, task) or wait
         self.decisions.wait(group, task, wait)
-        return GroupResult.WAITS
 
     def _find_placement(self, index: CapacityIndex, task: Task) -> list[ReplicaSlots] | None:
         """Return a placement for `task`, or None.

@@ -157,6 +157,11 @@ def no_equivalence(_: PoolView, __: Group) -> None:
     """`equivalence` of policies under which each group may get a different result."""
 
 
+def may_apply(_: PoolView, __: Task) -> bool:
+    """`applies` of claims that check nothing beforehand."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One way in which a task that does not fit may preempt others.
@@ -168,6 +173,9 @@ class Claim:
     moved. `permits` gets the task and the victims that are not moved, in the order of `victims`,
     and tells whether they may be preempted together. With `max_moves`, all victims must be moved,
     and so many at most.
+
+    `applies` tells at little cost whether there may be victims for a task; it gets no turn of a
+    claim that does not apply.
     """
 
     victims: Callable[[PoolView, Task], Iterable[Task]]
@@ -175,6 +183,7 @@ class Claim:
     drop_unneeded: bool = True
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
     max_moves: int | None = None
+    applies: Callable[[PoolView, Task], bool] = may_apply
 
 
 def no_claims(_: Any) -> tuple[Claim, ...]:

@@ -123,7 +123,16 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
-PREEMPT: Final = Claim(victims=own_victims, stop_reason=own_stop_reason, permits=always)
+def has_own_victims(view: PoolView, task: Task) -> bool:
+    """Whether the project may have tasks that `own_victims` yields."""
+    firm_first = not _all_over(view) and not task.job.shape.preemptible
+    below = None if firm_first else task.job.priority
+    return next(_running(view, task.job.project, below=below), None) is not None
+
+
+PREEMPT: Final = Claim(
+    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+)
 
 
 # From other queues
@@ -133,11 +142,10 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield the tasks of other queues that hold more than is theirs, if the task's own queue stays
     within its share.
     """
-    index = index_of(view)
-    index.divide(view.state)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
-    if delayed_until_ms(view, task) or not _within(plus(leaf.standing, ask), leaf.fair):
+    if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
+    index = index_of(view)
+    leaf, ask = _leaf(view, task), requested(task.job.shape)
     others = [
         (other, project)
         for project in index.victims
@@ -203,8 +211,12 @@ def _largest_task(view: PoolView, project: Project) -> int:
     return found
 
 
-def _within(amounts: Amounts, share: Amounts) -> bool:
-    return all(amounts[i] <= share[i] for i in RESOURCES)
+def stays_within_share(view: PoolView, task: Task) -> bool:
+    """Whether the task's project would stay within its share."""
+    index_of(view).divide(view.state)
+    leaf = _leaf(view, task)
+    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
 def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
@@ -324,7 +336,10 @@ def _deciding(queue: Queue) -> int:
 
 
 RECLAIM: Final = Claim(
-    victims=reclaim_victims, stop_reason=reclaim_stop_reason, permits=may_reclaim
+    victims=reclaim_victims,
+    stop_reason=reclaim_stop_reason,
+    permits=may_reclaim,
+    applies=stays_within_share,
 )
 
 
@@ -333,10 +348,7 @@ RECLAIM: Final = Claim(
 
 def movable(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield all preemptible tasks, if what is free in all suffices for the task."""
-    shape, future = task.job.shape, view.pool.future
-    if shape.total_gpu_milli > future.free_milli:
-        return
-    if (_all_over(view) and not shape.preemptible) or delayed_until_ms(view, task):
+    if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
     index: QuotaIndex = index_of(view)
     leaves = (
@@ -344,6 +356,14 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         for project in list(index.victims)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))
+
+
+def may_move_others(view: PoolView, task: Task) -> bool:
+    """Whether enough is free in all for a task for which others may be moved."""
+    shape = task.job.shape
+    if _all_over(view) and not shape.preemptible:
+        return False
+    return shape.total_gpu_milli <= view.pool.future.free_milli
 
 
 def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
@@ -357,4 +377,10 @@ def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
 
 def consolidation(max_moves: int) -> Claim:
     """Return the claim that moves at most so many tasks, and preempts none."""
-    return Claim(victims=movable, stop_reason=move_stop_reason, permits=always, max_moves=max_moves)
+    return Claim(
+        victims=movable,
+        stop_reason=move_stop_reason,
+        permits=always,
+        max_moves=max_moves,
+        applies=may_move_others,
+    )

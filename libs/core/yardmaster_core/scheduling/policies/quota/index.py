@@ -64,6 +64,10 @@ class QuotaIndex(PolicyIndex):
                     pass
         self._due = True
         self._due_next = False
+        #: The same, of changes of the tasks that hold slots.
+        self._victims_due = True
+        self._victims_due_next = False
+        self._shares_changed = True
 
     # Reading
 
@@ -89,10 +93,17 @@ class QuotaIndex(PolicyIndex):
         total = self._total()
         if total != root.fair:
             root.fair = root.allocatable = total
-            root.divide_below = True
-            root.divided = False
-        divide_tree(root, total)
+            # What may be reclaimed depends on the total, also where no share changes.
+            for queue in (root, *self._queues.values()):
+                queue.divide_below = True
+                queue.divided = False
+        self._shares_changed |= divide_tree(root, total)
         return root
+
+    def take_news(self, state: ClusterState) -> bool:
+        """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
+        self.divide(state)
+        return self._shares_changed or self._victims_due
 
     def _total(self) -> Amounts:
         """What the nodes offer that take tasks."""
@@ -249,6 +260,7 @@ class QuotaIndex(PolicyIndex):
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
         self._due = self._due_next = True
+        self._victims_due = self._victims_due_next = True
         if self._root is not None:
             self._stale_tasks[task] = None
 
@@ -265,6 +277,7 @@ class QuotaIndex(PolicyIndex):
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`."""
         self._due = self._due_next = True
+        self._victims_due = self._victims_due_next = True
         return self._may_be_preempted(task)
 
     def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
@@ -280,6 +293,8 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.input_changed`."""
         self._due = True
         self._due_next |= later
+        self._victims_due = True
+        self._victims_due_next |= later
 
     @property
     def due(self) -> bool:
@@ -289,15 +304,24 @@ class QuotaIndex(PolicyIndex):
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
+        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        self._shares_changed = False
         self.touched.clear()
 
     def kept(self) -> Mapping[str, bool]:
         """See `PolicyIndex.kept`."""
-        return {"due": self._due, "due_next": self._due_next}
+        return {
+            "due": self._due,
+            "due_next": self._due_next,
+            "victims_due": self._victims_due,
+            "victims_due_next": self._victims_due_next,
+        }
 
     def restore(self, kept: Mapping[str, bool]) -> None:
         """See `PolicyIndex.restore`."""
         self._due, self._due_next = kept["due"], kept["due_next"]
+        self._victims_due = kept["victims_due"]
+        self._victims_due_next = kept["victims_due_next"]
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

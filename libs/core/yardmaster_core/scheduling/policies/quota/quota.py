@@ -107,7 +107,7 @@ CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
 def by_priority(view: PoolView, group: Group) -> OrderKey:
-    """Order within a project, before the submission: the highest priority first; last the tasks that
+    """Order within a project, before the submission: the highest priority first; last those that
     can never start, because a queue is represented by its first task.
     """
     return _never_starts(view, group), group.priority
@@ -207,11 +207,14 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def claimants(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
-    if not view.pool.index.due:
+    if not index_of(view).take_news(view.state):
         return
+    all_claims = claims(view.options)
     for group in list(view.state.blocked(view.pool)):
         if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
-            yield group
+            task = group.queue.first
+            if any(claim.applies(view, task) for claim in all_claims):
+                yield group
 
 
 def equivalence(view: PoolView, group: Group) -> Hashable:
