@@ -74,3 +74,6 @@ EQUALS_FOLLOW_RESERVED: Final = 7
 #: Since these rules a slot or place that is disabled or reserved, and still held, counts as nothing
 #: when a victim search counts the replicas that a node holds, and not as less than nothing.
 HELD_COUNT_NOTHING: Final = 7
+#: Since these rules a task that needs containers leaves its reserved slots on a node that joins
+#: again without them.
+RESERVED_ON_IMAGES: Final = 8

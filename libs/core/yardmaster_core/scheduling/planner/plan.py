@@ -381,10 +381,12 @@ class PoolPass:
         if shape.start_failed:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
-        if self._starts_on_idle and self._reserve_released(task):
+        claim = self.claims[turn - 1] if turn <= len(self.claims) else None
+        # Where victims are moved, what they release beyond the reservation is offered to all, in
+        # the order of the first turn: else the group of the claimant would take it.
+        if (claim is None or claim.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
-        if turn <= len(self.claims):
-            claim = self.claims[turn - 1]
+        if claim is not None:
             # A task that starts on its reserved slots was just let pass, also by higher priorities.
             candidates = (
                 v
