@@ -185,10 +185,15 @@ def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
 
 
 def judge_cell(state: AdmissionState, request: r.CellChangeRequestedV1) -> Event:
-    """Accept any configuration; tasks that were admitted stay when a limit falls."""
+    """Accept if all default pools exist; tasks that were admitted stay when a limit falls.
+
+    Projects need not be allowed all of these pools: a job gets those that its project may use.
+    """
     revision = _revision(state.cells.get(state.cell))
-    return _stale(request, request.if_revision, revision) or a.CellConfiguredV1(
-        revision=revision + 1, config=request.config
+    return (
+        _stale(request, request.if_revision, revision)
+        or _unknown_pool(state, request, request.config.default_pools)
+        or a.CellConfiguredV1(revision=revision + 1, config=request.config)
     )
 
 
@@ -220,7 +225,7 @@ def judge_pool(
 
 
 def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
-    """Accept if no project, quota, enrollment or unfinished job names the pool."""
+    """Accept if no project, quota, enrollment or unfinished job names the pool, nor the cell."""
     pool = state.pools.get(request.pool)
     return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
         pool=request.pool
@@ -291,8 +296,8 @@ def judge_department_deletion(
 
 
 def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
-    """Accept if the department and all pools exist, and `best_priority` allows the default
-    priority.
+    """Accept if the department and all pools exist, the project may use its default pools, and
+    `best_priority` allows the default priority.
     """
     config = request.config
     revision = _revision(state.projects.get(request.project))
@@ -300,8 +305,12 @@ def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) ->
         return stale
     if state.departments.get(config.department) is None:
         return refused(request, AdmissionCode.DEPARTMENT_UNKNOWN, about=config.department)
-    if unknown := _unknown_pool(state, request, (*config.pools, *sorted(config.quotas))):
+    pools = (*config.pools, *config.default_pools, *sorted(config.quotas))
+    if unknown := _unknown_pool(state, request, pools):
         return unknown
+    for pool in config.default_pools:
+        if config.pools and pool not in config.pools:
+            return refused(request, AdmissionCode.POOL_NOT_ALLOWED, about=pool)
     if config.default_priority is not None and config.default_priority < config.best_priority:
         numbers = {"priority": config.default_priority, "best_priority": config.best_priority}
         code = AdmissionCode.PRIORITY_NOT_ALLOWED

@@ -306,6 +306,12 @@ class AdmissionState:
                 self.sources.put(min(starts)[1], None)
         self.sources.put(source, LastRecord(epoch, seq))
 
+    def put_cell(self, cell: Cell) -> None:
+        """Set the cell's configuration."""
+        self._count(-1, _named_by_cell(self.config))
+        self._count(+1, _named_by_cell(cell.config))
+        self.cells.put(self.cell, cell)
+
     def put_pool(self, name: str, pool: Pool | None) -> None:
         """Set or remove a pool."""
         self.pools.put(name, pool)
@@ -365,8 +371,14 @@ def _named_by_quotas(config: DepartmentConfig | ProjectConfig) -> tuple[str, ...
     return tuple(f"pool/{pool}" for pool in config.quotas)
 
 
+def _named_by_cell(config: CellConfig) -> tuple[str, ...]:
+    return tuple(f"pool/{pool}" for pool in config.default_pools)
+
+
 def _named_by_project(config: ProjectConfig) -> tuple[str, ...]:
-    own = (f"department/{config.department}", *(f"pool/{pool}" for pool in config.pools))
+    # Default pools are allowed pools, and counted once.
+    pools = config.pools or config.default_pools
+    own = (f"department/{config.department}", *(f"pool/{pool}" for pool in pools))
     return own + _named_by_quotas(config)
 
 
