@@ -45,6 +45,10 @@ def _limit(text: str) -> Any:
     return None if text in NO_LIMIT else _whole(text)
 
 
+def _names_or_none(text: str) -> Any:
+    return None if text in NO_LIMIT else _names(text)
+
+
 def _seconds(text: str) -> Any:
     return int(text) if text.isdecimal() else duration_s(text)
 
@@ -100,6 +104,10 @@ POOL: Final[Mapping[str, Key]] = {
         "Maximum number of tasks without GPUs on a node, up to 2048; none: 512.",
     ),
     "seed": Key(("seed",), _whole, "N", "Seed of policies and placements that draw at random."),
+    "pool-order": Key(
+        *(("pool_order",), _text, "idle_first|strict"),
+        "strict: victims in it come before idle capacity of pools that a job lists after it.",
+    ),
 }
 PROJECT: Final[Mapping[str, Key]] = {
     "department": Key(("department",), _text, "NAME", "Department (new project: default)."),
@@ -141,8 +149,18 @@ PROJECT: Final[Mapping[str, Key]] = {
         "N|none",
         "Maximum number of its tasks that have not ended; none: the cell's project-tasks.",
     ),
+    "default-pools": Key(
+        ("default_pools",),
+        _names,
+        "NAME,...",
+        "Pools of jobs that name none; empty: the cell's default pools.",
+    ),
 }
 CELL: Final[Mapping[str, Key]] = {
+    "default-pools": Key(
+        *(("default_pools",), _names, "NAME,..."),
+        "Pools of jobs that name none, in projects without default pools.",
+    ),
     "project-tasks": Key(
         ("project_tasks",), _whole, "N", "Maximum number of a project's tasks that have not ended."
     ),
@@ -161,12 +179,19 @@ _QUOTA: Final[Mapping[str, Key]] = {
     "over-quota-weight": Key(("over_quota_weight",), _whole, "N"),
 }
 _OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the policy.")
+_KIND_NODE_TYPES: Final = Key(
+    ("kind_node_types", "KIND"),
+    _names_or_none,
+    "NAME,...|none",
+    "Node types that jobs of this kind may request; empty: all; none: node-types.",
+)
 
 
 def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
     """The keys that `overlay` accepts with `known` and that the server supports, for the help.
 
-    `option.NAME`, `user.USER` and `quota.POOL.limit` stand for all keys of that form.
+    `option.NAME`, `user.USER`, `kind-node-types.KIND` and `quota.POOL.limit` stand for all keys of
+    that form.
     """
     further = (
         {"option.NAME": _OPTION}
@@ -178,14 +203,17 @@ def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
             for name, key in _QUOTA.items()
         }
     )
+    if known is PROJECT:
+        further = {"kind-node-types.KIND": _KIND_NODE_TYPES, **further}
     return {name: key for name, key in {**known, **further}.items() if key.about}
 
 
 def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, Key]) -> Body:
     """Return a copy of `body` with KEY=VALUE pairs applied.
 
-    Further keys are `option.NAME` of a pool's policy, `user.USER` of a cell, and `quota.POOL.limit`
-    of a project or department. Another policy drops the options of the previous one.
+    Further keys are `option.NAME` of a pool's policy, `user.USER` of a cell, `kind-node-types.KIND`
+    of a project, and `quota.POOL.limit` of a project or department. Another policy drops the
+    options of the previous one.
 
     Raises:
         BadUsage: an unknown key, or a value that its key does not accept.
@@ -208,7 +236,7 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
         if path == _POLICY and inner.get("name") != value:
             inner.pop("options", None)
         inner[path[-1]] = value
-        if path[0] == "tasks_of" and value is None:
+        if path[0] in ("tasks_of", "kind_node_types") and value is None:
             del inner[path[-1]]
     return changed
 
@@ -221,6 +249,8 @@ def _key(name: str, known: Mapping[str, Key]) -> Key:
         return replace(_OPTION, path=(*_OPTION.path, rest.replace("-", "_")))
     if head == "user" and rest and known is CELL:
         return replace(_USER, path=("tasks_of", rest))
+    if head == "kind-node-types" and rest and known is PROJECT:
+        return replace(_KIND_NODE_TYPES, path=("kind_node_types", rest))
     if head == "quota" and known not in (POOL, CELL):
         pool, _, what = rest.rpartition(".")
         if pool and what in _QUOTA:

@@ -430,14 +430,16 @@ def test_contexts_are_kept_and_used(tmp_path: Path) -> None:
 
 
 ORG = """
-cell: {user-tasks: 50000}
+cell: {user-tasks: 50000, default-pools: [slow, default]}
 pools:
   default: {policy: priority}
-  slow: {policy: priority, option.preemption: false, node-timeout: 2m}
+  slow: {policy: priority, option.preemption: false, node-timeout: 2m, pool-order: strict}
 departments:
   vision: {quota: {slow: {limit: 8}}}
 projects:
-  images: {department: vision, max-slots: 4, kinds: [training, inference]}
+  images:
+    {department: vision, max-slots: 4, kinds: [training, inference], default-pools: [default],
+     kind-node-types: {training: [any], inference: []}}
   empty:
 """
 
@@ -473,6 +475,8 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
 
     for kind, name in (("projects", "images"), ("projects", "empty"), ("departments", "vision")):
         dev.yard(kind, "delete", name)
+    assert "in_use" in dev.yard("pools", "delete", "slow", code=103).err
+    dev.yard("cell", "set", "default-pools=")
     dev.yard("pools", "delete", "slow")
 
 
@@ -484,6 +488,9 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
         ("project: {a: {}}", 2, "org.yaml:1: project: unknown key"),
         ("projects: {a: 3}", 2, "projects.a: expected a mapping"),
         ("pools: {a: {policy: priority, fence: soft}}", 2, "org.yaml:1: pools.a: fence: "),
+        ("projects: {a: {kind-node-types: {hobby: [sxm]}}}", 2, "kind_node_types"),
+        ("projects: {a: {default-pools: [moon]}}", 101, "project a: refused: pool_unknown"),
+        ("cell: {default-pools: [moon]}", 101, "refused: pool_unknown"),
         ("projects: {a: {department: none-such}}", 101, "project a: refused: department_unknown"),
     ],
 )

@@ -27,9 +27,11 @@ T = TypeVar("T")
 #: The most objects that one request lists.
 _PAGE: Final = 1000
 _CELL: Final = "cell"
+#: In an order in which objects come after those that they name: the cell names pools.
 _CONFIGS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "pools": KINDS["pools"].config,
     _CELL: TypeAdapter(CellConfig),
-    **{nouns: kind.config for nouns, kind in KINDS.items()},
+    **{nouns: kind.config for nouns, kind in KINDS.items() if nouns != "pools"},
 }
 _COLUMNS: Final = (
     Column("KIND", lambda row: row["kind"]),

@@ -100,7 +100,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "allocation_too_large": "its allocation exceeds the size of a record; request fewer replicas",
     "version_mismatch": "it was modified by someone else; review it and try again",
     "unknown_type": "quota runs an older version; upgrade it first",
-    "unknown_version": "quota and the gateway run different versions; upgrade both",
+    "unknown_version": "it needs newer rules: upgrade quota, then run yard upgrade finish",
     "in_use": "another object still refers to it",
 }
 

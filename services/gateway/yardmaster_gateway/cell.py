@@ -33,7 +33,7 @@ async def _find(read: ReadContext) -> Cell:
 
 @router.get("/cell", operation_id="read_cell", response_model=Cell, responses=problem_responses())
 async def read_cell(read: Read, response: Response) -> Cell:
-    """Show the limits that apply to every project and user of the cell."""
+    """Show the limits that apply to every project and user of the cell, and the default pools."""
     found = await _find(read)
     response.headers["ETag"] = etag(found.revision)
     return found

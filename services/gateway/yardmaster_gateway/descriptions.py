@@ -113,6 +113,11 @@ FIELDS: Final[Mapping[type, Texts]] = {
             64,
         ),
         "seed": ("The seed of policies and placements that draw at random.", 7),
+        "pool_order": (
+            "For tasks that list this pool before others. `idle_first`: idle capacity of a later "
+            "pool comes before victims in this one. `strict`: victims in this one come first.",
+            "strict",
+        ),
     },
     Quota: {
         "deserved_milli": ("Not supported yet: omit it.", None),
@@ -151,6 +156,16 @@ FIELDS: Final[Mapping[type, Texts]] = {
             "The most tasks of the project that have not ended; null: the cell's `project_tasks`.",
             50_000,
         ),
+        "default_pools": (
+            "The pools of its jobs that name none, in order of preference; empty: those of the "
+            "cell's `default_pools` that it may use, else all that it may use.",
+            ["h100"],
+        ),
+        "kind_node_types": (
+            "The types of node that its jobs of a kind may use, by kind; empty: all. Other kinds "
+            "follow `node_types`.",
+            {"interactive": ["pcie"]},
+        ),
     },
     CellConfig: {
         "project_tasks": (
@@ -163,6 +178,11 @@ FIELDS: Final[Mapping[type, Texts]] = {
             100_000,
         ),
         "tasks_of": ("Other limits of single users.", {"ada": 250_000}),
+        "default_pools": (
+            "The pools of jobs that name none, in projects without `default_pools`, in order of "
+            "preference.",
+            ["default"],
+        ),
     },
     Enrolment: {
         "pool": ("The pool that the node may join.", "h100"),
@@ -253,6 +273,7 @@ ANSWERS: Final[Texts] = {
     "deadline_at": ("When the agent kills what still runs.", _AT),
     "Node.deadline_at": ("When the remaining tasks of a draining node are stopped.", _AT),
     "decisions": ("The number of decisions of the cycle.", 3),
+    "default_pools": ("The pools of jobs that name none, in order of preference.", ["h100"]),
     "default_priority": ("The priority of jobs that name none.", 42),
     "department": ("The name of the department.", "research"),
     "deserved_milli": ("Not supported yet.", 0),
@@ -324,6 +345,7 @@ ANSWERS: Final[Texts] = {
     "joined_at": ("When it joined.", _AT),
     "keys": FIELDS[Enrolment]["keys"],
     "kind": ("The kind of work.", "training"),
+    "kind_node_types": FIELDS[ProjectConfig]["kind_node_types"],
     "kinds": FIELDS[ProjectConfig]["kinds"],
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),
@@ -379,6 +401,7 @@ ANSWERS: Final[Texts] = {
     "policies": ("The policy of each pool in the cycle.", {"default": "priority"}),
     "policy": FIELDS[PoolConfig]["policy"],
     "pool": ("The name of the pool.", "h100"),
+    "pool_order": FIELDS[PoolConfig]["pool_order"],
     "pools": (_IN_ORDER, ["h100", "a100"]),
     "Department.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),
     "Project.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),

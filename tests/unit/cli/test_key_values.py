@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, Key, listed, overlay
+from yardmaster_cli.key_values import CELL, DEPARTMENT, POOL, PROJECT, Key, listed, overlay
 from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig
 
 
@@ -51,6 +51,21 @@ def test_a_pool_says_how_it_places() -> None:
     assert overlay({}, ["gpuless-per-node=none"], POOL) == {"gpuless_per_node": None}
 
 
+def test_default_pools_and_the_node_types_of_a_kind_are_lists() -> None:
+    assert overlay({}, ["default-pools=h100,a100"], CELL) == {"default_pools": ["h100", "a100"]}
+    assert overlay({"default_pools": ["h100"]}, ["default-pools="], PROJECT) == {
+        "default_pools": []
+    }
+    before = {"kind_node_types": {"inference": ["sxm"]}}
+    pairs = ["kind-node-types.training=sxm,nvl", "kind_node_types.interactive="]
+    after = overlay(before, pairs, PROJECT)
+    assert after["kind_node_types"] == {
+        "inference": ["sxm"], "training": ["sxm", "nvl"], "interactive": [],
+    }  # fmt: skip
+    assert overlay(before, ["kind-node-types.inference=none"], PROJECT) == {"kind_node_types": {}}
+    assert overlay({}, ["pool-order=strict"], POOL) == {"pool_order": "strict"}
+
+
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
@@ -58,6 +73,7 @@ def test_a_pool_says_how_it_places() -> None:
         ("wieght=2", "unknown key"),
         ("weight=two", "weight: expected a whole number, not two"),
         ("quota.h100=2", "quota.POOL.limit"),
+        ("kind-node-types=sxm", "unknown key"),
         ("max-slots=lots", "max-slots: expected a number of GPUs or none, not lots"),
     ],
 )

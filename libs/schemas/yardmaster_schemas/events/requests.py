@@ -90,10 +90,10 @@ class Fence(StrEnum):
 
 
 class PoolOrder(StrEnum):
-    """What comes first for a task that lists several pools and does not fit in this one now.
+    """The order for a task that lists later pools too and does not fit in this one now.
 
-    `idle_first`: idle capacity of a pool later in the list. `strict`: slots of this pool that are
-    being released, and victims in it; then a later pool.
+    `idle_first`: idle capacity of a later pool; then slots of this pool that are being released,
+    and victims in it. `strict`: a later pool comes last.
     """
 
     IDLE_FIRST = "idle_first"
