@@ -11,10 +11,10 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_schemas.events.requests import QUOTA_SETTINGS
 
 ANY = {"If-Match": "*"}
-POOL = {"policy": {"name": "priority"}}
-PROJECT = {"department": "research"}
+POOL: dict[str, Any] = {"policy": {"name": "priority"}}
+PROJECT: dict[str, Any] = {"department": "research"}
 #: What a program of older rules cannot read.
-NEW = [
+NEW: list[tuple[str, dict[str, Any]]] = [
     ("/v1/cell", {"default_pools": ["h100"]}),
     ("/v1/projects/nlp", PROJECT | {"default_pools": ["h100"]}),
     ("/v1/projects/nlp", PROJECT | {"kind_node_types": {"interactive": ["pcie"]}}),

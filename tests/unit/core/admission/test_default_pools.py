@@ -81,7 +81,9 @@ def test_the_default_priority_is_that_of_the_first_default_pool():
 def test_a_change_of_the_default_pools_does_not_affect_admitted_jobs():
     desk = Desk(*POOLS, project(default_pools=("h100",)), job())
     desk.ask(project(default_pools=("a100",)))
-    assert desk.state.jobs.get(JOB).pools == ("h100",)
+    admitted = desk.state.jobs.get(JOB)
+    assert admitted is not None
+    assert admitted.pools == ("h100",)
     assert pools_of(desk, job(OTHER)) == ("a100",)
 
 
