@@ -174,7 +174,9 @@ class Cell:
         }
         self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
 
-    def submit(self, name: str, *, project: str = "p", **changes: Any) -> str:
+    def submit(
+        self, name: str, *, project: str = "p", department: str = "d", **changes: Any
+    ) -> str:
         """Admit a job; return its id. `gpus=` is short for whole GPUs of a replica."""
         self.submitted += 1
         gpus = changes.pop("gpus", None)
@@ -188,7 +190,7 @@ class Cell:
             adm.TaskAdmittedV1(
                 job_id=id_,
                 project=project,
-                department="d",
+                department=department,
                 spec=admitted_spec(**changes),
                 submitted_at_ms=self.now_ms + self.submitted,
                 details=DETAILS,

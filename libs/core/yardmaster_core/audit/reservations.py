@@ -32,7 +32,8 @@ class Reservations:
         """Check a new reservation, and note it."""
         label = f"{body.task_id} attempt {body.attempt}"
         task = self.cluster.task(body.task_id)
-        if task.ended is not None or task.attempt is not None or body.attempt != task.last + 1:
+        runs = task.attempt is not None and not task.attempt.stopped
+        if task.ended is not None or runs or body.attempt != task.last + 1:
             self.report.add("S3", fed, f"{label} gets reserved slots, but is not its next attempt")
         if body.task_id in self._by_task:
             self.report.add("S3", fed, f"{label} has reserved slots already")

@@ -15,7 +15,12 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from yardmaster_core.rules import LIMITS_BY_OWNER
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView
+from yardmaster_core.scheduling.planner.policy import (
+    Candidate,
+    CandidateOrder,
+    Policy,
+    PoolView,
+)
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
@@ -23,8 +28,6 @@ from yardmaster_schemas.reasons import WaitCode
 
 #: The first element of the policy's sort key (the rank), the turn (0: start), the rest of that key.
 SortKey = tuple[Any, ...]
-#: A group, the task to consider, the tasks after it, and the turn.
-Candidate = tuple[Group, Task, Iterator[Task], int]
 Entry = tuple[SortKey, int, Candidate]
 Follower = tuple[SortKey, int, Group]
 
@@ -38,9 +41,10 @@ class GroupQueue:
     def __init__(self, view: PoolView, policy: Policy, *, turns: int) -> None:
         self._view = view
         self._policy = policy
-        self._turns = turns
-        #: The groups in their first turn, and those in a later one.
-        self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
+        ordered = policy.candidates
+        self._candidates: CandidateOrder = (
+            SortedCandidates(view, policy, turns) if ordered is None else ordered(view, turns)
+        )
         self._queued: set[Group] = set()
         #: Leader -> its followers.
         self._followers: dict[Group, list[Follower]] = {}
@@ -49,7 +53,7 @@ class GroupQueue:
 
     def __bool__(self) -> bool:
         """Whether any group is left to consider."""
-        return any(self._heaps)
+        return bool(self._candidates)
 
     def add(self, groups: Iterable[Group]) -> None:
         """Queue groups that are neither queued nor done."""
@@ -64,7 +68,7 @@ class GroupQueue:
                 continue
             task = group.queue.first
             equivalent.setdefault(equivalence, []).append(
-                (self._key(group, task, 0), id_order(task), group)
+                (self._candidates.place(group, task), id_order(task), group)
             )
         for followers in equivalent.values():
             heapify(followers)
@@ -78,31 +82,16 @@ class GroupQueue:
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """Return the next candidate, or None: the queue is empty, or the next group must wait."""
-        while (entry := self._pop(must_wait)) is not None:
-            group, task, rest, _ = entry[2]
+        while (candidate := self._candidates.pop(must_wait)) is not None:
+            group, task, rest, _ = candidate
             if task.group is group:
-                return entry[2]
+                return candidate
             self.push_next(group, rest)
-        return None
-
-    def _pop(self, must_wait: Callable[[Group], bool]) -> Entry | None:
-        first, second = self._heaps
-        heap = second if not first or (second and second[0] < first[0]) else first
-        if not heap or not must_wait(heap[0][2][0]):
-            return heappop(heap) if heap else None
-        if heap is first and second:
-            # A group of the same rank that comes earlier has had its first turn; it need not wait
-            # with the groups behind it.
-            (rank, _, *rest_of_key), (other_rank, _, *other_rest) = first[0][0], second[0][0]
-            came_before = rank == other_rank and other_rest < rest_of_key
-            if came_before and not must_wait(second[0][2][0]):
-                return heappop(second)
         return None
 
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Queue a group's task for that turn."""
-        key = self._key(group, task, turn)
-        heappush(self._heaps[min(turn, 1)], (key, id_order(task), (group, task, rest, turn)))
+        self._candidates.push((group, task, rest, turn))
 
     def push_next(self, group: Group, rest: Iterator[Task]) -> None:
         """Queue the group's next task, if there is one; else let its followers be considered."""
@@ -115,8 +104,7 @@ class GroupQueue:
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
         """Whether no queued group comes before the group's task."""
-        key = self._key(group, task, turn)
-        return not any(heap and heap[0][0] < key for heap in self._heaps)
+        return self._candidates.comes_first(group, task, turn)
 
     def requeue_followers(self, group: Group) -> None:
         """Queue the group's followers: its first task got slots, so they may get some too."""
@@ -143,12 +131,6 @@ class GroupQueue:
         else:
             self.requeue_followers(group)
 
-    def _key(self, group: Group, task: Task, turn: int) -> SortKey:
-        rank, *rest_of_key = self._policy.order(self._view, group, task)
-        # A task whose last starts failed has its turns after all others of its rank: so it does
-        # not take slots for which one of them preempted tasks.
-        return rank, turn + self._turns * group.shape.start_failed, *rest_of_key
-
     def _equivalence_of(self, group: Group) -> Hashable | None:
         """Return a key that groups share which fit or do not fit together.
 
@@ -172,6 +154,57 @@ class GroupQueue:
         if followers:
             self._followers[group] = followers
         self.push_next(group, _tasks_of(group))
+
+
+class SortedCandidates:
+    """`CandidateOrder` by the policy's sort key, which does not change while a group waits."""
+
+    def __init__(self, view: PoolView, policy: Policy, turns: int) -> None:
+        self._view = view
+        self._policy = policy
+        self._turns = turns
+        #: The groups in their first turn, and those in a later one.
+        self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
+
+    def __bool__(self) -> bool:
+        """See `CandidateOrder`."""
+        return any(self._heaps)
+
+    def place(self, group: Group, task: Task) -> SortKey:
+        """See `CandidateOrder.place`."""
+        return self._key(group, task, 0)
+
+    def push(self, candidate: Candidate) -> None:
+        """See `CandidateOrder.push`."""
+        group, task, _, turn = candidate
+        key = self._key(group, task, turn)
+        heappush(self._heaps[min(turn, 1)], (key, id_order(task), candidate))
+
+    def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
+        """See `CandidateOrder.pop`."""
+        first, second = self._heaps
+        heap = second if not first or (second and second[0] < first[0]) else first
+        if not heap or not must_wait(heap[0][2][0]):
+            return heappop(heap)[2] if heap else None
+        if heap is first and second:
+            # A group of the same rank that comes earlier has had its first turn; it need not wait
+            # with the groups behind it.
+            (rank, _, *rest_of_key), (other_rank, _, *other_rest) = first[0][0], second[0][0]
+            came_before = rank == other_rank and other_rest < rest_of_key
+            if came_before and not must_wait(second[0][2][0]):
+                return heappop(second)[2]
+        return None
+
+    def comes_first(self, group: Group, task: Task, turn: int) -> bool:
+        """See `CandidateOrder.comes_first`."""
+        key = self._key(group, task, turn)
+        return not any(heap and heap[0][0] < key for heap in self._heaps)
+
+    def _key(self, group: Group, task: Task, turn: int) -> SortKey:
+        rank, *rest_of_key = self._policy.order(self._view, group, task)
+        # A task whose last starts failed has its turns after all others of its rank: so it does
+        # not take slots for which one of them preempted tasks.
+        return rank, turn + self._turns * group.shape.start_failed, *rest_of_key
 
 
 def _tasks_of(group: Group) -> Iterator[Task]:

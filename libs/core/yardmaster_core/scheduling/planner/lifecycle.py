@@ -8,7 +8,7 @@ from typing import Final
 
 from yardmaster_core.rules import DRAINS_GIVE_GRACE
 from yardmaster_core.scheduling.planner.draft import Draft
-from yardmaster_core.scheduling.planner.kept_reservations import drop_of
+from yardmaster_core.scheduling.planner.kept_reservations import drop_of, dropped
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
@@ -26,7 +26,7 @@ from yardmaster_schemas.events.decisions import (
 )
 from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
-from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
+from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, Stop, StopCode
 
 #: After the n-th failure, and after the n-th failed start in a row, a task backs off 2^n seconds,
 #: at most this many.
@@ -124,7 +124,10 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
             )
         return None
     if run.open == 0:
-        return _end_of_attempt(state, task, run)
+        end = _end_of_attempt(state, task, run)
+        if task.reserved is not None and isinstance(end, TaskEndedV1):
+            return dropped(task, DropCode.ENDED)
+        return end
     if run.stop is not None:
         if task.cancel_now and run.stop_deadline_ms > state.now_ms:
             return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=0)

@@ -19,6 +19,7 @@ It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import Enum, auto
 from itertools import chain
 from operator import attrgetter
@@ -29,11 +30,11 @@ from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue, code_of
 from yardmaster_core.scheduling.planner.limits import limit_reached
+from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
 from yardmaster_core.scheduling.planner.policy import Claim, PolicyRegistry, PoolView
 from yardmaster_core.scheduling.planner.pool_decisions import PoolDecisions
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
-from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -44,6 +45,9 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
 from yardmaster_schemas.reasons import Wait, WaitCode
+
+#: The rule of a stop after which the task starts on other slots, which are reserved for it.
+MOVED: Final = "moved"
 
 
 class GroupResult(Enum):
@@ -118,7 +122,7 @@ class PoolPass:
         self.policy = resolved.policy
         self.strategy = resolved.strategy
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
-        self.victim_search = VictimSearch(draft, pool, self.strategy)
+        self.victim_search = MovingSearch(draft, pool, self.strategy)
         self.view = PoolView(
             draft.state,
             pool,
@@ -127,6 +131,7 @@ class PoolPass:
         )
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self.claims = self.policy.claims(resolved.options)
+        self._starts_on_idle = self.policy.starts_on_idle(resolved.options)
         self.queue = GroupQueue(self.view, self.policy, turns=max(2, 1 + len(self.claims)))
         self._begun = False
         #: Index and fit -> the index's change count at which no placement existed for that fit.
@@ -139,7 +144,9 @@ class PoolPass:
     def start_ready(self) -> None:
         """Start the tasks whose reserved slots are free, on exactly these slots."""
         for task in sorted(self.pool.ready):
-            self.decisions.start_reserved(task)
+            # A task that is moved may still hold its former slots.
+            if task.group is not None:
+                self.decisions.start_reserved(task)
 
     def record_ranks(self) -> None:
         """Record the places in the queue that changed, for policies with claimants."""
@@ -164,9 +171,7 @@ class PoolPass:
         if not self._begun:
             self._begun = True
             pool = self.pool
-            if self.policy.reclaim is not None and (
-                pool.index.due or pool.awake or pool.reconsidered
-            ):
+            if pool.index.due or pool.awake or pool.reconsidered:
                 self._reclaim()
             if not self.decisions.keeps_reservations:
                 self._reconsider_reserved()
@@ -223,9 +228,9 @@ class PoolPass:
         """Preempt tasks of claimants above their share; reconsider groups whose claimant may get
         more.
         """
-        assert self.policy.reclaim is not None
-        for victim, stop in self.policy.reclaim(self.view):
-            self.decisions.stop(victim, stop)
+        if self.policy.reclaim is not None:
+            for victim, stop in self.policy.reclaim(self.view):
+                self.decisions.stop(victim, stop)
         for group in self.policy.wake(self.view):
             self.pool.reconsider(group)
 
@@ -314,6 +319,8 @@ class PoolPass:
             return GroupResult.WAITS
         if turn:
             return self._preempt_or_wait(group, task, turn)
+        if not self._starts_on_idle:
+            return GroupResult.NO_CAPACITY
         capacity = self._capacity
         if capacity is not None and capacity.holds(shape) and not task.failed_nodes:
             self.decisions.start(task, [(capacity, capacity.pick(shape))])
@@ -391,10 +398,16 @@ class PoolPass:
                 for v in claim.victims(self.view, task)
                 if v not in self.decisions.placed and not v.starts_on_reserved
             )
-            victims = self.victim_search.for_task(
+            if claim.permits is not None:
+                found = self.victim_search.preemption(
+                    self.view, task, claim, candidates, self._seed_key(task)
+                )
+                if found is not None:
+                    self._move_for(task, found, claim)
+                    return GroupResult.RESERVED
+            elif victims := self.victim_search.for_task(
                 task, candidates, drop_unneeded=claim.drop_unneeded
-            )
-            if victims:
+            ):
                 self._preempt_for(task, victims, claim)
                 return GroupResult.RESERVED
             if turn < len(self.claims):
@@ -471,6 +484,18 @@ class PoolPass:
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
         self.decisions.reserve(task, placement, len(victims))
+
+    def _move_for(self, task: Task, found: Preemption, claim: Claim) -> None:
+        """Preempt the victims for the task, and reserve slots for it and for those that move."""
+        self.draft.require(len(found.victims) + len(found.moved) + 1)
+        for victim in found.victims:
+            reason = claim.stop_reason(self.view, victim, task)
+            if victim in found.moved:
+                reason = replace(reason, rule=MOVED)
+            self.decisions.stop(victim, reason)
+        self.decisions.reserve(task, found.placement, len(found.victims))
+        for victim, placement in found.moved.items():
+            self.decisions.reserve(victim, placement)
 
 
 def _name(claimant: Job | Project) -> str:

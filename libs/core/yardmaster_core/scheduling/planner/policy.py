@@ -5,7 +5,9 @@ The planner calls them in this order:
 1. `reclaim`: the running tasks to preempt because their claimant is above its share, for whichever
    task; `wake`: the groups that waited for their share and may get more now. Only policies with
    shares have them.
-2. `order`: the sort key of a pending group by its first task; the smallest comes first.
+2. `order`: the sort key of a pending group by its first task; the smallest comes first. Where the
+   order changes with each start, `candidates` makes the order of one cycle instead, for so many
+   turns.
 3. `may_start`: the reason, other than capacity and limits, why a task must not start now, get
    reserved slots or preempt. It holds for all tasks of the group without reserved slots.
 4. `start_reason`: why a task starts.
@@ -36,7 +38,7 @@ A pool's placement strategy is configured apart from its policy (`placement.py`)
 and jobs apply under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +50,9 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Wait
+
+#: A group, the task to consider, the tasks after it, and the turn.
+Candidate = tuple[Group, Task, Iterator[Task], int]
 
 #: Groups are considered in ascending order. Keys of one pool must be comparable and should differ.
 OrderKey = tuple[Any, ...]
@@ -68,6 +73,25 @@ class QueueTraits:
     preemptible: bool
     gpus: bool
     failed: bool
+
+
+class CandidateOrder(Protocol):
+    """The groups that wait for their turn in a cycle, each with its first task, in order."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+
+    def place(self, group: Group, task: Task) -> OrderKey:
+        """Return the place of a group among those that the policy calls equivalent to it."""
+
+    def push(self, candidate: Candidate) -> None:
+        """Add a group."""
+
+    def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
+        """Remove and return the first group, or None: there is none, or it must wait."""
+
+    def comes_first(self, group: Group, task: Task, turn: int) -> bool:
+        """Whether the group, which is not among them, comes before all of them."""
 
 
 class PreemptionBudget(Protocol):
@@ -117,6 +141,18 @@ class PoolView:
     find_victims: FindVictims | None = None
 
 
+def by_submission(_: PoolView, __: Group, task: Task) -> OrderKey:
+    """`order` of policies under which only the submission orders tasks, or that have
+    `candidates`.
+    """
+    return 0, task.key
+
+
+def always(_: Any) -> bool:
+    """`starts_on_idle` of policies under which tasks start on any idle capacity."""
+    return True
+
+
 def no_equivalence(_: PoolView, __: Group) -> None:
     """`equivalence` of policies under which each group may get a different result."""
 
@@ -127,11 +163,18 @@ class Claim:
 
     `stop_reason` gets the victim, then the task. With `drop_unneeded`, victims that turn out
     unnecessary keep running.
+
+    With `permits`, victims are searched node by node, and get other slots where they fit: they are
+    moved. `permits` gets the task and the victims that are not moved, in the order of `victims`,
+    and tells whether they may be preempted together. With `max_moves`, all victims must be moved,
+    and so many at most.
     """
 
     victims: Callable[[PoolView, Task], Iterable[Task]]
     stop_reason: Callable[[PoolView, Task, Task], StopReason]
     drop_unneeded: bool = True
+    permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
+    max_moves: int | None = None
 
 
 def no_claims(_: Any) -> tuple[Claim, ...]:
@@ -182,9 +225,11 @@ class Policy:
     name: str
     version: int
     options: type[Any]
-    order: Callable[[PoolView, Group, Task], OrderKey]
     may_start: Callable[[PoolView, Group, Task], Wait | None]
     start_reason: Callable[[PoolView, Task], Start]
+    order: Callable[[PoolView, Group, Task], OrderKey] = by_submission
+    candidates: Callable[[PoolView, int], CandidateOrder] | None = None
+    starts_on_idle: Callable[[Any], bool] = always
     claims: Callable[[Any], tuple[Claim, ...]] = no_claims
     min_runtime_wait: Callable[[PoolView, Task], Wait | None] = no_min_runtime_wait
     equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence

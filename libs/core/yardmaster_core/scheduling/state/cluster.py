@@ -222,7 +222,7 @@ class ClusterState:
         department = job.project.department
         by_owner = self.rules >= LIMITS_BY_OWNER
         owners = (job.id, job.project.name) if by_owner else ()
-        for owner in (*owners, department.name):
+        for owner in (*owners, *self.chain_of(department)):
             if owner in self.limits_woken:
                 continue
             if self.journal is not None:
@@ -231,6 +231,16 @@ class ClusterState:
             groups = self.limited.get(owner, ()) if by_owner else self.limited_in(department)
             for pool, group in groups:
                 self.wake(pool, group)
+
+    def chain_of(self, department: Department) -> tuple[str, ...]:
+        """The names of a department and of the departments above it."""
+        chain = [department.name]
+        while department.config is not None and (parent := department.config.parent) is not None:
+            if parent not in self.departments or parent in chain:
+                break
+            chain.append(parent)
+            department = self.departments[parent]
+        return tuple(chain)
 
     def wake_of_lost_node(self, pool: Pool) -> None:
         """Wake every group of `pool`, once for all nodes that a cycle loses."""
@@ -587,6 +597,7 @@ class ClusterState:
         job = task.job
         project = job.project
         name = pool.name
+        pool.index.standing_changed(task)
         if milli:
             for tasks in pool.add_usage(task, milli):
                 self.prune(tasks)
@@ -616,7 +627,9 @@ class ClusterState:
     def note_releasing(self, task: Task) -> None:
         """Note that `task` began to release its slots, or that this was undone."""
         assert task.run is not None
-        if self.pools[task.run.pool_name].count_releasing(task):
+        pool = self.pools[task.run.pool_name]
+        pool.index.standing_changed(task)
+        if pool.count_releasing(task):
             self.recount(task.job)
 
     def update_availability(self, node: Node) -> None:

@@ -17,7 +17,8 @@ class PolicyIndex:
 
     A new index of the same state must give the same answers: the content of an index follows from
     the facts of the state. Only the values of `kept` are restored, at the end of a draft and from a
-    snapshot. `queue_changed`, `filed`, `unfiled`, `job_changed` and `usage_changed` are also called
+    snapshot. `queue_changed`, `filed`, `unfiled`, `job_changed`, `usage_changed` and
+    `standing_changed` are also called
     when a draft undoes the change; the end of what the others report is read from the task.
     """
 
@@ -53,6 +54,9 @@ class PolicyIndex:
         Returns the collections to prune.
         """
         return ()
+
+    def standing_changed(self, task: Task) -> None:
+        """A task holds other slots of the pool, releases them, or other slots are reserved."""
 
     def claimants_changed(self) -> None:
         """Owners have other limits or weights, or other tasks are equal."""

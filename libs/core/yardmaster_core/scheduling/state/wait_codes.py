@@ -36,7 +36,12 @@ BEHIND: Final = frozenset({WaitCode.BEHIND_TASK, WaitCode.BACKFILL_NOT_ALLOWED})
 IN_STRICT_QUEUE: Final = BLOCKING | BEHIND
 
 #: The tasks wait until their project, department or job holds less.
-LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT})
+LIMITED: Final = frozenset(
+    {
+        *(WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT),
+        *(WaitCode.AT_DESERVED, WaitCode.EXCEEDS_DESERVED),
+    }
+)
 
 
 def blocks(shape: Shape, code: WaitCode) -> bool:

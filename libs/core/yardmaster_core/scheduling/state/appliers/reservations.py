@@ -16,7 +16,9 @@ def slots_reserved_v1(state: ClusterState, event: dec.SlotsReservedV1, _: str) -
     task = state.task(event.task_id)
     if task.reserved is not None or event.attempt <= task.attempt:
         return  # a repeat
-    if task.group is None or event.attempt != task.attempt + 1:
+    # A task that is moved has some while it still stops.
+    stops = task.run is not None and task.run.stop is not None
+    if (task.group is None and not stops) or event.attempt != task.attempt + 1:
         raise ImpossibleEvent(
             event=event.TYPE, found=f"{task.id} is {task.phase.name}, attempt {task.attempt}"
         )
@@ -120,6 +122,7 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
     _count(state, task, reservation, 1)
+    pool.index.standing_changed(task)
 
 
 def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
@@ -131,6 +134,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
         if reservation.free[replica]:
             set_free(pool, reservation, replica, is_free=False)
     _count(state, task, reservation, -1)
+    pool.index.standing_changed(task)
     _shift(state, reservation, take=False)
 
 

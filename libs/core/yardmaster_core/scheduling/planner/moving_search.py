@@ -1,0 +1,199 @@
+"""Search for victims node by node, which may get other slots instead of losing theirs.
+
+Victims are added one after another, in the policy's order. As soon as the nodes of the newest one
+would hold the task without the victims on them, that set is tried: victims that turn out
+unnecessary keep running, the others are moved where they fit on other slots, and the policy judges
+the rest. If it refuses, the search goes on.
+
+The steps follow the solver of KAI-Scheduler at d5bc503a (actions/common/solvers), on counts of
+replicas instead of simulated allocations. Adding a victim costs a step per replica; a try costs a
+step per victim on those nodes, and for a gang one per node that may hold a replica.
+"""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Final
+
+from yardmaster_core.scheduling.planner.placement import (
+    ReplicaSlots,
+    helps,
+    place,
+    replicas_on,
+)
+from yardmaster_core.scheduling.planner.policy import Claim, PoolView
+from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.tasks import Task
+
+#: Sets of victims that are tried for one task and claim.
+MAX_TRIES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """The slots of a task once its victims are gone.
+
+    `victims`: in the policy's order; `moved`: those of them that get other slots, with these.
+    """
+
+    placement: list[ReplicaSlots]
+    victims: list[Task]
+    moved: dict[Task, list[ReplicaSlots]]
+
+
+class MovingSearch(VictimSearch):
+    """Searches victims in one pool, on its future capacity, during one cycle."""
+
+    def preemption(
+        self, view: PoolView, task: Task, claim: Claim, victims: Iterable[Task], key: str
+    ) -> Preemption | None:
+        """Return the first set of victims that suffices and that the claim permits, or None.
+
+        `key` names the task and its attempt for strategies that use random numbers.
+        """
+        shape = task.job.shape
+        gains = Gains(self._future, shape, self._draft.state.nodes, self._draft.state.rules)
+        changes = self._future.changes
+        tries = 0
+        for victim in victims:
+            for some in gains.add(victim):
+                with self._draft.trial():
+                    found = self._try_moving(view, task, claim, some, key)
+                # The trial is rolled back, so the index is unchanged.
+                self._future.changes = changes
+                tries += 1
+                if found is not None or tries == MAX_TRIES:
+                    return found
+        return None
+
+    def _try_moving(
+        self, view: PoolView, task: Task, claim: Claim, some: Sequence[Task], key: str
+    ) -> Preemption | None:
+        shape = task.job.shape
+        for victim in some:
+            self._remove(victim)
+        needed = self._needed(shape, some)
+        if claim.max_moves is not None and len(needed) > claim.max_moves:
+            return None
+        placement = place(self._future, shape, self._strategy, key)
+        if placement is None:
+            return None
+        self.reserve(shape, placement)
+        moved: dict[Task, list[ReplicaSlots]] = {}
+        # The most valuable first.
+        for victim in reversed(needed):
+            other = self._find_placement(victim.job.shape)
+            if other is not None:
+                self.reserve(victim.job.shape, other)
+                moved[victim] = other
+            elif claim.max_moves is not None:
+                return None
+        stopped = [victim for victim in needed if victim not in moved]
+        if stopped and claim.permits is not None and not claim.permits(view, task, stopped):
+            return None
+        return Preemption(placement, needed, moved)
+
+    def _needed(self, shape: Shape, some: Sequence[Task]) -> list[Task]:
+        """Put back the removed victims without which the task fits too, the most valuable first."""
+        if shape.whole_nodes:
+            return self._drop_unneeded(shape, list(some))
+        held = HeldReplicas(self._future, shape, self._draft.state.rules)
+        needed: list[Task] = []
+        for victim in reversed(some):
+            ordinals = self._ordinals(victim)
+            self._remove(victim, undo=True)
+            held.update(ordinals)
+            if held.total < shape.replicas:
+                self._remove(victim)
+                held.update(ordinals)
+                needed.append(victim)
+        return needed[::-1]
+
+
+class Gains:
+    """What the nodes would have free without the victims that were added so far."""
+
+    def __init__(
+        self, index: CapacityIndex, shape: Shape, nodes: dict[str, Node], rules: int
+    ) -> None:
+        self._index = index
+        self._shape = shape
+        self._nodes = nodes
+        self._rules = rules
+        self._allowed = index.available & index.matching(shape)
+        self._capacities: dict[int, NodeCapacity] = {}
+        self._victims: dict[int, list[Task]] = {}
+        #: How many replicas the nodes hold, and how many of them each node does that was gained on.
+        self._total = -1
+        self._held: dict[int, int] = {}
+        self._all: list[Task] = []
+
+    def add(self, victim: Task) -> Iterable[Sequence[Task]]:
+        """Add a victim; return the sets of victims without which the task may fit now."""
+        ordinals = self._gain(victim)
+        shape = self._shape
+        if shape.whole_nodes:
+            self._all.append(victim)
+            if any(helps(self._capacities[ordinal], shape) for ordinal in ordinals):
+                return [list(self._all)]
+            return []
+        if shape.replicas == 1:
+            return [
+                list(self._victims[ordinal])
+                for ordinal in ordinals
+                if self._capacities[ordinal].holds(shape)
+            ]
+        self._all.append(victim)
+        return [self._on_ready_nodes()] if self._count(ordinals) >= shape.replicas else []
+
+    def _gain(self, victim: Task) -> list[int]:
+        run = victim.run
+        assert run is not None
+        ordinals: dict[int, None] = {}
+        for replica, held in enumerate(run.placements):
+            node = self._nodes[held.node]
+            ordinal = node.ordinal
+            if run.replicas[replica] >= ReplicaState.RELEASED or not self._allowed >> ordinal & 1:
+                continue
+            capacity = self._capacities.get(ordinal)
+            if capacity is None:
+                capacity = copy(self._index.capacities[ordinal])
+                capacity.slots = list(capacity.slots)
+                self._capacities[ordinal] = capacity
+            for slot in held.slots:
+                capacity.slots[slot] += held.gpu_milli
+            capacity.gpuless_left += not held.slots
+            capacity.cpu_milli += held.cpu_milli
+            capacity.memory_mib += held.memory_mib
+            if ordinal not in ordinals:
+                ordinals[ordinal] = None
+                self._victims.setdefault(ordinal, []).append(victim)
+        for ordinal in ordinals:
+            self._capacities[ordinal].recount()
+        return sorted(ordinals)
+
+    def _count(self, ordinals: Iterable[int]) -> int:
+        shape = self._shape
+        if self._total < 0:
+            self._total = HeldReplicas(self._index, shape, self._rules).total
+        for ordinal in ordinals:
+            before = self._held.get(ordinal)
+            if before is None:
+                before = replicas_on(self._index.capacities[ordinal], shape, self._rules)
+            now = self._held[ordinal] = replicas_on(self._capacities[ordinal], shape, self._rules)
+            self._total += now - before
+        return self._total
+
+    def _on_ready_nodes(self) -> list[Task]:
+        ready = {
+            victim
+            for ordinal, held in self._held.items()
+            if held
+            for victim in self._victims[ordinal]
+        }
+        return [victim for victim in self._all if victim in ready]

@@ -1,0 +1,71 @@
+"""Amounts of GPUs (gpu_milli), CPUs (cpu_milli) and memory (MiB) together."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_schemas.events.decisions import Placement
+
+#: gpu_milli, cpu_milli, memory_mib.
+Amounts = tuple[int, int, int]
+#: The same; None: unlimited.
+Bounds = tuple[int | None, int | None, int | None]
+
+NOTHING: Final[Amounts] = (0, 0, 0)
+UNLIMITED: Final[Bounds] = (None, None, None)
+RESOURCES: Final = range(3)
+#: Shares beyond what is deserved are multiples of these.
+UNITS: Final[Amounts] = (WHOLE, 1, 1)
+#: How the names of numbers about each resource end.
+SUFFIXES: Final = ("milli", "cpu_milli", "memory_mib")
+
+
+def plus(a: Amounts, b: Amounts) -> Amounts:
+    """Return the sum."""
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+def minus(a: Amounts, b: Amounts) -> Amounts:
+    """Return the difference."""
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2]
+
+
+def times(a: Amounts, factor: int) -> Amounts:
+    """Return a multiple."""
+    return a[0] * factor, a[1] * factor, a[2] * factor
+
+
+def requested(shape: Shape) -> Amounts:
+    """Return what a task of `shape` requests in all; on whole nodes with the CPUs and memory of
+    one.
+    """
+    replicas = shape.replicas
+    return shape.total_gpu_milli, shape.cpu_milli * replicas, shape.memory_mib * replicas
+
+
+def placed(placements: Iterable[Placement]) -> Amounts:
+    """Return what replicas take together."""
+    gpu = cpu = memory = 0
+    for placement in placements:
+        gpu += placement.gpu_milli * len(placement.slots)
+        cpu += placement.cpu_milli
+        memory += placement.memory_mib
+    return gpu, cpu, memory
+
+
+def exceeded(amounts: Amounts, bounds: Bounds) -> int | None:
+    """Return the first resource of which `amounts` has more than `bounds`, or None."""
+    for resource in RESOURCES:
+        bound = bounds[resource]
+        if bound is not None and amounts[resource] > bound:
+            return resource
+    return None
+
+
+def within(amounts: Amounts, bounds: Bounds) -> Amounts:
+    """Return the smaller of the amount and the bound of each resource."""
+    gpu, cpu, memory = (
+        amount if bound is None else min(amount, bound)
+        for amount, bound in zip(amounts, bounds, strict=True)
+    )
+    return gpu, cpu, memory

@@ -1,0 +1,302 @@
+"""What a task of a queue may take from others: within its project, from other queues, or slots from
+which tasks are moved.
+
+The rules are those of KAI-Scheduler at d5bc503a (actions/{preempt,reclaim,consolidation} and
+plugins/proportion/reclaimable).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    RESOURCES,
+    SUFFIXES,
+    Amounts,
+    minus,
+    plus,
+    requested,
+)
+from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
+from yardmaster_core.scheduling.policies.quota.order import in_victim_order
+from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
+from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Task
+
+
+def _leaf(view: PoolView, task: Task) -> Queue:
+    return index_of(view).queue_of(task.job.project)
+
+
+def _all_over(view: PoolView) -> bool:
+    return bool(view.options.order == "kai")
+
+
+def _running(view: PoolView, project: Project, *, below: int | None = None) -> Iterator[Task]:
+    """Yield the preemptible tasks of a project, the lowest priority and latest submission first;
+    with `below` those of a lower priority only.
+    """
+    of = index_of(view).victims.get(project, {})
+    for priority in sorted(of, reverse=True):
+        if below is not None and priority <= below:
+            return
+        scan = view.memo.get(("victims", project, priority))
+        if scan is None:
+            scan = view.memo["victims", project, priority] = of[priority].reverse_scan()
+        yield from scan
+
+
+def _delayed(view: PoolView, task: Task) -> bool:
+    """Whether a task must not preempt others yet."""
+    delay_ms = view.options.preemption_delay_s * 1000
+    return bool(delay_ms) and view.state.now_ms < task.queued_ms + delay_ms
+
+
+def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
+    """Yield the tasks that are not within their minimum run time; note until when the others are.
+
+    `seconds`: the minimum run time of their queue.
+    """
+    now_ms = view.state.now_ms
+    for victim in tasks:
+        until_ms = min_runtime_until_ms(view.state, victim)
+        run = victim.run
+        if seconds and run is not None:
+            since_ms = run.running_ms if victim.phase is Phase.RUNNING else now_ms
+            until_ms = max(until_ms, since_ms + seconds * 1000)
+        if until_ms <= now_ms:
+            yield victim
+        else:
+            view.memo.setdefault(("protected", task), []).append(until_ms)
+
+
+def _nearest(queue: Queue, *, reclaim: bool) -> int:
+    """The minimum run time (s) that is set for a queue or the next one above it; else 0."""
+    for each in queue.ancestors():
+        seconds = each.reclaim_s if reclaim else each.preempt_s
+        if seconds is not None:
+            return seconds
+    return 0
+
+
+# Within a project
+
+
+def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
+    """Yield the tasks of the same project with a lower priority; with `order: document`, for a task
+    that cannot be preempted, all that can.
+    """
+    if _delayed(view, task):
+        return
+    job = task.job
+    document = not _all_over(view)
+    below = None if document and not job.shape.preemptible else job.priority
+    tasks = _running(view, job.project, below=below)
+    yield from _unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
+
+
+def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+    """Return why `victim` is preempted for `task` of its project."""
+    own, other = task.job.priority, victim.job.priority
+    return StopReason(
+        rule="better_priority" if own < other else "within_deserved",
+        for_task=task.id,
+        numbers={
+            "priority": other,
+            "for_priority": own,
+            "held_milli": victim.job.shape.total_gpu_milli,
+            "asked_milli": task.job.shape.total_gpu_milli,
+        },
+    )
+
+
+def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
+    """`permits` of claims whose candidates may all be preempted together."""
+    return True
+
+
+PREEMPT: Final = Claim(victims=own_victims, stop_reason=own_stop_reason, permits=always)
+
+
+# From other queues
+
+
+def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
+    """Yield the tasks of other queues that hold more than is theirs, if the task's own queue stays
+    within its share.
+    """
+    index = index_of(view)
+    index.divide(view.state)
+    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    if _delayed(view, task) or not _within(plus(leaf.standing, ask), leaf.fair):
+        return
+    others = ((index.queue_of(project), project) for project in list(index.victims))
+    leaves = (
+        (
+            other,
+            _unprotected(view, task, _running(view, project), _reclaim_s(view, leaf, other)),
+        )
+        for other, project in others
+        if other is not leaf and _may_lose(leaf, other, ask)
+    )
+    yield from in_victim_order(leaves, all_over=_all_over(view))
+
+
+def _within(amounts: Amounts, share: Amounts) -> bool:
+    return all(amounts[i] <= share[i] for i in RESOURCES)
+
+
+def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
+    if view.options.min_runtime_of == "queue":
+        return _nearest(other, reclaim=True)
+    return _nearest(differing(leaf, other)[1], reclaim=True)
+
+
+def _may_lose(leaf: Queue, other: Queue, ask: Amounts) -> bool:
+    """Whether tasks of another queue may be reclaimed at all, compared at the first ancestors that
+    differ.
+    """
+    own, its = differing(leaf, other)
+    after, standing = plus(own.standing, ask), its.standing
+    if not _deserves(own, after):
+        return any(standing[i] > its.allocatable[i] for i in RESOURCES)
+    over, below = False, False
+    for i in RESOURCES:
+        deserved = its.deserved[i]
+        if ask[i]:
+            over |= deserved is not None and standing[i] > deserved
+            below |= deserved is None or standing[i] < deserved
+    return over or not below
+
+
+def _deserves(queue: Queue, amounts: Amounts) -> bool:
+    return all(
+        bound is None or amount <= bound
+        for amount, bound in zip(amounts, queue.deserved, strict=True)
+    )
+
+
+def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be reclaimed together.
+
+    Each one must leave a queue that, with those before it gone, still holds more than its share; or
+    more than it deserves, if the task stays within what its own queue deserves. And the task's
+    queues must not become fuller, in proportion to their shares, than those that lose tasks.
+    """
+    index = index_of(view)
+    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    taken: dict[Queue, Amounts] = {}
+    touched: dict[Queue, Queue] = {}
+    involved = [bool(amount) for amount in ask]
+    for victim in victims:
+        other = index.queue_of(victim.job.project)
+        own, its = differing(leaf, other)
+        touched[its] = own
+        remaining = minus(its.standing, taken.get(its, NOTHING))
+        deserves = _deserves(own, plus(own.standing, ask))
+        if not (
+            any(remaining[i] > its.allocatable[i] for i in RESOURCES)
+            or (deserves and not _deserves(its, remaining))
+        ):
+            return False
+        amounts = requested(victim.job.shape)
+        involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
+        for queue in other.path:
+            taken[queue] = plus(taken.get(queue, NOTHING), amounts)
+    return not any(
+        _saturates(view, own, its, ask, taken, i)
+        for its, own in touched.items()
+        for i in RESOURCES
+        if involved[i]
+    )
+
+
+def _saturates(
+    view: PoolView, own: Queue, its: Queue, ask: Amounts, taken: dict[Queue, Amounts], i: int
+) -> bool:
+    """Whether a queue would be above its share, and fuller than one that loses tasks to it."""
+    if not own.fair[i] or not its.fair[i]:
+        return False
+    after = own.standing[i] - taken.get(own, NOTHING)[i] + ask[i]
+    left = its.standing[i] - taken.get(its, NOTHING)[i]
+    if after <= own.fair[i]:
+        return False
+    # after / fair * saturation >= left / its fair
+    saturation = view.options.saturation_permille
+    return bool(after * saturation * its.fair[i] >= left * own.fair[i] * 1000)
+
+
+def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
+    """Return why `victim` is reclaimed for `task`, at the level that decided."""
+    own, its = differing(_leaf(view, task), _leaf(view, victim))
+    resource = _deciding(its)
+    suffix = SUFFIXES[resource]
+    numbers = {
+        f"fair_share_{suffix}": its.fair[resource],
+        f"used_{suffix}": its.standing[resource],
+        f"for_fair_share_{suffix}": own.fair[resource],
+        f"for_used_{suffix}": own.standing[resource],
+    }
+    for name, queue in (("deserved", its), ("for_deserved", own)):
+        deserved = queue.deserved[resource]
+        if deserved is not None:
+            numbers[f"{name}_{suffix}"] = deserved
+    over = its.standing[resource] > its.allocatable[resource]
+    return StopReason(
+        rule="over_fair_share" if over else "over_deserved",
+        for_task=task.id,
+        numbers=numbers,
+        about=its.name,
+    )
+
+
+def _deciding(queue: Queue) -> int:
+    """The first resource of which a queue holds more than its share, else than it deserves."""
+    for i in RESOURCES:
+        if queue.standing[i] > queue.allocatable[i]:
+            return i
+    for i in RESOURCES:
+        deserved = queue.deserved[i]
+        if deserved is not None and queue.standing[i] > deserved:
+            return i
+    return 0
+
+
+RECLAIM: Final = Claim(
+    victims=reclaim_victims, stop_reason=reclaim_stop_reason, permits=may_reclaim
+)
+
+
+# Moves
+
+
+def movable(view: PoolView, task: Task) -> Iterator[Task]:
+    """Yield all preemptible tasks, if what is free in all suffices for the task."""
+    shape, future = task.job.shape, view.pool.future
+    if shape.total_gpu_milli > future.free_milli:
+        return
+    if (_all_over(view) and not shape.preemptible) or _delayed(view, task):
+        return
+    index: QuotaIndex = index_of(view)
+    leaves = (
+        (index.queue_of(project), _unprotected(view, task, _running(view, project), 0))
+        for project in list(index.victims)
+    )
+    yield from in_victim_order(leaves, all_over=_all_over(view))
+
+
+def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+    """Return why `victim` is moved for `task`."""
+    numbers = {
+        "held_milli": victim.job.shape.total_gpu_milli,
+        "asked_milli": task.job.shape.total_gpu_milli,
+    }
+    return StopReason(rule="moved", for_task=task.id, numbers=numbers)
+
+
+def consolidation(max_moves: int) -> Claim:
+    """Return the claim that moves at most so many tasks, and preempts none."""
+    return Claim(victims=movable, stop_reason=move_stop_reason, permits=always, max_moves=max_moves)

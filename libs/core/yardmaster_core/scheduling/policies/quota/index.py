@@ -1,0 +1,305 @@
+"""The index of `quota`: the tree of queues with what their tasks hold and request, and the tasks
+that may be preempted.
+
+Changes only mark tasks and groups as stale. Their amounts are counted again, from the facts of the
+state, when the policy next reads the tree, so a cycle costs what changed.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.preemptible import Victims
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    UNITS,
+    Amounts,
+    minus,
+    placed,
+    plus,
+    requested,
+    times,
+)
+from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, settle
+from yardmaster_core.scheduling.policies.quota.shares import divide_tree
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.reasons import PolicyStop, WaitClass, WaitCode
+
+#: What a task counts as: held, of that firm, leaving, reserved.
+Counted = tuple[Amounts, Amounts, Amounts, Amounts]
+_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING)
+
+
+class QuotaIndex(PolicyIndex):
+    """The queues of a pool."""
+
+    preempts = True
+
+    def __init__(self, pool: Pool, *, by_weight: bool) -> None:
+        self._pool = pool
+        self._by_weight = by_weight
+        #: Built on first use.
+        self._root: Queue | None = None
+        self._queues: dict[Department | Project, Queue] = {}
+        self._tasks: dict[Task, Counted] = {}
+        self._groups: dict[Group, Amounts] = {}
+        self._stale_tasks: dict[Task, None] = {}
+        self._stale_groups: dict[Group, None] = {}
+        #: Groups that can never fit, which request nothing.
+        self._never: dict[Group, None] = {}
+        #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
+        self.touched: list[Queue] = []
+        #: By project and priority.
+        self.victims: dict[Project, dict[int, Victims]] = {}
+        holders = (task for node in pool.nodes.values() for task in node.open.values())
+        for task in dict.fromkeys(holders):
+            if task.job.spec.preemptible:
+                for _ in self._may_be_preempted(task):
+                    pass
+        for group in pool.groups.values():
+            record = group.waits.get(pool.name)
+            if record is not None and group.queue.live:
+                self.filed(group, record[0].code)
+        self._due = True
+        self._due_next = False
+
+    # Reading
+
+    def root(self, state: ClusterState) -> Queue:
+        """Return the tree, with all changes counted."""
+        if self._root is None:
+            self._root = self._build(state)
+        for task in self._stale_tasks:
+            self._count_task(state, task)
+        self._stale_tasks.clear()
+        for group in self._stale_groups:
+            self._count_group(state, group)
+        self._stale_groups.clear()
+        return self._root
+
+    def queue_of(self, project: Project) -> Queue:
+        """Return the queue of a project whose tasks were counted."""
+        return self._queues[project]
+
+    def divide(self, state: ClusterState) -> Queue:
+        """Divide the pool where something changed; return the tree."""
+        root = self.root(state)
+        total = self._total()
+        if total != root.fair:
+            root.fair = root.allocatable = total
+            root.divide_below = True
+            root.divided = False
+        divide_tree(root, total)
+        return root
+
+    def _total(self) -> Amounts:
+        """What the nodes offer that take tasks."""
+        key = "quota_total"
+        known: tuple[int, Amounts] | None = self._pool.policy_cache.get(key)
+        if known is None or known[0] != self._pool.topology:
+            total = NOTHING
+            for node in self._pool.nodes.values():
+                if node.usable:
+                    gpus = (node.gpus - len(node.disabled_slots)) * UNITS[0]
+                    total = plus(total, (gpus, node.cpu_milli, node.memory_mib))
+            known = self._pool.policy_cache[key] = (self._pool.topology, total)
+        return known[1]
+
+    # Counting
+
+    def _build(self, state: ClusterState) -> Queue:
+        root = Queue("", None, 0)
+        self._queues.clear()
+        self._tasks.clear()
+        self._groups.clear()
+        self.touched.clear()
+        for department in state.departments.values():
+            self._department(state, root, department)
+        for project in state.projects.values():
+            self._leaf(state, root, project)
+        settle(root, by_weight=self._by_weight)
+        holders = (task for node in self._pool.nodes.values() for task in node.open.values())
+        self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
+        self._stale_groups = dict.fromkeys(self._pool.groups.values())
+        return root
+
+    def _department(self, state: ClusterState, root: Queue, department: Department) -> Queue:
+        known = self._queues.get(department)
+        if known is not None:
+            return known
+        parent = department.config.parent if department.config is not None else None
+        above = state.departments.get(parent) if parent is not None else None
+        of = root if above is None else self._department(state, root, above)
+        queue = Queue(department.name, of, len(self._queues))
+        self._queues[department] = queue
+        configure(queue, department, self._pool.name)
+        return queue
+
+    def _leaf(self, state: ClusterState, root: Queue, project: Project) -> Queue:
+        known = self._queues.get(project)
+        if known is not None:
+            return known
+        parent = self._department(state, root, project.department)
+        queue = Queue(project.name, parent, len(self._queues))
+        self._queues[project] = queue
+        configure(queue, project, self._pool.name)
+        return queue
+
+    def _queue(self, state: ClusterState, project: Project) -> Queue:
+        queue = self._queues.get(project)
+        if queue is None:
+            assert self._root is not None
+            queue = self._leaf(state, self._root, project)
+            settle(self._root, by_weight=self._by_weight)
+            for above in (self._root, *queue.path):
+                above.divided = False
+                above.divide_below = True
+        return queue
+
+    def _count_task(self, state: ClusterState, task: Task) -> None:
+        known = self._tasks.get(task, _NOTHING)
+        now = self._counted(task)
+        if now == known:
+            return
+        if now == _NOTHING:
+            del self._tasks[task]
+        else:
+            self._tasks[task] = now
+        held, firm, leaving, reserved = (minus(a, b) for a, b in zip(now, known, strict=True))
+        leaf = self._queue(state, task.job.project)
+        for queue in leaf.path:
+            before = queue.wish
+            queue.held = plus(queue.held, held)
+            queue.firm = plus(queue.firm, firm)
+            queue.leaving = plus(queue.leaving, leaving)
+            queue.reserved = plus(queue.reserved, reserved)
+            _note_wish(queue, before)
+        self.touched.append(leaf)
+
+    def _counted(self, task: Task) -> Counted:
+        held = leaving = reserved = NOTHING
+        run, reservation = task.run, task.reserved
+        name = self._pool.name
+        if reservation is not None and reservation.pool_name == name:
+            reserved = placed(reservation.placements)
+        if run is not None and run.pool_name == name and run.open:
+            open_ = (
+                p
+                for replica, p in enumerate(run.placements)
+                if run.replicas[replica] < ReplicaState.RELEASED
+            )
+            amounts = placed(open_)
+            if not task.releasing:
+                held = amounts
+            elif isinstance(run.stop, PolicyStop) and reservation is None:
+                # It will be pending again.
+                leaving = amounts
+        firm = NOTHING if task.job.spec.preemptible else plus(held, reserved)
+        return held, firm, leaving, reserved
+
+    def _count_group(self, state: ClusterState, group: Group) -> None:
+        known = self._groups.get(group, NOTHING)
+        shape = group.shape
+        counts = group.queue.live if group not in self._never and not shape.start_failed else 0
+        now = times(requested(shape), counts)
+        if now == known:
+            return
+        if counts:
+            self._groups[group] = now
+        else:
+            del self._groups[group]
+        more = minus(now, known)
+        for queue in self._queue(state, state.projects[shape.project]).path:
+            before = queue.wish
+            queue.pending = plus(queue.pending, more)
+            _note_wish(queue, before)
+
+    # Changes
+
+    def standing_changed(self, task: Task) -> None:
+        """See `PolicyIndex.standing_changed`."""
+        if self._root is not None:
+            self._stale_tasks[task] = None
+
+    def queue_changed(self, group: Group, job: Job) -> None:
+        """See `PolicyIndex.queue_changed`."""
+        if self._root is not None:
+            self._stale_groups[group] = None
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """See `PolicyIndex.filed`."""
+        if code.wait_class is WaitClass.NEVER:
+            self._never[group] = None
+            self._stale_groups[group] = None
+
+    def unfiled(self, group: Group) -> None:
+        """See `PolicyIndex.unfiled`."""
+        if group in self._never:
+            del self._never[group]
+            self._stale_groups[group] = None
+
+    def claimants_changed(self) -> None:
+        """See `PolicyIndex.claimants_changed`."""
+        self._root = None
+
+    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+        """See `PolicyIndex.may_be_preempted`."""
+        self._due = self._due_next = True
+        return self._may_be_preempted(task)
+
+    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
+        priority = task.job.priority
+        of = self.victims.setdefault(task.job.project, {})
+        found = of.get(priority)
+        if found is None:
+            found = of[priority] = Victims(self._pool.name, priority)
+        found.add(task)
+        return iter((found,))
+
+    def input_changed(self, *, later: bool) -> None:
+        """See `PolicyIndex.input_changed`."""
+        self._due = True
+        self._due_next |= later
+
+    @property
+    def due(self) -> bool:
+        """Whether a task may claim more than before."""
+        return self._due
+
+    def cycle_ended(self) -> None:
+        """See `PolicyIndex.cycle_ended`."""
+        self._due, self._due_next = self._due_next, False
+        self.touched.clear()
+
+    def kept(self) -> Mapping[str, bool]:
+        """See `PolicyIndex.kept`."""
+        return {"due": self._due, "due_next": self._due_next}
+
+    def restore(self, kept: Mapping[str, bool]) -> None:
+        """See `PolicyIndex.restore`."""
+        self._due, self._due_next = kept["due"], kept["due_next"]
+
+
+def _note_wish(queue: Queue, before: Amounts) -> None:
+    """Have the siblings divided again, if a wish that is met or becomes met changed."""
+    now, fair = queue.wish, queue.fair
+    assert queue.parent is not None
+    if not queue.parent.divided or any(
+        now[i] != before[i] and min(now[i], before[i]) < fair[i] + UNITS[i] for i in range(3)
+    ):
+        queue.parent.divided = False
+        above: Queue | None = queue.parent
+        while above is not None:
+            above.divide_below = True
+            above = above.parent
+
+
+def index_of(view: PoolView) -> QuotaIndex:
+    """Return the index of a pool with this policy."""
+    index = view.pool.index
+    assert isinstance(index, QuotaIndex), "the pool has another policy"
+    return index

@@ -1,0 +1,258 @@
+"""The order of queues, and with it of pending tasks and of victims: the most deprived queue first.
+
+Siblings are compared by the state of their queues, each represented by the task that it would start
+next; so the order changes with each start. The comparisons are those of KAI-Scheduler at d5bc503a
+(plugins/proportion/queue_order), as a key of integers, which is computed again only for the path of
+a queue that changed.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+from yardmaster_core.scheduling.planner.group_queue import id_order
+from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    RESOURCES,
+    Amounts,
+    minus,
+    plus,
+    requested,
+)
+from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.tasks import Group, Task
+
+#: A place among siblings: the smaller comes first.
+QueueKey = tuple[int, ...]
+
+T = TypeVar("T")
+
+
+def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over: bool) -> QueueKey:
+    """Return the place of a queue that would start a task of these amounts next.
+
+    Args:
+        queue: with its share.
+        task: what the task requests.
+        taken: what victims of the queue, found before, hold.
+        all_over: whether a queue is above its share only if it is so in every resource.
+    """
+    standing = minus(queue.standing, taken)
+    after = plus(standing, task)
+    fair, deserved, allocatable = queue.fair, queue.deserved, queue.allocatable
+    above = [fair[i] < standing[i] for i in RESOURCES]
+    is_over = all(above) if all_over else any(above)
+    starved = all(
+        bound is None or amount <= bound for amount, bound in zip(after, deserved, strict=True)
+    )
+    without_share = any(task[i] and not allocatable[i] for i in RESOURCES)
+    return (
+        is_over,
+        not starved,
+        -queue.rank,
+        without_share,
+        _dominant(after, allocatable),
+        _dominant(standing, allocatable),
+        *allocatable,
+        queue.age,
+    )
+
+
+def _dominant(amounts: Amounts, allocatable: Amounts) -> int:
+    """The largest ratio of an amount to its share, in 1 / 2^32."""
+    return max((amounts[i] << 32) // (allocatable[i] or 1) for i in RESOURCES)
+
+
+class QueueHeap(Generic[T]):
+    """The leaves that have an item, by the keys of their paths.
+
+    `head` returns the next item of a leaf, or None; `key` the place of a queue that is represented
+    by an item. `refresh` must be called for a leaf after either may have changed; it costs
+    O(depth * log(siblings)).
+    """
+
+    def __init__(
+        self, head: Callable[[Queue], T | None], key: Callable[[Queue, T], QueueKey]
+    ) -> None:
+        self._head = head
+        self._key = key
+        #: By inner queue: its children, each by its newest entry; older entries are skipped.
+        self._heaps: dict[Queue, list[tuple[QueueKey, int, Queue, T]]] = {}
+        self._newest: dict[Queue, int] = {}
+        self._root: Queue | None = None
+
+    def refresh(self, leaf: Queue) -> None:
+        """Compute the places of a leaf and of the queues above it again."""
+        queue, item = leaf, self._head(leaf)
+        while queue.parent is not None:
+            number = self._newest[queue] = self._newest.get(queue, 0) + 1
+            heap = self._heaps.setdefault(queue.parent, [])
+            if item is not None:
+                heappush(heap, (self._key(queue, item), number, queue, item))
+            queue = queue.parent
+            first = self._first(queue)
+            item = None if first is None else first[1]
+        self._root = queue
+
+    def best(self) -> T | None:
+        """Return the item of the first leaf, or None."""
+        first = None if self._root is None else self._first(self._root)
+        return None if first is None else first[1]
+
+    def _first(self, queue: Queue) -> tuple[Queue, T] | None:
+        heap = self._heaps.get(queue)
+        while heap:
+            _, number, child, item = heap[0]
+            if number == self._newest[child]:
+                return child, item
+            heappop(heap)
+        return None
+
+
+#: The key within a leaf, the order of admission, and the candidate.
+Waiting = tuple[OrderKey, int, Candidate]
+
+
+class QueueOrder:
+    """`CandidateOrder` by queue, then by priority and submission.
+
+    All groups have one turn before any has the next.
+    """
+
+    def __init__(
+        self,
+        view: PoolView,
+        turns: int,
+        *,
+        all_over: bool,
+        within: Callable[[Group, Task], OrderKey],
+    ) -> None:
+        self._view = view
+        self._all_over = all_over
+        self._within = within
+        #: By turn; groups whose last starts failed have theirs after all others.
+        self._turns = [_Turn(self._key) for _ in range(2 * turns)]
+        self._late = turns
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        """See `CandidateOrder`."""
+        return self._count > 0
+
+    def place(self, group: Group, task: Task) -> OrderKey:
+        """See `CandidateOrder.place`."""
+        return self._within(group, task)
+
+    def push(self, candidate: Candidate) -> None:
+        """See `CandidateOrder.push`."""
+        group, task, _, turn = candidate
+        index = index_of(self._view)
+        index.divide(self._view.state)
+        leaf = index.queue_of(task.job.project)
+        at = turn + self._late * group.shape.start_failed
+        entry = (self._within(group, task), id_order(task), candidate)
+        self._turns[at].push(leaf, entry)
+        self._count += 1
+
+    def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
+        """See `CandidateOrder.pop`."""
+        index = index_of(self._view)
+        for turn in self._turns:
+            if not turn.waiting:
+                continue
+            index.divide(self._view.state)
+            turn.follow(index.touched)
+            entry = turn.heap.best()
+            assert entry is not None, "a group that waits has no place"
+            candidate = entry[2]
+            if must_wait(candidate[0]):
+                return None
+            turn.pop(index.queue_of(candidate[1].job.project))
+            self._count -= 1
+            return candidate
+        return None
+
+    def comes_first(self, group: Group, task: Task, turn: int) -> bool:
+        """See `CandidateOrder.comes_first`; after a start the order is another one."""
+        return False
+
+    def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
+        shape = entry[2][0].shape
+        return queue_key(queue, requested(shape), all_over=self._all_over)
+
+
+class _Turn:
+    """The groups that wait for one turn."""
+
+    def __init__(self, key: Callable[[Queue, Waiting], QueueKey]) -> None:
+        self.waiting: dict[Queue, list[Waiting]] = {}
+        self.heap: QueueHeap[Waiting] = QueueHeap(self._head, key)
+        #: How many of the changes of queues it knows.
+        self._followed = 0
+
+    def _head(self, leaf: Queue) -> Waiting | None:
+        waiting = self.waiting.get(leaf)
+        return waiting[0] if waiting else None
+
+    def push(self, leaf: Queue, entry: Waiting) -> None:
+        """Add a group to a leaf."""
+        heappush(self.waiting.setdefault(leaf, []), entry)
+        if self.waiting[leaf][0] is entry:
+            self.heap.refresh(leaf)
+
+    def pop(self, leaf: Queue) -> None:
+        """Remove the first group of a leaf."""
+        heappop(self.waiting[leaf])
+        if not self.waiting[leaf]:
+            del self.waiting[leaf]
+        self.heap.refresh(leaf)
+
+    def follow(self, touched: list[Queue]) -> None:
+        """Find the places of queues that changed."""
+        changed = dict.fromkeys(touched[self._followed :])
+        self._followed = len(touched)
+        for leaf in changed:
+            # Of another leaf only the queues above it may have another place.
+            self.heap.refresh(leaf)
+
+
+def in_victim_order(
+    leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+) -> Iterator[Task]:
+    """Yield the tasks of all leaves: the next one of the queue that would come last.
+
+    Each yielded task counts as taken from its queues.
+    """
+    tasks: dict[Queue, Iterator[Task]] = {}
+    heads: dict[Queue, Task | None] = {}
+    taken: dict[Queue, Amounts] = {}
+
+    def key(queue: Queue, task: Task) -> QueueKey:
+        own = queue_key(
+            queue,
+            requested(task.job.shape),
+            taken=taken.get(queue, NOTHING),
+            all_over=all_over,
+        )
+        return tuple(-part for part in own)
+
+    heap: QueueHeap[Task] = QueueHeap(heads.get, key)
+    leaf_of: dict[Task, Queue] = {}
+    for leaf, some in leaves:
+        tasks[leaf] = some
+        first = heads[leaf] = next(some, None)
+        if first is not None:
+            leaf_of[first] = leaf
+            heap.refresh(leaf)
+    while (task := heap.best()) is not None:
+        yield task
+        leaf = leaf_of.pop(task)
+        amounts = requested(task.job.shape)
+        for queue in leaf.path:
+            taken[queue] = plus(taken.get(queue, NOTHING), amounts)
+        following = heads[leaf] = next(tasks[leaf], None)
+        if following is not None:
+            leaf_of[following] = leaf
+        heap.refresh(leaf)

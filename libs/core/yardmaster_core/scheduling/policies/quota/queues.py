@@ -1,0 +1,154 @@
+"""The tree of queues of a pool: departments, which may be nested, and the projects in them.
+
+A queue knows what it deserves, its limit, its share, and what its tasks hold and request, all of
+one pool. Amounts of a queue include those of the queues below it. Charging costs one step per
+level.
+"""
+
+from collections.abc import Iterator
+
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    RESOURCES,
+    UNLIMITED,
+    Amounts,
+    Bounds,
+    plus,
+    within,
+)
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
+
+
+class Queue:
+    """A department or project in one pool; the root stands for the pool.
+
+    `held` is without what its tasks are about to release (`leaving`); `firm` is the part of `held`
+    and `reserved` of tasks that cannot be preempted.
+    """
+
+    __slots__ = (
+        *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
+        *("held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
+        *("quota", "rank", "reclaim_s", "reserved", "weights"),
+    )
+
+    def __init__(self, name: str, parent: "Queue | None", age: int) -> None:
+        self.name = name
+        self.parent = parent
+        #: The order of creation among its siblings and all others.
+        self.age = age
+        #: Itself and the queues above it, without the root, from the top.
+        self.path: tuple[Queue, ...] = () if parent is None else (*parent.path, self)
+        self.children: list[Queue] = []
+        if parent is not None:
+            parent.children.append(self)
+        self.quota: Quota | None = None
+        self.rank = DEFAULT_RANK
+        self.deserved: Bounds = UNLIMITED
+        self.limit: Bounds = UNLIMITED
+        #: By resource: its part of what is left.
+        self.weights: Amounts = (1, 1, 1)
+        #: Minimum run times (s) against other tasks of the same project, and of others; None: as
+        #: above.
+        self.preempt_s: int | None = None
+        self.reclaim_s: int | None = None
+        self.held = self.firm = self.leaving = self.reserved = self.pending = NOTHING
+        #: Its share, and the most that it may hold without that others reclaim it.
+        self.fair: Amounts = NOTHING
+        self.allocatable: Amounts = NOTHING
+        #: Whether its children have shares, and whether they or queues below must be divided again.
+        self.divided = False
+        self.divide_below = True
+
+    @property
+    def standing(self) -> Amounts:
+        """What its tasks hold and will not release, and what is reserved for them."""
+        return plus(self.held, self.reserved)
+
+    @property
+    def wish(self) -> Amounts:
+        """What its tasks hold and request, within its limit."""
+        total = plus(plus(self.held, self.leaving), plus(self.reserved, self.pending))
+        return within(total, self.limit)
+
+    def ancestors(self) -> Iterator["Queue"]:
+        """Itself and the queues above it, without the root, from the bottom."""
+        return reversed(self.path)
+
+
+def configure(queue: Queue, owner: Department | Project, pool: str) -> None:
+    """Give a queue the settings of its department or project."""
+    config = owner.config
+    queue.quota = config.quotas.get(pool) if config is not None else None
+    if config is not None:
+        queue.rank = config.rank
+        queue.preempt_s, queue.reclaim_s = (
+            config.preempt_min_runtime_s,
+            config.reclaim_min_runtime_s,
+        )
+    quota = queue.quota
+    if quota is None:
+        return
+    queue.limit = (quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib)
+
+
+def settle(queue: Queue, *, by_weight: bool) -> None:
+    """Compute what a queue deserves and its weights, after the queues below it.
+
+    A department without a quota deserves what its projects deserve together. With `by_weight` what
+    is left is divided by the weights that are set, else in proportion to what is deserved.
+    """
+    for child in queue.children:
+        settle(child, by_weight=by_weight)
+    # If no sibling deserves anything, all have equal parts.
+    equal = [not any(child.weights[i] for child in queue.children) for i in RESOURCES]
+    if not by_weight and any(equal):
+        for child in queue.children:
+            gpu, cpu, memory = (1 if equal[i] else child.weights[i] for i in RESOURCES)
+            child.weights = (gpu, cpu, memory)
+    if queue.parent is None:
+        return
+    quota = queue.quota
+    if quota is not None:
+        gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
+        queue.deserved = (gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib)
+        if not quota.over_quota:
+            queue.limit = _smaller(queue.limit, queue.deserved)
+    else:
+        queue.deserved = _sum(queue)
+    if by_weight:
+        weight = quota.over_quota_weight if quota is not None else 1
+        queue.weights = (weight, weight, weight)
+    else:
+        gpu, cpu, memory = (amount or 0 for amount in queue.deserved)
+        queue.weights = (gpu, cpu, memory)
+
+
+def _sum(queue: Queue) -> Bounds:
+    def of(resource: int) -> int | None:
+        total = 0
+        for child in queue.children:
+            deserved = child.deserved[resource]
+            if deserved is None:
+                return None
+            total += deserved
+        return total
+
+    return of(0), of(1), of(2)
+
+
+def _smaller(a: Bounds, b: Bounds) -> Bounds:
+    def of(resource: int) -> int | None:
+        x, y = a[resource], b[resource]
+        return y if x is None else x if y is None else min(x, y)
+
+    return of(0), of(1), of(2)
+
+
+def differing(a: Queue, b: Queue) -> tuple[Queue, Queue]:
+    """Return the first ancestors of two leaves, from the top, that differ."""
+    for x, y in zip(a.path, b.path, strict=False):
+        if x is not y:
+            return x, y
+    raise AssertionError("a queue is no sibling of itself")

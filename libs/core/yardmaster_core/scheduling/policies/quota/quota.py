@@ -1,0 +1,230 @@
+"""`quota`: departments and projects with guaranteed quotas, and what is left divided among them.
+
+After Run:ai's scheduler, as its documentation describes it, and its open descendant KAI-Scheduler
+at d5bc503a. Where the two differ, an option selects; `order: document` and `order: kai` select for
+all options that are not set.
+
+- Each queue (a department or project) deserves amounts of GPUs, CPUs and memory, and may have
+  limits. Per pool, the total is divided level by level: first what is deserved and requested, then
+  the rest by rank and weight (`division.py`). That is the queue's share.
+- The most deprived queue starts a task first (`order.py`); within a project tasks come by priority,
+  then by submission. Tasks start on any idle capacity, also beyond their project's share.
+- A task that cannot be preempted starts only within what its project, and every department above
+  it, deserves (`at_deserved`).
+- A task that does not fit may, in the order of `actions`: preempt tasks of lower priority of its
+  own project (`preempt`); have preemptible tasks moved to other slots (`consolidation`); reclaim
+  slots from other queues that hold more than is theirs (`reclaim`), if its project stays within its
+  share.
+
+The planner asks, in this order: `wake` (groups that may claim more than before), then for each
+group in the order of the queues `may_start`, then the `claims`.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
+from yardmaster_core.scheduling.planner.policy import (
+    CandidateOrder,
+    Claim,
+    OrderKey,
+    Policy,
+    PoolView,
+    QueueTraits,
+    Rank,
+)
+from yardmaster_core.scheduling.policies.quota import claims as claiming
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    SUFFIXES,
+    exceeded,
+    plus,
+    requested,
+)
+from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
+from yardmaster_core.scheduling.policies.quota.order import QueueOrder
+from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.reasons import Start, Wait, WaitCode
+
+Action = Literal["allocate", "consolidation", "preempt", "reclaim"]
+ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
+    "document": ("allocate", "preempt", "consolidation", "reclaim"),
+    "kai": ("allocate", "consolidation", "reclaim", "preempt"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaOptions:
+    """The options of `quota`.
+
+    `order`: `document`, tasks that cannot be preempted come first in their project and may preempt
+    its others, or `kai`, only the priority counts. `actions`: what is done for tasks, in order;
+    without `allocate` they start only on slots that others release. `over_quota`: what is left is
+    divided in proportion to what is deserved, or by `weight`. `max_moves`: the most tasks that are
+    moved for one (0: none). `saturation_permille`: how much fuller than the queues that it reclaims
+    from a queue above its share may become, 1000 for equal. `min_runtime_of`: the minimum run time
+    against reclaim is that of the queue below the lowest common ancestor (`lca`), or of the
+    victim's own queue.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    order: Literal["document", "kai"] = "document"
+    actions: tuple[Action, ...] | None = None
+    over_quota: Literal["deserved", "weight"] = "deserved"
+    max_moves: int = 16
+    saturation_permille: int = 1000
+    preemption_delay_s: int = 0
+    min_runtime_of: Literal["lca", "queue"] = "lca"
+
+    def __post_init__(self) -> None:
+        if self.actions is not None and len(set(self.actions)) < len(self.actions):
+            raise ValueError("each action once")
+        if min(self.max_moves, self.saturation_permille, self.preemption_delay_s) < 0:
+            raise ValueError("numbers of 0 or more")
+
+    @property
+    def in_order(self) -> tuple[Action, ...]:
+        """The actions."""
+        return self.actions if self.actions is not None else ACTIONS[self.order]
+
+
+def by_priority(group: Group, task: Task) -> OrderKey:
+    """Order within a project: the highest priority first, then by submission."""
+    return group.priority, task.key
+
+
+def firm_first(group: Group, task: Task) -> OrderKey:
+    """Do the same, but tasks that cannot be preempted first."""
+    return group.shape.preemptible, group.priority, task.key
+
+
+def candidates(view: PoolView, turns: int) -> CandidateOrder:
+    """Return the order of one cycle."""
+    kai = view.options.order == "kai"
+    return QueueOrder(view, turns, all_over=kai, within=by_priority if kai else firm_first)
+
+
+def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
+    preempted; else None.
+
+    Checked from the project up: the first queue that refuses is named.
+    """
+    index = index_of(view)
+    index.divide(view.state)
+    leaf = index.queue_of(task.job.project)
+    ask = requested(group.shape)
+    own = task.reserved
+    for queue in leaf.ancestors():
+        if own is None:
+            found = exceeded(plus(queue.standing, ask), queue.limit)
+            if found is not None and ask[found]:
+                return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+        if not group.shape.preemptible and own is None:
+            found = exceeded(plus(queue.firm, ask), queue.deserved)
+            if found is not None and ask[found]:
+                return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
+    return None
+
+
+def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
+    suffix = SUFFIXES[resource]
+    at_limit = code is WaitCode.AT_LIMIT
+    bound = (queue.limit if at_limit else queue.deserved)[resource]
+    assert bound is not None, "an unlimited amount was exceeded"
+    name = f"{'limit' if at_limit else 'deserved'}_{suffix}"
+    if asked > bound:
+        never = WaitCode.EXCEEDS_LIMIT if at_limit else WaitCode.EXCEEDS_DESERVED
+        numbers = {f"asked_{suffix}": asked, name: bound}
+        return Wait(code=never, numbers=numbers, about=queue.name)
+    used = (queue.standing if at_limit else queue.firm)[resource]
+    numbers = {name: bound, f"used_{suffix}": used, f"asked_{suffix}": asked}
+    return Wait(code=code, numbers=numbers, about=queue.name)
+
+
+def start_reason(view: PoolView, task: Task) -> Start:
+    """Return the rule by which `task` starts: within what its project deserves, or beyond."""
+    leaf = index_of(view).queue_of(task.job.project)
+    after = plus(leaf.standing, requested(task.job.shape))
+    rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
+    deserved = leaf.deserved[0]
+    numbers = {"fair_share_milli": leaf.fair[0], "used_milli": leaf.standing[0]}
+    if deserved is not None:
+        numbers["deserved_milli"] = deserved
+    return Start(rule=rule, numbers=numbers)
+
+
+def claims(options: QuotaOptions) -> tuple[Claim, ...]:
+    """Return the ways in which a task may preempt others, in the order of the actions."""
+    found = {
+        "preempt": claiming.PREEMPT,
+        "reclaim": claiming.RECLAIM,
+        "consolidation": claiming.consolidation(options.max_moves),
+    }
+    return tuple(
+        found[action]
+        for action in options.in_order
+        if action != "allocate" and (action != "consolidation" or options.max_moves)
+    )
+
+
+def starts_on_idle(options: QuotaOptions) -> bool:
+    """Whether tasks start on idle capacity."""
+    return "allocate" in options.in_order
+
+
+def claimants(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that did not fit and may claim more than before."""
+    if not view.pool.index.due:
+        return
+    for group in list(view.state.blocked(view.pool)):
+        if group.waits[view.pool.name][0].code in NO_CAPACITY and could_fit(view.pool, group.shape):
+            yield group
+
+
+def equivalence(view: PoolView, group: Group) -> Hashable:
+    """Return the properties on which the result for a group depends, apart from its request."""
+    return group.shape.project, group.priority, group.shape.preemptible
+
+
+def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
+    """Return the wait reason of a task whose victims are within their minimum run time, or None."""
+    until_ms: list[int] = view.memo.get(("protected", task), [])
+    if not until_ms:
+        return None
+    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
+    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
+    """Return a new index of a pool with this policy."""
+    return QuotaIndex(pool, by_weight=options.over_quota == "weight")
+
+
+def place(traits: QueueTraits) -> Rank:
+    """The highest priority first; tasks whose last starts failed last within their priority."""
+    return traits.priority, traits.failed
+
+
+QUOTA: Final = Policy(
+    name="quota",
+    version=1,
+    options=QuotaOptions,
+    candidates=candidates,
+    may_start=wait_for_quota,
+    start_reason=start_reason,
+    claims=claims,
+    starts_on_idle=starts_on_idle,
+    min_runtime_wait=min_runtime_wait,
+    equivalence=equivalence,
+    wake=claimants,
+    index=quota_index,
+    place=place,
+)

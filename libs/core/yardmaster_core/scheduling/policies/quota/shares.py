@@ -1,0 +1,65 @@
+"""The shares of all queues: the pool's total is divided among the departments, the share of each
+among the queues below it.
+
+Each resource is divided by itself. Siblings are divided again only if their total or a wish
+changed; a wish that stays above its share changes nothing.
+"""
+
+from yardmaster_core.scheduling.policies.quota.amounts import RESOURCES, UNITS, Amounts
+from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.queues import Queue
+
+
+def divide_tree(queue: Queue, total: Amounts) -> None:
+    """Divide the share of `queue` among the queues below it; `total` is the pool's."""
+    if not queue.divide_below:
+        return
+    queue.divide_below = False
+    if not queue.divided and queue.children:
+        queue.divided = True
+        shares = [_shares(queue, resource) for resource in RESOURCES]
+        for at, child in enumerate(queue.children):
+            fair = (shares[0][at], shares[1][at], shares[2][at])
+            if fair != child.fair:
+                child.fair = fair
+                child.divided = False
+                child.divide_below = True
+            child.allocatable = _allocatable(child, total)
+    for child in queue.children:
+        divide_tree(child, total)
+
+
+def _shares(parent: Queue, resource: int) -> list[int]:
+    children = parent.children
+    total = parent.fair[resource]
+    wishes = [child.wish[resource] for child in children]
+    unmet = [
+        wish > deserved
+        for child, wish in zip(children, wishes, strict=True)
+        if (deserved := child.deserved[resource]) is not None
+    ]
+    if not any(unmet):
+        # The frequent case: nobody asks for more than it deserves.
+        return [min(total, wish) for wish in wishes]
+    demands = [
+        QueueDemand(
+            name=str(at),
+            rank=child.rank,
+            deserved=child.deserved[resource],
+            wish=wish,
+            weight=child.weights[resource],
+            age=at,
+        )
+        for at, (child, wish) in enumerate(zip(children, wishes, strict=True))
+    ]
+    found = divide(total, demands, UNITS[resource]).shares
+    return [found[demand.name] for demand in demands]
+
+
+def _allocatable(queue: Queue, total: Amounts) -> Amounts:
+    def of(resource: int) -> int:
+        deserved, limit = queue.deserved[resource], queue.limit[resource]
+        most = total[resource] if deserved is None else max(deserved, queue.fair[resource])
+        return most if limit is None else min(most, limit)
+
+    return of(0), of(1), of(2)

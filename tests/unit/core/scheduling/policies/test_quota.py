@@ -1,0 +1,201 @@
+"""The policy `quota`: guaranteed quotas, over-quota, reclaim, preemption in a project, moves."""
+
+from typing import Any
+
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.events.decisions import (
+    PreemptionRequestedV2,
+    SlotsReservedV1,
+)
+from yardmaster_schemas.reasons import WaitCode
+
+MAX_CYCLES = 40
+
+
+class QuotaCell(Cell):
+    """A cell whose agents do at once what they are asked to."""
+
+    def __init__(self, nodes: dict[str, int], **options: Any) -> None:
+        super().__init__(policy="quota", **options)
+        self.entitle_to("d", department=True)
+        for name, gpus in nodes.items():
+            self.node(name, gpus)
+
+    def entitle_to(
+        self,
+        name: str,
+        deserved: int | None = None,
+        *,
+        department: bool = False,
+        of: str = "d",
+        weight: int = 1,
+        limit: int | None = None,
+        **config: Any,
+    ) -> None:
+        """Give a queue GPUs in pool `main`; a department without any has no quota."""
+        quotas = {}
+        if deserved is not None:
+            quotas["main"] = req.Quota(
+                deserved_milli=deserved * 1000,
+                limit_milli=limit and limit * 1000,
+                over_quota_weight=weight,
+                **{key: config.pop(key) for key in tuple(config) if key.endswith(("milli", "mib"))},
+                over_quota=config.pop("over_quota", True),
+            )
+        if department:
+            level, of_level = (
+                adm.Level.DEPARTMENT,
+                {"department": req.DepartmentConfig(quotas=quotas, **config)},
+            )
+        else:
+            level, of_level = (
+                adm.Level.PROJECT,
+                {"project": req.ProjectConfig(department=of, quotas=quotas, **config)},
+            )
+        self.admission(adm.EntitlementsChangedV1(level=level, name=name, revision=1, **of_level))
+
+    def settle(self) -> list[Any]:
+        """Run cycles until nothing changes; return all decisions."""
+        found: list[Any] = []
+        for _ in range(MAX_CYCLES):
+            decisions = self.cycle(after_s=1)
+            found += decisions
+            acted = False
+            for task in list(self.state.tasks.values()):
+                run = task.run
+                if run is None:
+                    continue
+                for replica, placement in enumerate(run.placements):
+                    about = {
+                        "task_id": task.id,
+                        "attempt": run.number,
+                        "replica": replica,
+                        "node": placement.node,
+                        "incarnation": placement.incarnation,
+                    }
+                    acted |= self._act(task, run, replica, about)
+            if not decisions and not acted:
+                return found
+        raise AssertionError("the cell does not settle")
+
+    def _act(self, task: Any, run: Any, replica: int, about: dict[str, Any]) -> bool:
+        from yardmaster_schemas.events import node_events as nev
+
+        if run.stop is not None and run.replicas[replica] < 3:
+            self.claim(nev.TaskExitedV1(**about, exit_code=0, signal=None))
+            self.claim(nev.SlotsReleasedV1(**about))
+            return True
+        if run.replicas[replica] == 0:
+            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+            return True
+        return False
+
+    def held(self, project: str) -> int:
+        """Whole GPUs that a project's tasks hold."""
+        return self.state.projects[project].used_milli.get("main", 0) // 1000
+
+    def wait_of(self, name: str) -> WaitCode:
+        """Why a job's first task is pending."""
+        group = self.task(name).group
+        assert group is not None, f"{name} is not pending"
+        return group.waits["main"][0].code
+
+
+def test_two_projects_with_much_to_do_get_what_they_deserve_and_the_rest_in_proportion() -> None:
+    cell = QuotaCell({"n1": 4, "n2": 8})
+    cell.entitle_to("a", 3)
+    cell.entitle_to("b", 1)
+    for n in range(12):
+        cell.submit(f"a{n:02}x", project="a")
+    cell.settle()
+    assert cell.held("a") == 12
+    for n in range(12):
+        cell.submit(f"b{n:02}x", project="b")
+    cell.settle()
+    assert (cell.held("a"), cell.held("b")) == (9, 3)
+
+
+def test_weights_divide_what_is_left() -> None:
+    cell = QuotaCell({"n1": 12}, over_quota="weight")
+    cell.entitle_to("a", 2, weight=1)
+    cell.entitle_to("b", 2, weight=3)
+    for n in range(12):
+        cell.submit(f"a{n:02}x", project="a")
+    cell.settle()
+    for n in range(12):
+        cell.submit(f"b{n:02}x", project="b")
+    cell.settle()
+    assert (cell.held("a"), cell.held("b")) == (4, 8)
+
+
+def test_a_project_with_nothing_gets_what_it_deserves_at_the_cost_of_as_much() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("a", 2)
+    cell.entitle_to("b", 2)
+    for n in range(8):
+        cell.submit(f"a{n:02}x", project="a")
+    cell.settle()
+    cell.submit("b0", project="b")
+    cell.submit("b1", project="b")
+    decisions = cell.settle()
+    assert cell.held("b") == 2
+    assert cell.held("a") == 6
+    stops = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
+    assert len(stops) == 2
+    assert {each.stop.policy for each in stops} == {"quota"}
+
+
+def test_a_task_is_moved_so_that_one_on_whole_nodes_fits() -> None:
+    cell = QuotaCell({"n1": 2, "n2": 2})
+    cell.entitle_to("a", 4)
+    cell.submit("x", gpus=2, project="a")
+    cell.submit("y", gpus=1, project="a")
+    cell.submit("z", gpus=1, project="a")
+    cell.settle()
+    cell.cancel("x")
+    cell.settle()
+    # y and z are on one node: put one of them elsewhere.
+    cell.submit("w", gpus=1, project="a")
+    cell.settle()
+    cell.cancel("z")
+    cell.settle()
+    cell.submit("both", gpus=2, project="a")
+    decisions = cell.settle()
+    assert cell.held("a") == 4
+    moved = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
+    assert [each.stop.rule for each in moved] == ["moved"]
+    assert len([each for each in decisions if isinstance(each, SlotsReservedV1)]) == 2
+
+
+def test_tasks_that_cannot_be_preempted_stay_within_what_is_deserved() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("a", 2)
+    for n in range(3):
+        cell.submit(f"i{n}", project="a", preemptible=False)
+    cell.submit("big", project="a", preemptible=False, gpus=3)
+    cell.submit("t", project="a")
+    cell.settle()
+    assert cell.held("a") == 3
+    assert cell.wait_of("i2") is WaitCode.AT_DESERVED
+    assert cell.wait_of("big") is WaitCode.EXCEEDS_DESERVED
+
+
+def test_a_departments_quota_supersedes_those_of_its_projects() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("d1", 2, department=True)
+    cell.entitle_to("d2", 2, department=True)
+    cell.entitle_to("p1", 2, of="d1")
+    cell.entitle_to("p2", 2, of="d1")
+    cell.entitle_to("p3", 2, of="d2")
+    for n in range(2):
+        for project in ("p1", "p2"):
+            cell.submit(f"{project}n{n}", project=project, department="d1")
+    cell.settle()
+    assert (cell.held("p1"), cell.held("p2")) == (2, 2)
+    for n in range(2):
+        cell.submit(f"p3n{n}", project="p3", department="d2")
+    cell.settle()
+    assert cell.held("p3") == 2
+    assert cell.held("p1") + cell.held("p2") == 2
