@@ -6,7 +6,7 @@ from tests.unit.core.scheduling.reading import all_of, running, started, stopped
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.events.requests import PoolOrder
+from yardmaster_schemas.events.requests import PoolOrder, Quota
 
 
 def two_pools(order: PoolOrder = PoolOrder.STRICT) -> Cell:
@@ -47,6 +47,27 @@ def test_the_order_applies_under_every_policy(policy: str) -> None:
     decided = cell.cycle()
     assert (started(decided), len(stopped(decided))) == ([], 1)
     assert [e.pool for e in all_of(decided, dec.SlotsReservedV1)] == ["main"]
+
+
+@pytest.mark.parametrize("order", PoolOrder)
+@pytest.mark.parametrize("project", ["p", "q"])
+def test_the_order_applies_to_reclaim_and_preemption_of_the_policy_quota(
+    project: str, order: PoolOrder
+) -> None:
+    cell = Cell(policy="quota", pool_order=order)
+    cell.pool("side", policy="quota")
+    quotas = {name: Quota(deserved_milli=1000) for name in ("main", "side")}
+    cell.entitle("p", quotas=quotas)
+    cell.entitle("q", quotas=quotas)
+    cell.node("m1", gpus=2)
+    cell.node("s1", gpus=2, pool="side")
+    cell.submit("low", priority=60, tasks=2)
+    running(cell, "low")
+    cell.starts("low", 1)
+    cell.submit("hi", project=project, priority=10, pools=("main", "side"))
+    decided = cell.cycle()
+    strict = order is PoolOrder.STRICT
+    assert (started(decided), len(stopped(decided))) == ([] if strict else ["hi"], strict)
 
 
 def test_without_victims_in_its_first_pool_it_uses_the_later_one() -> None:
