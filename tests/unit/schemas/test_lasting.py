@@ -94,7 +94,9 @@ def problems(document: dict[str, Any]) -> Iterator[Found]:
         if isinstance(node.get("additionalProperties"), dict):
             entries.append((node.get("propertyNames", {}), node["additionalProperties"]))
         for keys, values in entries:
-            yield from string(keys, f"{path} (key)")
+            named = definitions[keys["$ref"].rpartition("/")[2]] if "$ref" in keys else keys
+            if "enum" not in named:
+                yield from string(named, f"{path} (key)")
             yield from walk(values, f"{path}.*", depth + 1)
 
     yield from walk(document, "", 1)
