@@ -110,7 +110,9 @@ async def test_below_their_rules_the_new_fields_are_refused_until_the_upgrade_is
         await cell.run_until_idle()
         monkeypatch.undo()
         for path, config in NEW:
-            assert (await put(cell, path, config))["code"] == "unknown_version", path
+            problem = await cell.call("PUT", path, status=422, json=config, headers=ANY)
+            (found,) = problem["errors"]
+            assert (found["code"], found["pointer"][1:] in config) == ("needs_newer_rules", True)
         assert (await admitted(cell))["spec"]["pools"] == ["default", "h100"]
         await cell.call("PUT", "/v1/rules", status=202, json={"rules": RULES}, headers=ANY)
         for path, config in NEW:

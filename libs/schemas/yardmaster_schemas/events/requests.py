@@ -462,7 +462,7 @@ class DepartmentChangeRequestedV1(Event):
 @event(REQUESTS, name="DepartmentDeletionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentDeletionRequestedV1(Event):
-    """A request to delete a department; refused while it has projects."""
+    """A request to delete a department; refused while it has projects or is a parent."""
 
     department: Name
     if_revision: Count | None = None
