@@ -106,7 +106,9 @@ def keys() -> str:
 def _default(value: object, form: str) -> str:
     """The default of a key, as a user writes it; empty if it is no value."""
     if value is None:
-        return "`none`" if "none" in form else ""
+        return next((f"`{word}`" for word in ("none", "unlimited") if word in form.split("|")), "")
+    if value is True and form == "on|off":
+        return "`on`"
     if value == () or value is dataclasses.MISSING:
         return ""
     return f"`{value}s`" if form == "TIME" else _plain(value)

@@ -67,7 +67,8 @@ UNDO: Final = {
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",
     "yard nodes drain": "! yard nodes | grep -q drain || yard nodes uncordon node-1",
-    "yard pools set": "yard pools set default policy=priority placement=best_fit seed=0 fence=none",
+    "yard pools set": "yard pools set default policy=priority placement=best_fit seed=0 fence=none "
+    "pool-order=idle_first",
 }
 
 

@@ -28,6 +28,7 @@ them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the f
 | 6 | ended jobs leave the states; quota reads their ends and limits unfinished tasks |
 | 7 | epochs of agents are bounded; ranks of claimants, policies of stops are events; see below |
 | 8 | quotas of CPUs and memory, ranks, minimum run times of queues, nested departments |
+| 8 | default pools, node types of kinds, the order of pools |
 """
 
 from typing import Final

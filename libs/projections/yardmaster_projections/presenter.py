@@ -461,8 +461,16 @@ class Presenter:
         )
 
     async def department(self, row: DepartmentRow) -> api.Department:
-        """A department with the usage of those of its projects that the caller may see."""
-        projects = await queries.projects_of(self._store, row.name, self._visibility)
+        """A department with the usage of the projects in it and below it that the caller may see.
+
+        Departments below it are shown if the caller may see them.
+        """
+        projects = await queries.projects_below(self._store, row.name, self._visibility)
+        children = [
+            child.name
+            for child in await queries.children_of(self._store, row.name)
+            if await queries.department_visible(self._store, child, self._visibility)
+        ]
         all_counters = [
             await queries.counters(self._store, f"project/{one.name}") for one in projects
         ]
@@ -470,7 +478,8 @@ class Presenter:
             name=row.name,
             revision=row.revision,
             config=row.config,
-            projects=[one.name for one in projects],
+            projects=[one.name for one in projects if one.config.department == row.name],
+            departments=children,
             used_milli=sum(sum(counters.used_milli.values()) for counters in all_counters),
             pending_milli=sum(counters.waiting_milli for counters in all_counters),
             pools=_use(row.config.quotas, all_counters),
@@ -533,7 +542,13 @@ def _use(quotas: Mapping[str, Quota], all_counters: list[CountersRow]) -> list[a
             api.PoolUse(
                 pool=name,
                 deserved_milli=quota.deserved_milli or 0,
+                deserved_unlimited=quota.deserved_unlimited,
+                deserved_cpu_milli=quota.deserved_cpu_milli,
+                deserved_memory_mib=quota.deserved_memory_mib,
                 limit_milli=quota.limit_milli,
+                limit_cpu_milli=quota.limit_cpu_milli,
+                limit_memory_mib=quota.limit_memory_mib,
+                over_quota=quota.over_quota,
                 over_quota_weight=quota.over_quota_weight,
                 used_milli=sum(counters.used_milli.get(name, 0) for counters in all_counters),
                 pending_milli=sum(counters.pending_milli.get(name, 0) for counters in all_counters),

@@ -635,7 +635,10 @@ class Pool(Answer):
 
 
 class PoolUse(Answer):
-    """The quota and use of a project or department in one pool, in gpu_milli."""
+    """The quota and use of a project or department in one pool; used and pending are GPUs.
+
+    Of CPUs and memory null is unlimited; of GPUs only `deserved_unlimited` is.
+    """
 
     pool: str
     deserved_milli: int
@@ -643,6 +646,12 @@ class PoolUse(Answer):
     over_quota_weight: int
     used_milli: int
     pending_milli: int
+    deserved_unlimited: bool = False
+    deserved_cpu_milli: int | None = None
+    deserved_memory_mib: int | None = None
+    limit_cpu_milli: int | None = None
+    limit_memory_mib: int | None = None
+    over_quota: bool = True
 
 
 class Project(Answer):
@@ -660,7 +669,7 @@ class Project(Answer):
 
 
 class Department(Answer):
-    """A department: its quotas, and what its projects use together."""
+    """A department: its quotas, and what the projects in it and in `departments` use together."""
 
     name: str
     revision: int
@@ -669,6 +678,7 @@ class Department(Answer):
     used_milli: int
     pending_milli: int
     pools: list[PoolUse]
+    departments: list[str] = Field(default_factory=list)
 
 
 # --- the log, the cell, the caller --------------------------------------------------------------
