@@ -62,7 +62,9 @@ NOT_HERE: Final = {
 #: How the commands of a page are undone after it, by how they begin.
 UNDO: Final = {
     "yard apply": (
-        "yard projects delete speech && yard departments delete research && yard pools delete long"
+        "yard projects delete speech && yard projects delete faces && yard projects delete tracks"
+        " && yard departments delete vision && yard departments delete research"
+        " && yard pools delete long"
     ),
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",

@@ -167,6 +167,7 @@ def _change_executors(
         for index in pool.indexes:
             index.set_images(node.free.ordinal, runs_images=node.runs_images)
         pool.topology += 1
+        check_reservations(state, node)
         state.wake_all(pool)
 
 
