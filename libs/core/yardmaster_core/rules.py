@@ -74,3 +74,5 @@ EQUALS_FOLLOW_RESERVED: Final = 7
 #: Since these rules a slot or place that is disabled or reserved, and still held, counts as nothing
 #: when a victim search counts the replicas that a node holds, and not as less than nothing.
 HELD_COUNT_NOTHING: Final = 7
+#: Since these rules a node says what limits tasks to their shares of GPUs.
+SHARE_LIMITS_REPORTED: Final = 8
