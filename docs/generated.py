@@ -339,6 +339,7 @@ def environment_of_a_task() -> dict[str, str]:
     from yardmaster_node_agent.environment import NodeFacts
     from yardmaster_node_agent.environment import task_environment as environment
     from yardmaster_node_agent.executors.port import Paths
+    from yardmaster_node_agent.settings import MPS_PIPES
     from yardmaster_node_agent.shares import MpsLimiter
     from yardmaster_schemas.events.decisions import Checkpoint
     from yardmaster_schemas.events.details import JobDetailedV1, Run
@@ -379,7 +380,7 @@ def environment_of_a_task() -> dict[str, str]:
         devices=("0", "1", "2", "3"),
         gpu_memory_mib=81_920,
         limiter=MpsLimiter(
-            daemon=MpsControl(Path("/tmp/nvidia-mps")),
+            daemon=MpsControl(MPS_PIPES),
             log_directory=Path("/var/log/nvidia-mps"),
             gpu_memory_mib=81_920,
         ),

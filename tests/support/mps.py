@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from yardmaster_node_agent.settings import MPS_PIPES
 from yardmaster_node_agent.shares import MpsLimiter
 
 LOGS = Path("/var/log/nvidia-mps")
@@ -14,7 +15,7 @@ class FakeDaemon:
     """A daemon that answers while `running`."""
 
     running: bool = True
-    pipe_directory: Path = Path("/tmp/nvidia-mps")
+    pipe_directory: Path = MPS_PIPES
 
     def answers(self) -> bool:
         return self.running

@@ -172,7 +172,7 @@ def _node_reason(row: Row) -> Cell:
 
 
 def _share_limits(row: Row) -> Cell:
-    """What limits tasks to their shares of the node's GPUs; nothing for a node without GPUs."""
+    """The name of what enforces shares of the node's GPUs; None for a node without GPUs."""
     limits = row.get("share_limits") if row["gpus"] else None
     return "not_enforced" if limits == "none" else limits
 

@@ -34,6 +34,9 @@ PASSED: Final = (
     *("LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
 )
 
+#: Where NVIDIA's MPS control daemon has its pipes unless `CUDA_MPS_PIPE_DIRECTORY` says otherwise.
+MPS_PIPES: Final = Path("/tmp") / "nvidia-mps"
+
 #: The longest time between two heartbeats: half the shortest fence (`core.fencing.LEAST_FENCE_S`),
 #: so that one late heartbeat does not end the running replicas.
 MAX_HEARTBEAT_S: Final = 2.5
@@ -89,7 +92,7 @@ class Settings(LogSettings):
     #: control daemon answers. With `true`, the agent does not start where that is impossible.
     mps: bool | None = None
     #: Directory of the pipes of the MPS control daemon.
-    mps_pipe_directory: Path = Path("/tmp/nvidia-mps")
+    mps_pipe_directory: Path = MPS_PIPES
     #: Directory of the logs of the MPS control daemon.
     mps_log_directory: Path = Path("/var/log/nvidia-mps")
     #: Variables of the agent's own environment that tasks get, as JSON; `*` is allowed at the end

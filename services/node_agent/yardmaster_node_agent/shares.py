@@ -26,7 +26,7 @@ class ShareLimiter(Protocol):
 
     @property
     def limits(self) -> ShareLimits:
-        """What enforces shares, which the node reports when it joins."""
+        """The means of enforcement, which the node reports when it joins."""
 
     async def missing(self) -> str | None:
         """Return why shares cannot be enforced at present; None if they can."""

@@ -10,6 +10,7 @@ from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.environment import NodeFacts, task_environment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Paths
+from yardmaster_node_agent.settings import MPS_PIPES
 from yardmaster_node_agent.shares import NoLimits
 from yardmaster_schemas.events.details import JobDetailedV1, Run
 
@@ -96,7 +97,7 @@ def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
     env = environment(facts=replace(FACTS, limiter=mps_limiter()))
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=40000M,1=40000M"
-    assert env["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(MPS_PIPES)
     whole = environment(
         replace(assignment(), gpu_milli=1000), replace(FACTS, limiter=mps_limiter())
     )

@@ -11,7 +11,7 @@ from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_node_agent.devices import Devices, MpsControl
 from yardmaster_node_agent.errors import MpsUnusable
 from yardmaster_node_agent.ports import Ports, host_ports
-from yardmaster_node_agent.settings import Settings
+from yardmaster_node_agent.settings import MPS_PIPES, Settings
 from yardmaster_node_agent.shares import NoLimits, ShareLimiter, choose_limiter
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import SystemClock
@@ -34,12 +34,12 @@ def chosen(
     *,
     running: bool = True,
     devices: Devices = TWO,
-    asked_mib: int = 0,
+    driver_mib: int = 0,
     closed: Path | None = None,
 ) -> tuple[ShareLimiter, str]:
     def memory_of(names: Sequence[str]) -> int:
         assert names == devices.names
-        return asked_mib
+        return driver_mib
 
     return choose_limiter(
         setting,
@@ -62,7 +62,7 @@ def test_both_limits_are_rounded_down_and_at_least_one(
     gpu_milli: int, memory_mib: int, percentage: str, limit: str
 ) -> None:
     assert mps_limiter(gpu_memory_mib=memory_mib).variables(gpu_milli, 1) == {
-        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
+        "CUDA_MPS_PIPE_DIRECTORY": str(MPS_PIPES),
         "CUDA_MPS_LOG_DIRECTORY": "/var/log/nvidia-mps",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}",
@@ -91,8 +91,8 @@ def test_shares_are_enforced_by_default_where_a_daemon_answers() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"running": False}, "no MPS control daemon answers at /tmp/nvidia-mps"),
-        ({"closed": Path("/tmp/nvidia-mps")}, "/tmp/nvidia-mps is closed to their user"),
+        ({"running": False}, f"no MPS control daemon answers at {MPS_PIPES}"),
+        ({"closed": MPS_PIPES}, f"{MPS_PIPES} is closed to their user"),
         ({"devices": Devices(("0",))}, "the memory of its GPUs is unknown"),
     ],
 )
@@ -106,8 +106,8 @@ def test_enforcement_is_not_claimed_where_it_is_impossible_and_demanding_it_is_a
         chosen(True, **given)
 
 
-def test_the_driver_is_asked_for_memory_that_the_inventory_lacks() -> None:
-    limiter, _ = chosen(devices=Devices(("GPU-a",)), asked_mib=4000)
+def test_the_driver_reports_memory_that_the_inventory_lacks() -> None:
+    limiter, _ = chosen(devices=Devices(("GPU-a",)), driver_mib=4000)
     assert limiter.variables(500, 1)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2000M"
 
 
@@ -123,7 +123,7 @@ def test_a_daemon_is_found_by_its_pipe_directory(tmp_path: Path) -> None:
     folder = programs(tmp_path / "bin", {"control": CONTROL % "/run/mps"})
     command = str(folder / "control")
     assert MpsControl(Path("/run/mps"), command).answers()
-    assert not MpsControl(Path("/tmp/nvidia-mps"), command).answers()
+    assert not MpsControl(MPS_PIPES, command).answers()
 
 
 @pytest.mark.parametrize("body", ["exit 0", "echo 100.0; exit 1", "echo Cannot find it", "echo 0"])
@@ -138,7 +138,7 @@ async def test_the_agent_notices_that_the_daemon_ended(tmp_path: Path) -> None:
     limiter = mps_limiter(daemon)
     assert await limiter.missing() is None
     daemon.running = False
-    assert await limiter.missing() == "no MPS control daemon answers at /tmp/nvidia-mps"
+    assert await limiter.missing() == f"no MPS control daemon answers at {MPS_PIPES}"
     folder = programs(tmp_path / "bin", {"control": "echo 100.0"})
     assert await MpsControl(tmp_path, str(folder / "control")).ask()
 

@@ -49,7 +49,7 @@ class ExecutorKind(StrEnum):
 
 
 class ShareLimits(StrEnum):
-    """What limits tasks to their shares of GPUs: nothing, or NVIDIA's Multi-Process Service."""
+    """How tasks are limited to their shares of GPUs: not at all, or by NVIDIA MPS."""
 
     NONE = "none"
     MPS = "mps"
