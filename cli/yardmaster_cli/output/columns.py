@@ -171,6 +171,12 @@ def _node_reason(row: Row) -> Cell:
     return ", ".join(parts) or None
 
 
+def _share_limits(row: Row) -> Cell:
+    """The name of what enforces shares of the node's GPUs; None for a node without GPUs."""
+    limits = row.get("share_limits") if row["gpus"] else None
+    return "not_enforced" if limits == "none" else limits
+
+
 NODES: Final = (
     Column("NAME", _key("name")),
     Column("POOL", _key("pool")),
@@ -187,6 +193,7 @@ NODES: Final = (
     Column("RESERVED", _gpus("gpu_milli_reserved", 1), wide=True, right=True),
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
+    Column("SHARES", _share_limits, wide=True),
     Column("ENROLLED", lambda row: (row.get("enrolment") or {}).get("gpus"), wide=True, right=True),
     Column("JOINED", _when("joined_at"), wide=True, right=True),
 )

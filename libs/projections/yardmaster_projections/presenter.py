@@ -26,10 +26,12 @@ from yardmaster_projections.store import ViewStore
 from yardmaster_projections.units import with_units
 from yardmaster_schemas import api
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
+from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import WaitClass, WaitCode
+from yardmaster_schemas.resources import is_share
 
 #: The condition under which a task that waits for this reason can start.
 _UNBLOCK: Final[Mapping[str, str]] = {
@@ -56,6 +58,8 @@ _UNBLOCK: Final[Mapping[str, str]] = {
         "the back-off after a failed start is over; the next attempt avoids the node if possible"
     ),
 }
+#: The phases in which a task holds slots.
+_HOLDS: Final = (api.Phase.STARTING, api.Phase.RUNNING, api.Phase.STOPPING)
 _RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}
 
 
@@ -280,7 +284,24 @@ class Presenter:
             refusal=await self._task_refusal(row),
             cycle=log.cycle if log is not None and log.cycle else None,
             cycle_at=rfc3339(log.now_ms) if log is not None and log.cycle else None,
+            nodes_without_share_limits=await self._without_share_limits(row, current),
         )
+
+    async def _without_share_limits(self, row: TaskRow, current: AttemptRow | None) -> list[str]:
+        """The nodes where a task holds shares of GPUs, and nothing limits it to its shares."""
+        if current is None or row.phase not in _HOLDS:
+            return []
+        found = []
+        for name in dict.fromkeys(
+            one.placement.node
+            for one in current.replicas
+            if is_share(one.placement.gpu_milli) and one.released_at_ms is None
+        ):
+            node = await self._store.get(NodeRow, name)
+            joined = node.joined if node is not None else None
+            if joined is not None and joined.share_limits is ShareLimits.NONE:
+                found.append(name)
+        return found
 
     async def job(self, row: JobRow) -> api.Job:
         facts = row.facts
@@ -400,6 +421,7 @@ class Presenter:
             disabled_reason=row.disabled_reason,
             gpu_milli_reserved=reserved_milli,
             reserved=reserved,
+            share_limits=joined.share_limits if joined is not None else None,
         )
 
     async def _reserved_on(self, row: NodeRow) -> tuple[int, list[api.NodeReservation]]:

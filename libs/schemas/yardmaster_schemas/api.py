@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
 from yardmaster_schemas.events.details import Run, StopSignal
-from yardmaster_schemas.events.node_events import Isolation
+from yardmaster_schemas.events.node_events import Isolation, ShareLimits
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
@@ -544,6 +544,7 @@ class Explain(Answer):
     refusal: Refusal | None
     cycle: int | None
     cycle_at: At | None
+    nodes_without_share_limits: list[str] = Field(default_factory=list)
 
 
 # --- what operators keep ------------------------------------------------------------------------
@@ -620,6 +621,7 @@ class Node(Answer):
     disabled_reason: str | None = None
     gpu_milli_reserved: int = 0
     reserved: list[NodeReservation] = Field(default_factory=list)
+    share_limits: ShareLimits | None = None
 
 
 class Pool(Answer):

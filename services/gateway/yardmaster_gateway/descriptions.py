@@ -445,6 +445,10 @@ ANSWERS: Final[Texts] = {
     "node_types": ("The types of node that it may use; empty: all.", ["sxm"]),
     "nodes": ("The nodes on which it runs.", ["gpu-07", "gpu-09"]),
     "Pool.nodes": ("The number of nodes.", 40),
+    "nodes_without_share_limits": (
+        "The nodes where it has a share of a GPU, and nothing limits it to that share.",
+        ["gpu-07"],
+    ),
     "now_at": ("The time of the cycle.", _AT),
     "numbers": ("The numbers of the decision.", _NUMBERS),
     "offset": ("The offset of the record in its partition.", 55),
@@ -536,6 +540,10 @@ ANSWERS: Final[Texts] = {
     "slots": ("The slots.", [0, 1]),
     "ReservedShown.slots": ("The slots, by node.", _RESERVED["slots"]),
     "Node.slots": ("The slots, with what holds them.", [{"index": 0, "gpu_milli_used": 1000}]),
+    "share_limits": (
+        "What limits tasks to their shares of GPUs: `none` (nothing) or `mps`; null: not joined.",
+        "none",
+    ),
     "source": ("The writer of the record.", "scheduler/main.d3b7877bd11b"),
     "spec": ("The job with all defaults; null before it is admitted.", {"priority": 42}),
     "start_at": ("The start of the bucket.", _AT),
