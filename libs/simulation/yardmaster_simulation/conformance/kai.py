@@ -27,12 +27,13 @@ def check(scenario: Scenario) -> str:
         Skip: the scenario needs a feature that the core does not have.
     """
     given = parsed(KaiScenario, scenario)
-    for job in given.jobs:
-        reason = unsupported(job)
-        if reason:
-            raise Skip(f"{job.name} {reason}")
+    require_supported(given.jobs)
     if given.topologies:
         raise Skip("topology is not supported")
+    tasks = sum(len(job.tasks) for job in given.jobs)
+    # A task with a part of a GPU may need a second pod.
+    if any(node.max_pods is not None and node.max_pods < 2 * tasks for node in given.nodes):
+        raise Skip("the number of pods per node is limited, which is not supported")
     cluster = build(given)
     if given.mode == "single_action":
         found = after_action(cluster, given.jobs, cluster.cycle(after_s=RAN_S))
@@ -40,21 +41,32 @@ def check(scenario: Scenario) -> str:
     return _whole_cycles(given, cluster)
 
 
-def unsupported(job: Job) -> str:
-    """Return the feature that a job needs and the core does not have; empty: none."""
+def require_supported(jobs: Iterable[Job]) -> None:
+    """Check that the core has the features that the jobs need.
+
+    Raises:
+        Skip: names the first job that needs another one.
+    """
+    for job in jobs:
+        reason = _unsupported(job)
+        if reason:
+            raise Skip(f"{job.name} {reason}, which is not supported")
+
+
+def _unsupported(job: Job) -> str:
     tasks = job.tasks
     if job.subgroups is not None or any(task.subgroup is not None for task in tasks):
-        return "has subgroups, which are not supported"
+        return "has subgroups"
     if job.min_available is not None and job.min_available < len(tasks):
-        return "may run with fewer tasks than it has, which is not supported"
+        return "may run with fewer tasks than it has"
     if job.min_available is not None and job.min_available > len(tasks):
-        return "needs more tasks than it has, which is not supported"
+        return "needs more tasks than it has"
     if len({task.state for task in tasks}) > 1:
-        return "is a gang whose tasks have different states, which is not supported"
+        return "is a gang whose tasks have different states"
     if len({task.request for task in tasks}) > 1:
-        return "is a gang of unequal tasks, which is not supported"
+        return "is a gang of unequal tasks"
     if job.stale_for_s is not None:
-        return "is an incomplete gang, which is not supported"
+        return "is an incomplete gang"
     return ""
 
 

@@ -21,7 +21,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, StopCode
 from yardmaster_schemas.resources import Resources
 from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
-from yardmaster_simulation.conformance.kai_form import ENDED, HOLDING, PLACED, Job, Status
+from yardmaster_simulation.conformance.kai_form import ENDED, HOLDING, PLACED, Job, Status, Task
 from yardmaster_simulation.conformance.kai_terms import Units, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
 
@@ -60,27 +60,39 @@ class Slots:
             raise Skip(f"more GPUs are in use than {node} has")
         return self._unused[node].pop(0)
 
+    def release(self, node: str, slots: Iterable[int]) -> None:
+        """Let others have these slots, before the unused ones."""
+        self._unused[node] = sorted(slots) + self._unused[node]
+
 
 def place(jobs: Iterable[Job], sizes: Mapping[str, int], units: Units) -> dict[str, list[int]]:
     """Return the slots of each task that is on a node from the start, by the task's name.
 
-    `sizes`: the number of GPUs of each node.
+    `sizes`: the number of GPUs of each node. Reserved slots are those that tasks release, then
+    unused ones.
     """
     slots = Slots(sizes)
     placed = [task for job in jobs for task in job.tasks if task.state in PLACED - ENDED]
-    found: dict[str, list[int]] = {}
     # Parts of GPUs first, because their groups name slots.
-    for task in sorted(placed, key=lambda task: not task.shares_gpus):
-        node = task.node
-        if node is None or node not in sizes:
-            raise Skip(f"{task.name} is {task.state}, but on no node of the scenario")
-        gpus = resources_of(task, units).gpus
-        if task.shares_gpus:
-            named = (*task.gpu_groups, *(f"{task.name}.{number}" for number in range(gpus)))
-            found[task.name] = sorted(slots.share(node, group) for group in named[:gpus])
-        else:
-            found[task.name] = [slots.whole(node) for _ in range(gpus)]
-    return found
+    placed.sort(key=lambda task: not task.shares_gpus)
+    holding = [task for task in placed if task.state in HOLDING]
+    found = {task.name: _slots_of(task, slots, sizes, units) for task in holding}
+    for task in holding:
+        if task.state is Status.TERMINATING and task.node and not task.shares_gpus:
+            slots.release(task.node, found[task.name])
+    reserved = (task for task in placed if task.state is Status.PIPELINED)
+    return found | {task.name: _slots_of(task, slots, sizes, units) for task in reserved}
+
+
+def _slots_of(task: Task, slots: Slots, sizes: Mapping[str, int], units: Units) -> list[int]:
+    node = task.node
+    if node is None or node not in sizes:
+        raise Skip(f"{task.name} is {task.state}, but on no node of the scenario")
+    gpus = resources_of(task, units).gpus
+    if not task.shares_gpus:
+        return sorted(slots.whole(node) for _ in range(gpus))
+    groups = (*task.gpu_groups, *(f"{task.name}.{number}" for number in range(gpus)))
+    return sorted(slots.share(node, group) for group in groups[:gpus])
 
 
 def record(

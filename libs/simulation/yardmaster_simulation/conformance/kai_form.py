@@ -57,6 +57,7 @@ class Node:
     gpu_memory_mib: Count = 0
     cpu_millis: Count
     mem_bytes: Count
+    max_pods: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +142,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStanding:
-    """The outcome of a job or task. None: the scenario does not state it."""
+    """The outcome of a job or task. None: the scenario does not state it.
+
+    `must_report_reason`: why it is pending must be recorded.
+    """
 
     status: Status
     node: str | None = None
     gpus_allocated: Decimal | None = None
+    must_report_reason: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

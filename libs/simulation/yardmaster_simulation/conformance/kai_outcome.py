@@ -43,6 +43,8 @@ class Standing:
     status: Status
     nodes: tuple[str | None, ...]
     gpu_milli: int
+    #: Whether the state knows why it is pending.
+    has_reason: bool = False
 
     def __str__(self) -> str:
         nodes = ", ".join(dict.fromkeys(node for node in self.nodes if node is not None))
@@ -125,9 +127,16 @@ def _standing(
         named = cluster.node_names
         nodes = tuple(named[placement.node] for placement in placements or ())
         nodes = nodes or (None,) * len(job.tasks)
-    spec = cluster.cell.state.jobs.get(cluster.job_id(job.name))
-    gpus = spec.shape.total_gpu_milli if spec is not None and status in ALLOCATED else 0
-    return Standing(status, nodes, gpus)
+    known = cluster.cell.state.jobs.get(cluster.job_id(job.name))
+    if known is None:
+        return Standing(status, nodes, 0)
+    group = known.tasks[0].group
+    return Standing(
+        status,
+        nodes,
+        known.shape.total_gpu_milli if status in ALLOCATED else 0,
+        has_reason=group is not None and bool(group.waits),
+    )
 
 
 # Comparison
@@ -161,6 +170,8 @@ def _of_job(name: str, expected: ExpectedStanding, found: Mapping[str, Standing]
         anywhere or set(standing.nodes) == {expected.node}
     ):
         return f"{name}: {standing} instead of {_shown(expected)}"
+    if expected.must_report_reason and not standing.has_reason:
+        return f"{name}: no reason why it is pending"
     gpus = expected.gpus_allocated
     if gpus is None or round(gpus * WHOLE) == standing.gpu_milli:
         return ""

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_simulation.conformance.kai import PERIOD_S, unsupported
+from yardmaster_simulation.conformance.kai import PERIOD_S, require_supported
 from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
 from yardmaster_simulation.conformance.kai_form import DocumentScenario, Step, StepExpected
 from yardmaster_simulation.conformance.kai_terms import WHOLE, priorities_of, units_of
@@ -19,10 +19,7 @@ def check(scenario: Scenario) -> str:
     """Return the first step whose outcome differs, and how; empty: none does."""
     given = parsed(DocumentScenario, scenario)
     jobs = [job for step in given.steps for job in step.submit]
-    for job in jobs:
-        reason = unsupported(job)
-        if reason:
-            raise Skip(f"{job.name} {reason}")
+    require_supported(jobs)
     units = units_of(given.nodes, (task for job in jobs for task in job.tasks))
     cluster = KaiCluster(units, priorities_of(jobs), policy="quota", over_quota="weight")
     cluster.configure(given.queues)
