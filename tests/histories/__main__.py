@@ -8,9 +8,10 @@ import argparse
 import sys
 import time
 from collections import Counter
+from functools import partial
 from multiprocessing import Pool
 
-from tests.histories.inputs import Input, history
+from tests.histories.inputs import OF_THEIR_OWN, Input, history
 from tests.histories.shortest import Broken, broken_in, shortest
 
 
@@ -20,14 +21,15 @@ def main() -> int:
     print(f"seeds {args.seeds.start} to {args.seeds.stop - 1}, {args.jobs} processes", flush=True)
     begun_s = time.monotonic()
     properties: Counter[str] = Counter()
+    play = partial(_play, args.policy)
     with Pool(args.jobs) as pool:
-        for seed, broken in pool.imap_unordered(_play, args.seeds, chunksize=8):
+        for seed, broken in pool.imap_unordered(play, args.seeds, chunksize=8):
             if broken is None:
                 continue
             properties[broken.where] += 1
             print(f"seed {seed}: {broken.where}: {broken.text}", flush=True)
             if properties[broken.where] == 1:
-                _print(shortest(history(seed), broken.where))
+                _print(shortest(history(seed, args.policy), broken.where))
     took_s = time.monotonic() - begun_s
     failed = sum(properties.values())
     print(f"{len(args.seeds)} histories in {took_s:.0f} s, {failed} break a property")
@@ -36,8 +38,8 @@ def main() -> int:
     return 1 if properties else 0
 
 
-def _play(seed: int) -> tuple[int, Broken | None]:
-    return seed, broken_in(history(seed))
+def _play(policy: str | None, seed: int) -> tuple[int, Broken | None]:
+    return seed, broken_in(history(seed, policy))
 
 
 def _print(inputs: list[Input]) -> None:
@@ -58,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=_seeds, default=range(10_000), help="one seed, or FIRST:END (0:10000)"
     )
+    parser.add_argument("--policy", choices=OF_THEIR_OWN, help="a policy with histories of its own")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes (2)")
     return parser.parse_args()
 

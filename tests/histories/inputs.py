@@ -52,7 +52,17 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "among": ("job", "project"),
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
+    "order": ("document", "document", "kai"),
+    "actions": (None, None, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
+    "over_quota": ("deserved", "weight"),
+    "max_moves": (16, 1, 0),
+    "saturation_permille": (1000, 1500, 0),
+    "preemption_delay_s": (0, 0, 20),
+    "min_runtime_of": ("lca", "queue"),
 }
+#: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
+OF_THEIR_OWN: Final = ("quota",)
+DESERVED_MILLI: Final = (None, 0, 1000, 2000, 3000, 4000)
 
 #: How often each kind of input comes, relative to the others.
 WEIGHTS: Final[Mapping[str, int]] = {
@@ -76,16 +86,18 @@ class Input:
         return f"{self.kind}({shown})"
 
 
-def history(seed: int) -> list[Input]:
-    """Return the inputs of the history of this seed."""
-    return _Inputs(random.Random(f"history {seed}")).all()
+def history(seed: int, policy: str | None = None) -> list[Input]:
+    """Return the inputs of the history of this seed, for one of `OF_THEIR_OWN` or the others."""
+    name = "history" if policy is None else f"{policy} history"
+    return _Inputs(random.Random(f"{name} {seed}"), policy).all()
 
 
 class _Inputs:
     """Draws the inputs of one history."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, only: str | None) -> None:
         self.chance = chance
+        self.only = only
         self.jobs = 0
         #: Options of jobs that this history uses.
         self.unusual = [kind for kind in _UNUSUAL if chance.random() < 0.6]
@@ -127,8 +139,10 @@ class _Inputs:
     def policy(self) -> dict[str, Any]:
         """Return a policy, every second time `priority`, with any of its options."""
         chance = self.chance
-        policies = list(POLICIES.values())
+        policies = [each for each in POLICIES.values() if each.name not in OF_THEIR_OWN]
         policy = chance.choice((policies[0], chance.choice(policies)))
+        if self.only is not None and chance.random() < 0.9:
+            policy = POLICIES[self.only, 1]
         options: Any = policy.options
         chosen = {each.name: chance.choice(OPTIONS[each.name]) for each in fields(options)}
         return {"policy": policy.name, **chosen}
@@ -157,6 +171,18 @@ class _Inputs:
             "department": chance.choice(("d", "e")),
             "limit_milli": chance.choice(LIMITS_MILLI),
             "main": chance.choice(LIMITS_MILLI),
+            "quota": self.quota() if self.only is not None else {},
+        }
+
+    def quota(self) -> dict[str, Any]:
+        """Return settings of a quota in a pool."""
+        chance = self.chance
+        return {
+            "deserved_milli": chance.choice(DESERVED_MILLI),
+            "over_quota_weight": chance.choice((0, 1, 1, 3)),
+            "deserved_cpu_milli": chance.choice((None, None, 2000, 0)),
+            "limit_cpu_milli": chance.choice((None, None, None, 4000)),
+            "over_quota": chance.choice((True, True, True, False)),
         }
 
     # Jobs

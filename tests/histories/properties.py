@@ -15,7 +15,7 @@
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from tests.histories.world import World
 from yardmaster_core.machine import CycleResult, Decision
@@ -232,7 +232,7 @@ class CheckedWorld(World):
     def _tasks_come_and_go(self, number: int) -> None:
         """Some tasks arrive, those that have run for a while end, and agents obey."""
         name = f"later{chr(97 + number % 26)}{chr(97 + number // 26)}"
-        below = {"priority": 99, "min_runtime_s": MIN_RUNTIME_S, "gpus": 1}
+        below: dict[str, Any] = {"priority": 99, "min_runtime_s": MIN_RUNTIME_S, "gpus": 1}
         gpus = _gpus_of_preemptible_tasks(self.state.pools["main"])
         tasks = 1 + gpus * STEP_S // MIN_RUNTIME_S
         self.cell.submit(name, project="later", tasks=tasks, **below)

@@ -1,6 +1,6 @@
 """`World`: plays the inputs of a history on a cell, and checks the decisions of every cycle."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -95,7 +95,13 @@ class World:
         self.send("pool", pool, **settings)
 
     def entitle(
-        self, *, name: str, department: str, limit_milli: int | None, main: int | None
+        self,
+        *,
+        name: str,
+        department: str,
+        limit_milli: int | None,
+        main: int | None,
+        quota: Mapping[str, Any],
     ) -> None:
         if name == "spare pool":
             pool = self.state.pools.get("spare")
@@ -104,9 +110,10 @@ class World:
             else:
                 self.send("pool", "spare")
         elif name.startswith("department"):
-            self.send("entitle_department", name[-1], main=main, side=limit_milli)
+            self.send("entitle_department", name[-1], main=main, side=limit_milli, quota=quota)
         else:
-            config = {"quotas": {"main": Quota(limit_milli=main)}, "limit_milli": limit_milli}
+            quotas = {"main": Quota(limit_milli=main, **quota)}
+            config = {"quotas": quotas, "limit_milli": limit_milli}
             self.send("entitle", name, department=department, **config)
 
     # Nodes

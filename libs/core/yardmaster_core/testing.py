@@ -8,7 +8,7 @@ It is one file, so that a test finds all inputs of a cell in one class.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -330,9 +330,21 @@ class Cell:
             )
         )
 
-    def entitle_department(self, department: str, **limits_milli: int | None) -> None:
-        """Limit what a department's projects hold together of each pool (gpu_milli)."""
-        quotas = {pool: req.Quota(limit_milli=milli) for pool, milli in limits_milli.items()}
+    def entitle_department(
+        self,
+        department: str,
+        *,
+        quota: Mapping[str, Any] | None = None,
+        **limits_milli: int | None,
+    ) -> None:
+        """Limit what a department's projects hold together of each pool (gpu_milli).
+
+        `quota`: other settings of its quota in each of these pools.
+        """
+        quotas = {
+            pool: req.Quota(limit_milli=milli, **(quota or {}))
+            for pool, milli in limits_milli.items()
+        }
         self.admission(
             adm.EntitlementsChangedV1(
                 level=adm.Level.DEPARTMENT,

@@ -292,6 +292,14 @@ class Start:
     numbers: Numbers = field(default_factory=dict)
 
 
+#: How the names of amounts of GPUs, CPUs and memory end.
+AMOUNTS: Final = ("milli", "cpu_milli", "memory_mib")
+
+
+def _of_each(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}_{amount}" for amount in AMOUNTS for name in names)
+
+
 #: The numbers that each wait or stop code may carry. A policy decides those of its `PolicyStop`.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
@@ -300,9 +308,9 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
     WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
     WaitCode.NO_EXECUTOR: ("nodes", "blocked"),
-    WaitCode.EXCEEDS_LIMIT: ("asked_milli", "limit_milli"),
+    WaitCode.EXCEEDS_LIMIT: _of_each("asked", "limit"),
     WaitCode.EXCEEDS_MAX_SLOTS: ("asked_milli", "limit_milli"),
-    WaitCode.EXCEEDS_DESERVED: ("asked_milli", "deserved_milli"),
+    WaitCode.EXCEEDS_DESERVED: _of_each("asked", "deserved"),
     WaitCode.PAUSED: ("since_at_ms",),
     WaitCode.NOT_CONSIDERED: (),
     WaitCode.INSUFFICIENT_FREE: ("asked_milli", "free_milli", "short_milli", "blocked"),
@@ -319,8 +327,8 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     ),
     WaitCode.BACKFILL_NOT_ALLOWED: ("priority", "priority_ahead"),
     WaitCode.OVER_FAIR_SHARE: ("fair_share_milli", "weight", "used_milli", "asked_milli"),
-    WaitCode.AT_LIMIT: ("limit_milli", "used_milli", "asked_milli"),
-    WaitCode.AT_DESERVED: ("deserved_milli", "used_milli", "asked_milli"),
+    WaitCode.AT_LIMIT: _of_each("limit", "used", "asked"),
+    WaitCode.AT_DESERVED: _of_each("deserved", "used", "asked"),
     WaitCode.AT_MAX_SLOTS: ("limit_milli", "used_milli", "asked_milli"),
     WaitCode.AT_MAX_CONCURRENT: ("limit", "used"),
     WaitCode.VICTIMS_PROTECTED: ("victims", "until_at_ms"),

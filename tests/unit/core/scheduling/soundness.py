@@ -19,6 +19,8 @@ from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
 from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
 from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
+from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
+from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
@@ -49,6 +51,7 @@ def assert_sound(state: ClusterState) -> None:
         _workload(state, pool)
         _queues(state, pool, tasks)
         _index(pool, tasks)
+        _quota(state, pool)
         _remembered(pool)
     for node in state.nodes.values():
         at = node.pool_name or ""
@@ -257,7 +260,8 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     for task in reserved:
         reservation = task.reserved
         assert reservation is not None
-        assert task.phase is Phase.PENDING, f"{task.id} is {task.phase.name} and has reserved slots"
+        # A task that is moved still stops.
+        assert task.phase in (Phase.PENDING, Phase.STOPPING), f"{task.id} is {task.phase.name}"
         for owner in (task.job, task.job.project, task.job.project.department):
             milli[owner] += reservation.gpu_milli
         for replica, placement in enumerate(reservation.placements):
@@ -354,6 +358,24 @@ def _shares(state: ClusterState, pool: Pool) -> None:
         in below
     }
     assert waiting == expected_groups, f"pending tasks of {pool.name} would not be found"
+
+
+def _quota(state: ClusterState, pool: Pool) -> None:
+    """The queues of `quota` are those of a new index, also their shares."""
+    kept = pool.index
+    if not isinstance(kept, QuotaIndex):
+        return
+    fresh = REGISTRY.index(pool)
+    assert isinstance(fresh, QuotaIndex)
+    assert _rows(kept.divide(state)) == _rows(fresh.divide(state)), f"queues of {pool.name}"
+
+
+def _rows(queue: Queue) -> list[Any]:
+    own = {name: getattr(queue, name) for name in Queue.__slots__ if name not in _LINKS}
+    return [own, [_rows(child) for child in sorted(queue.children, key=lambda one: one.age)]]
+
+
+_LINKS = ("parent", "path", "children", "divided", "divide_below")
 
 
 def _contents(demands: DemandTracker) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
     BLOCKING,
     LIMITED,
+    UNTIL,
     blocks,
 )
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
@@ -334,7 +335,7 @@ class ClusterState:
         owner = _limit_owner(group, record[0])
         if owner is not None:
             self.limited.setdefault(owner, {})[pool, group] = None
-        if code is WaitCode.VICTIMS_PROTECTED:
+        if code in UNTIL:
             pool.protected[group] = None
         pool.index.filed(group, code)
 

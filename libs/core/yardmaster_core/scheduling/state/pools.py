@@ -61,7 +61,7 @@ class Pool:
         self.reconsidered: dict[Group, None] = {}
         #: Without GPUs, with GPUs.
         self.queue_classes = (QueueClass(), QueueClass())
-        #: Groups that wait until the minimum runtime of possible victims is over.
+        #: Groups that wait until the minimum runtime of possible victims, or a delay, is over.
         self.protected: dict[Group, None] = {}
         #: Whether any job that may use the pool ever had a minimum runtime.
         self.has_min_runtimes = False

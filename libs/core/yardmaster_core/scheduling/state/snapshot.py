@@ -17,6 +17,7 @@ from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Reservation, Task
+from yardmaster_core.scheduling.state.wait_codes import UNTIL
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
@@ -30,7 +31,7 @@ from yardmaster_schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
-from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
 FORMAT: Final = 5
 Plain = dict[str, Any]
@@ -441,7 +442,7 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
         for name, (wait, since, cycle) in row["waits"].items():
             known = plain.load(Wait, wait)
             state.restore_wait(state.pools[name], group, (known, since, cycle))
-            if known.code is WaitCode.VICTIMS_PROTECTED:
+            if known.code in UNTIL:
                 until = known.numbers.get("until_at_ms", 0)
                 state.deadline(until, Due.PROTECTION, name)
         for name in row["awake"]:

@@ -210,8 +210,8 @@ class Task:
         self.failed_starts = 0
         #: The nodes of these starts, the newest last.
         self.failed_nodes: tuple[str, ...] = ()
-        #: When it was submitted, or requeued after its last attempt. For metrics: no decision reads
-        #: it, and the digest does not cover it.
+        #: When it was submitted, or requeued after its last attempt. For metrics and the preemption
+        #: delay of `quota`; the digest does not cover it.
         self.queued_ms = job.submitted_ms
         #: Where `ClusterState.counts` has it, unless its queue counts it.
         self.counted_as: CountedAs | None = None

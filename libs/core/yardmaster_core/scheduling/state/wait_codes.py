@@ -14,8 +14,12 @@ BLOCKING: Final = frozenset(
         WaitCode.NODES_UNAVAILABLE,
         WaitCode.WAITING_FOR_VICTIMS,
         WaitCode.VICTIMS_PROTECTED,
+        WaitCode.PREEMPTION_DELAY,
     }
 )
+
+#: The tasks are considered again at a time that the wait names.
+UNTIL: Final = frozenset({WaitCode.VICTIMS_PROTECTED, WaitCode.PREEMPTION_DELAY})
 
 #: The tasks can never fit on the present nodes.
 IMPOSSIBLE: Final = frozenset(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.planner.policy import PoolView, QueueTraits
 from yardmaster_core.scheduling.policies import POLICIES, options_of, policy_of
 from yardmaster_core.scheduling.state.tasks import Task

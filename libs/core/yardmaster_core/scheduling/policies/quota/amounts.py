@@ -5,6 +5,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.reasons import AMOUNTS
 
 #: gpu_milli, cpu_milli, memory_mib.
 Amounts = tuple[int, int, int]
@@ -17,7 +18,7 @@ RESOURCES: Final = range(3)
 #: Shares beyond what is deserved are multiples of these.
 UNITS: Final[Amounts] = (WHOLE, 1, 1)
 #: How the names of numbers about each resource end.
-SUFFIXES: Final = ("milli", "cpu_milli", "memory_mib")
+SUFFIXES: Final = AMOUNTS
 
 
 def plus(a: Amounts, b: Amounts) -> Amounts:

@@ -28,7 +28,7 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def _leaf(view: PoolView, task: Task) -> Queue:
-    return index_of(view).queue_of(task.job.project)
+    return index_of(view).queue_of(view.state, task.job.project)
 
 
 def _all_over(view: PoolView) -> bool:
@@ -49,10 +49,10 @@ def _running(view: PoolView, project: Project, *, below: int | None = None) -> I
         yield from scan
 
 
-def _delayed(view: PoolView, task: Task) -> bool:
-    """Whether a task must not preempt others yet."""
-    delay_ms = view.options.preemption_delay_s * 1000
-    return bool(delay_ms) and view.state.now_ms < task.queued_ms + delay_ms
+def delayed_until_ms(view: PoolView, task: Task) -> int:
+    """Return until when a task must not preempt others (ms); 0: it may."""
+    until_ms: int = task.queued_ms + view.options.preemption_delay_s * 1000
+    return until_ms if until_ms > view.state.now_ms else 0
 
 
 def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
@@ -89,7 +89,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield the tasks of the same project with a lower priority; with `order: document`, for a task
     that cannot be preempted, all that can.
     """
-    if _delayed(view, task):
+    if delayed_until_ms(view, task):
         return
     job = task.job
     document = not _all_over(view)
@@ -131,9 +131,9 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     index = index_of(view)
     index.divide(view.state)
     leaf, ask = _leaf(view, task), requested(task.job.shape)
-    if _delayed(view, task) or not _within(plus(leaf.standing, ask), leaf.fair):
+    if delayed_until_ms(view, task) or not _within(plus(leaf.standing, ask), leaf.fair):
         return
-    others = ((index.queue_of(project), project) for project in list(index.victims))
+    others = ((index.queue_of(view.state, project), project) for project in list(index.victims))
     leaves = (
         (
             other,
@@ -192,7 +192,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     touched: dict[Queue, Queue] = {}
     involved = [bool(amount) for amount in ask]
     for victim in victims:
-        other = index.queue_of(victim.job.project)
+        other = index.queue_of(view.state, victim.job.project)
         own, its = differing(leaf, other)
         touched[its] = own
         remaining = minus(its.standing, taken.get(its, NOTHING))
@@ -278,11 +278,11 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
     shape, future = task.job.shape, view.pool.future
     if shape.total_gpu_milli > future.free_milli:
         return
-    if (_all_over(view) and not shape.preemptible) or _delayed(view, task):
+    if (_all_over(view) and not shape.preemptible) or delayed_until_ms(view, task):
         return
     index: QuotaIndex = index_of(view)
     leaves = (
-        (index.queue_of(project), _unprotected(view, task, _running(view, project), 0))
+        (index.queue_of(view.state, project), _unprotected(view, task, _running(view, project), 0))
         for project in list(index.victims)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))

@@ -81,9 +81,10 @@ class QuotaIndex(PolicyIndex):
         self._stale_groups.clear()
         return self._root
 
-    def queue_of(self, project: Project) -> Queue:
-        """Return the queue of a project whose tasks were counted."""
-        return self._queues[project]
+    def queue_of(self, state: ClusterState, project: Project) -> Queue:
+        """Return the queue of a project, with all changes counted."""
+        self.root(state)
+        return self._queue(state, project)
 
     def divide(self, state: ClusterState) -> Queue:
         """Divide the pool where something changed; return the tree."""
@@ -112,52 +113,56 @@ class QuotaIndex(PolicyIndex):
     # Counting
 
     def _build(self, state: ClusterState) -> Queue:
-        root = Queue("", None, 0)
+        root = Queue("", None, (0, 0))
         self._queues.clear()
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
-        for department in state.departments.values():
-            self._department(state, root, department)
-        for project in state.projects.values():
-            self._leaf(state, root, project)
-        settle(root, by_weight=self._by_weight)
+        self._add_queues(state, root)
         holders = (task for node in self._pool.nodes.values() for task in node.open.values())
         self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
         return root
 
-    def _department(self, state: ClusterState, root: Queue, department: Department) -> Queue:
-        known = self._queues.get(department)
-        if known is not None:
-            return known
+    def _add_queues(self, state: ClusterState, root: Queue) -> None:
+        """Add the departments and projects that have no queue yet, in the order of creation."""
+        for age, department in enumerate(state.departments.values()):
+            if department not in self._queues:
+                self._add_department(state, root, department, age)
+        for age, project in enumerate(state.projects.values()):
+            if project not in self._queues:
+                parent = self._queues[project.department]
+                self._add(project, Queue(project.name, parent, (1, age)))
+        settle(root, by_weight=self._by_weight)
+
+    def _add_department(
+        self, state: ClusterState, root: Queue, department: Department, age: int
+    ) -> Queue:
         parent = department.config.parent if department.config is not None else None
         above = state.departments.get(parent) if parent is not None else None
-        of = root if above is None else self._department(state, root, above)
-        queue = Queue(department.name, of, len(self._queues))
-        self._queues[department] = queue
-        configure(queue, department, self._pool.name)
-        return queue
+        of = root
+        if above is not None:
+            names = list(state.departments)
+            of = self._queues.get(above) or self._add_department(
+                state, root, above, names.index(above.name)
+            )
+        return self._add(department, Queue(department.name, of, (0, age)))
 
-    def _leaf(self, state: ClusterState, root: Queue, project: Project) -> Queue:
-        known = self._queues.get(project)
-        if known is not None:
-            return known
-        parent = self._department(state, root, project.department)
-        queue = Queue(project.name, parent, len(self._queues))
-        self._queues[project] = queue
-        configure(queue, project, self._pool.name)
+    def _add(self, owner: Department | Project, queue: Queue) -> Queue:
+        self._queues[owner] = queue
+        configure(queue, owner, self._pool.name)
         return queue
 
     def _queue(self, state: ClusterState, project: Project) -> Queue:
         queue = self._queues.get(project)
         if queue is None:
             assert self._root is not None
-            queue = self._leaf(state, self._root, project)
-            settle(self._root, by_weight=self._by_weight)
-            for above in (self._root, *queue.path):
-                above.divided = False
-                above.divide_below = True
+            self._add_queues(state, self._root)
+            queue = self._queues[project]
+            # Other sums may be deserved now.
+            for each in (self._root, *self._queues.values()):
+                each.divided = False
+                each.divide_below = True
         return queue
 
     def _count_task(self, state: ClusterState, task: Task) -> None:
@@ -222,11 +227,13 @@ class QuotaIndex(PolicyIndex):
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
+        self._due = self._due_next = True
         if self._root is not None:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
+        self._due = self._due_next = True
         if self._root is not None:
             self._stale_groups[group] = None
 

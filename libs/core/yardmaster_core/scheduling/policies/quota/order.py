@@ -56,7 +56,7 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
         _dominant(after, allocatable),
         _dominant(standing, allocatable),
         *allocatable,
-        queue.age,
+        *queue.age,
     )
 
 
@@ -118,7 +118,9 @@ Waiting = tuple[OrderKey, int, Candidate]
 class QueueOrder:
     """`CandidateOrder` by queue, then by priority and submission.
 
-    All groups have one turn before any has the next.
+    All groups have one turn before any has the next; but a group waits for those of its project
+    that come first until they have had their turn to preempt it (`after`). Else it would start, and
+    be preempted for them in the next cycle.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class QueueOrder:
         *,
         all_over: bool,
         within: Callable[[Group, Task], OrderKey],
+        after: int,
     ) -> None:
         self._view = view
         self._all_over = all_over
@@ -135,7 +138,12 @@ class QueueOrder:
         #: By turn; groups whose last starts failed have theirs after all others.
         self._turns = [_Turn(self._key) for _ in range(2 * turns)]
         self._late = turns
+        self._after = after
         self._count = 0
+        #: By leaf: the places of groups that wait for a turn up to `after`, and the groups that
+        #: wait for these, with their first turn.
+        self._ahead: dict[Queue, list[OrderKey]] = {}
+        self._held: dict[Queue, list[Waiting]] = {}
 
     def __bool__(self) -> bool:
         """See `CandidateOrder`."""
@@ -150,29 +158,53 @@ class QueueOrder:
         group, task, _, turn = candidate
         index = index_of(self._view)
         index.divide(self._view.state)
-        leaf = index.queue_of(task.job.project)
+        leaf = index.queue_of(self._view.state, task.job.project)
         at = turn + self._late * group.shape.start_failed
         entry = (self._within(group, task), id_order(task), candidate)
-        self._turns[at].push(leaf, entry)
         self._count += 1
+        if 0 < at <= self._after:
+            self._ahead.setdefault(leaf, []).append(self._rank(entry))
+        self._turns[at].push(leaf, entry)
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """See `CandidateOrder.pop`."""
         index = index_of(self._view)
-        for turn in self._turns:
-            if not turn.waiting:
-                continue
-            index.divide(self._view.state)
-            turn.follow(index.touched)
-            entry = turn.heap.best()
-            assert entry is not None, "a group that waits has no place"
-            candidate = entry[2]
-            if must_wait(candidate[0]):
-                return None
-            turn.pop(index.queue_of(candidate[1].job.project))
-            self._count -= 1
-            return candidate
+        self._release()
+        for at, turn in enumerate(self._turns):
+            while turn.waiting:
+                index.divide(self._view.state)
+                turn.follow(index.touched)
+                entry = turn.heap.best()
+                assert entry is not None, "a group that waits has no place"
+                candidate = entry[2]
+                leaf = index.queue_of(self._view.state, candidate[1].job.project)
+                if not at and self._must_hold(leaf, entry):
+                    turn.pop(leaf)
+                    self._held.setdefault(leaf, []).append(entry)
+                    continue
+                if must_wait(candidate[0]):
+                    return None
+                turn.pop(leaf)
+                self._count -= 1
+                if 0 < at <= self._after:
+                    self._ahead[leaf].remove(self._rank(entry))
+                return candidate
         return None
+
+    def _must_hold(self, leaf: Queue, entry: Waiting) -> bool:
+        ahead = self._ahead.get(leaf)
+        return bool(ahead) and min(ahead or ()) < self._rank(entry)
+
+    def _release(self) -> None:
+        """Give the groups their first turn for which no other one is ahead any more."""
+        for leaf in [leaf for leaf in self._held if not self._ahead.get(leaf)]:
+            for entry in self._held.pop(leaf):
+                self._turns[0].push(leaf, entry)
+
+    @staticmethod
+    def _rank(entry: Waiting) -> OrderKey:
+        """The place without the submission: equals do not wait for each other."""
+        return entry[0][:-1]
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
         """See `CandidateOrder.comes_first`; after a start the order is another one."""

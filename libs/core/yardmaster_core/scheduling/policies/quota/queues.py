@@ -33,10 +33,10 @@ class Queue:
         *("quota", "rank", "reclaim_s", "reserved", "weights"),
     )
 
-    def __init__(self, name: str, parent: "Queue | None", age: int) -> None:
+    def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
         self.name = name
         self.parent = parent
-        #: The order of creation among its siblings and all others.
+        #: Departments before projects, each in the order of creation.
         self.age = age
         #: Itself and the queues above it, without the root, from the top.
         self.path: tuple[Queue, ...] = () if parent is None else (*parent.path, self)

@@ -91,8 +91,18 @@ class QuotaOptions:
 
     @property
     def in_order(self) -> tuple[Action, ...]:
-        """The actions."""
-        return self.actions if self.actions is not None else ACTIONS[self.order]
+        """The actions that can do something."""
+        actions = self.actions if self.actions is not None else ACTIONS[self.order]
+        return tuple(each for each in actions if each != "consolidation" or self.max_moves)
+
+    @property
+    def claiming(self) -> tuple[Action, ...]:
+        """The actions for tasks that do not fit."""
+        return tuple(each for each in self.in_order if each != "allocate")
+
+
+#: Wait codes of tasks that may find victims although no slots were released.
+CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
 def by_priority(group: Group, task: Task) -> OrderKey:
@@ -107,8 +117,11 @@ def firm_first(group: Group, task: Task) -> OrderKey:
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
     """Return the order of one cycle."""
-    kai = view.options.order == "kai"
-    return QueueOrder(view, turns, all_over=kai, within=by_priority if kai else firm_first)
+    options = view.options
+    kai = options.order == "kai"
+    after = 1 + options.claiming.index("preempt") if "preempt" in options.claiming else 0
+    within = by_priority if kai else firm_first
+    return QueueOrder(view, turns, all_over=kai, within=within, after=after)
 
 
 def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
@@ -119,7 +132,7 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     """
     index = index_of(view)
     index.divide(view.state)
-    leaf = index.queue_of(task.job.project)
+    leaf = index.queue_of(view.state, task.job.project)
     ask = requested(group.shape)
     own = task.reserved
     for queue in leaf.ancestors():
@@ -151,7 +164,8 @@ def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
 
 def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts: within what its project deserves, or beyond."""
-    leaf = index_of(view).queue_of(task.job.project)
+    index_of(view).divide(view.state)
+    leaf = index_of(view).queue_of(view.state, task.job.project)
     after = plus(leaf.standing, requested(task.job.shape))
     rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
     deserved = leaf.deserved[0]
@@ -168,11 +182,7 @@ def claims(options: QuotaOptions) -> tuple[Claim, ...]:
         "reclaim": claiming.RECLAIM,
         "consolidation": claiming.consolidation(options.max_moves),
     }
-    return tuple(
-        found[action]
-        for action in options.in_order
-        if action != "allocate" and (action != "consolidation" or options.max_moves)
-    )
+    return tuple(found[action] for action in options.claiming)
 
 
 def starts_on_idle(options: QuotaOptions) -> bool:
@@ -185,7 +195,7 @@ def claimants(view: PoolView) -> Iterator[Group]:
     if not view.pool.index.due:
         return
     for group in list(view.state.blocked(view.pool)):
-        if group.waits[view.pool.name][0].code in NO_CAPACITY and could_fit(view.pool, group.shape):
+        if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
             yield group
 
 
@@ -195,7 +205,12 @@ def equivalence(view: PoolView, group: Group) -> Hashable:
 
 
 def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task whose victims are within their minimum run time, or None."""
+    """Return the wait reason of a task that must not preempt others yet, or whose victims are
+    within their minimum run time; else None.
+    """
+    delay_ms = claiming.delayed_until_ms(view, task)
+    if delay_ms:
+        return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
     until_ms: list[int] = view.memo.get(("protected", task), [])
     if not until_ms:
         return None
