@@ -21,18 +21,28 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_schemas.reasons import Wait, WaitCode
+from yardmaster_schemas.reasons import Wait, WaitClass, WaitCode
 
 
 def no_capacity(pool: Pool, shape: Shape, rules: int) -> Wait:
     """Return the wait reason of a shape that did not fit, under these rules."""
+    return _known_lasting(pool, shape) or _not_now(pool, shape, rules)
+
+
+def never_fits(pool: Pool, shape: Shape) -> bool:
+    """Whether a shape fits on the pool's nodes in no case, also when they are empty."""
+    lasting = _known_lasting(pool, shape)
+    return lasting is not None and lasting.code.wait_class is WaitClass.NEVER
+
+
+def _known_lasting(pool: Pool, shape: Shape) -> Wait | None:
+    """Return the wait reason that depends only on the set of nodes, or None."""
     key = ("no_capacity", shape.fit)
-    cached = pool.policy_cache.get(key)
+    cached: tuple[int, Wait | None] | None = pool.policy_cache.get(key)
     if cached is None or cached[0] != pool.topology:
         cached = (pool.topology, _lasting(pool, shape))
         pool.policy_cache[key] = cached
-    lasting: Wait | None = cached[1]
-    return lasting if lasting is not None else _not_now(pool, shape, rules)
+    return cached[1]
 
 
 def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:

@@ -8,6 +8,7 @@ state, when the policy next reads the tree, so a cycle costs what changed.
 from collections.abc import Iterator, Mapping
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
@@ -27,7 +28,7 @@ from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_schemas.reasons import PolicyStop, WaitClass, WaitCode
+from yardmaster_schemas.reasons import PolicyStop
 
 #: What a task counts as: held, of that firm, leaving, reserved.
 Counted = tuple[Amounts, Amounts, Amounts, Amounts]
@@ -49,8 +50,8 @@ class QuotaIndex(PolicyIndex):
         self._groups: dict[Group, Amounts] = {}
         self._stale_tasks: dict[Task, None] = {}
         self._stale_groups: dict[Group, None] = {}
-        #: Groups that can never fit, which request nothing.
-        self._never: dict[Group, None] = {}
+        #: The set of nodes for which groups were counted: those that can never fit request nothing.
+        self._topology = -1
         #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
         self.touched: list[Queue] = []
         #: By project and priority.
@@ -60,10 +61,6 @@ class QuotaIndex(PolicyIndex):
             if task.job.spec.preemptible:
                 for _ in self._may_be_preempted(task):
                     pass
-        for group in pool.groups.values():
-            record = group.waits.get(pool.name)
-            if record is not None and group.queue.live:
-                self.filed(group, record[0].code)
         self._due = True
         self._due_next = False
 
@@ -73,6 +70,9 @@ class QuotaIndex(PolicyIndex):
         """Return the tree, with all changes counted."""
         if self._root is None:
             self._root = self._build(state)
+        if self._topology != self._pool.topology:
+            self._topology = self._pool.topology
+            self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
         for task in self._stale_tasks:
             self._count_task(state, task)
         self._stale_tasks.clear()
@@ -209,14 +209,16 @@ class QuotaIndex(PolicyIndex):
     def _count_group(self, state: ClusterState, group: Group) -> None:
         known = self._groups.get(group, NOTHING)
         shape = group.shape
-        counts = group.queue.live if group not in self._never and not shape.start_failed else 0
+        counts = 0
+        if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
+            counts = group.queue.live
         now = times(requested(shape), counts)
         if now == known:
             return
         if counts:
             self._groups[group] = now
         else:
-            del self._groups[group]
+            self._groups.pop(group, None)
         more = minus(now, known)
         for queue in self._queue(state, state.projects[shape.project]).path:
             before = queue.wish
@@ -235,18 +237,6 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.queue_changed`."""
         self._due = self._due_next = True
         if self._root is not None:
-            self._stale_groups[group] = None
-
-    def filed(self, group: Group, code: WaitCode) -> None:
-        """See `PolicyIndex.filed`."""
-        if code.wait_class is WaitClass.NEVER:
-            self._never[group] = None
-            self._stale_groups[group] = None
-
-    def unfiled(self, group: Group) -> None:
-        """See `PolicyIndex.unfiled`."""
-        if group in self._never:
-            del self._never[group]
             self._stale_groups[group] = None
 
     def claimants_changed(self) -> None:
