@@ -129,7 +129,7 @@ class QueueOrder:
         turns: int,
         *,
         all_over: bool,
-        within: Callable[[Group, Task], OrderKey],
+        within: Callable[[PoolView, Group, Task], OrderKey],
         after: int,
     ) -> None:
         self._view = view
@@ -151,7 +151,7 @@ class QueueOrder:
 
     def place(self, group: Group, task: Task) -> OrderKey:
         """See `CandidateOrder.place`."""
-        return self._within(group, task)
+        return self._within(self._view, group, task)
 
     def push(self, candidate: Candidate) -> None:
         """See `CandidateOrder.push`."""
@@ -160,7 +160,7 @@ class QueueOrder:
         index.divide(self._view.state)
         leaf = index.queue_of(self._view.state, task.job.project)
         at = turn + self._late * group.shape.start_failed
-        entry = (self._within(group, task), id_order(task), candidate)
+        entry = (self._within(self._view, group, task), id_order(task), candidate)
         self._count += 1
         if 0 < at <= self._after:
             self._ahead.setdefault(leaf, []).append(self._rank(entry))

@@ -37,6 +37,7 @@ from yardmaster_core.scheduling.planner.policy import (
     QueueTraits,
     Rank,
 )
+from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
@@ -105,14 +106,29 @@ class QuotaOptions:
 CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
-def by_priority(group: Group, task: Task) -> OrderKey:
-    """Order within a project: the highest priority first, then by submission."""
-    return group.priority, task.key
+def by_priority(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """Order within a project: the highest priority first, then by submission; last the tasks that
+    can never start, because a queue is represented by its first task.
+    """
+    return _never_starts(view, group), group.priority, task.key
 
 
-def firm_first(group: Group, task: Task) -> OrderKey:
+def firm_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     """Do the same, but tasks that cannot be preempted first."""
-    return group.shape.preemptible, group.priority, task.key
+    never = _never_starts(view, group)
+    return never, group.shape.preemptible, group.priority, task.key
+
+
+def _never_starts(view: PoolView, group: Group) -> bool:
+    """Whether a group exceeds all nodes, or a bound of a queue by itself."""
+    shape = group.shape
+    index, ask = index_of(view), requested(shape)
+    leaf = index.queue_of(view.state, view.state.projects[shape.project])
+    return never_fits(view.pool, shape) or any(
+        exceeded(ask, queue.limit) is not None
+        or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
+        for queue in leaf.path
+    )
 
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
