@@ -244,7 +244,7 @@ def test_tasks_that_have_ended_hold_nothing() -> None:
     assert checked(*jobs, expected=expected).why == ""
 
 
-def test_a_terminating_task_makes_room_for_a_nominated_one() -> None:
+def test_a_task_is_nominated_for_the_slots_of_a_terminating_one() -> None:
     jobs = [job("leaves", task("leaves-0", "terminating", node="n0", gpus=2)), job("waits")]
     expected = expect(leaves=("terminating", "n0"), waits=("nominated", "n0"))
     assert checked(*jobs, expected=expected).why == ""

@@ -223,7 +223,7 @@ class StepExpected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Jobs are deleted and submitted, then the cluster settles.
+    """Jobs are deleted and submitted, then cycles run.
 
     `delete_running_of`: all running jobs of a project. `delete_one_of_two_on_the_full_node`: the
     first of the two jobs on the only full node.
@@ -238,10 +238,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentScenario:
-    """Steps that the documentation of Run:ai describes, with their outcomes."""
+    """Steps that the documentation of Run:ai describes, each compared after so many `cycles`."""
 
     id: str
     nodes: tuple[Node, ...]
     queues: tuple[Queue, ...]
     steps: tuple[Step, ...]
-    settle_cycles: Annotated[int, Field(ge=1, le=1000)]
+    cycles: Annotated[int, Field(ge=1, le=1000, validation_alias="settle_cycles")]

@@ -1,4 +1,4 @@
-"""What became of a scenario's tasks, in KAI's terms, and how it differs from the expected outcome.
+"""The outcome of a scenario in KAI's terms, and how it differs from the expected one.
 
 KAI looks at one action inside its cycle: a task is `allocated` on idle resources, `nominated` for
 those that others release, `moved` if it was stopped and nominated, or `evicted`. After whole cycles
@@ -70,7 +70,7 @@ def after_cycles(cluster: KaiCluster, jobs: Iterable[Job]) -> dict[str, Standing
     tasks = cluster.cell.state.tasks
     return {
         job.name: _standing(
-            cluster, job, *_settled(tasks.get(f"{cluster.job_id(job.name)}.0"), job)
+            cluster, job, *_after_cycle(tasks.get(f"{cluster.job_id(job.name)}.0"), job)
         )
         for job in jobs
     }
@@ -103,7 +103,7 @@ class _Decisions:
         return Status.NOMINATED if job.status is Status.PIPELINED else job.status, None
 
 
-def _settled(task: Task | None, job: Job) -> tuple[Status, tuple[Placement, ...] | None]:
+def _after_cycle(task: Task | None, job: Job) -> tuple[Status, tuple[Placement, ...] | None]:
     """The status of a task after a cycle, by the state; None: it has ended."""
     if task is None:
         return job.status if job.status in ENDED else Status.SUCCEEDED, ()

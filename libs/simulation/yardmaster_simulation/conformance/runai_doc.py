@@ -1,6 +1,6 @@
 """Scenarios from the documentation of Run:ai: jobs are submitted and deleted in steps.
 
-After each step the cluster settles for some cycles, in which agents start and stop tasks.
+After each step some cycles run, between which agents start and stop tasks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def check(scenario: Scenario) -> str:
     cluster.join(given.nodes)
     for number, step in enumerate(given.steps, 1):
         _begin(cluster, step)
-        for _ in range(given.settle_cycles):
+        for _ in range(given.cycles):
             cluster.cycle(after_s=PERIOD_S)
             cluster.play_agents()
         differing = list(_differences(cluster, step.expect))
