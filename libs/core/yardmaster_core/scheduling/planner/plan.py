@@ -350,7 +350,8 @@ class PoolPass:
         group = task.group
         assert group is not None
         return (
-            limit_reached(self.draft.state, self.pool, task) is None
+            self._starts_on_idle
+            and limit_reached(self.draft.state, self.pool, task) is None
             and self.policy.may_start(self.view, group, task) is None
             and self._find_placement(self.pool.free, task) is not None
         )

@@ -30,9 +30,9 @@ from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import PolicyStop
 
-#: What a task counts as: held, of that firm, leaving, reserved.
-Counted = tuple[Amounts, Amounts, Amounts, Amounts]
-_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING)
+#: What a task counts as: held, firm, leaving, returning, reserved.
+Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
+_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
 
 class QuotaIndex(PolicyIndex):
@@ -174,19 +174,22 @@ class QuotaIndex(PolicyIndex):
             del self._tasks[task]
         else:
             self._tasks[task] = now
-        held, firm, leaving, reserved = (minus(a, b) for a, b in zip(now, known, strict=True))
+        held, firm, leaving, returning, reserved = (
+            minus(a, b) for a, b in zip(now, known, strict=True)
+        )
         leaf = self._queue(state, task.job.project)
         for queue in leaf.path:
             before = queue.wish
             queue.held = plus(queue.held, held)
             queue.firm = plus(queue.firm, firm)
             queue.leaving = plus(queue.leaving, leaving)
+            queue.returning = plus(queue.returning, returning)
             queue.reserved = plus(queue.reserved, reserved)
             _note_wish(queue, before)
         self.touched.append(leaf)
 
     def _counted(self, task: Task) -> Counted:
-        held = leaving = reserved = NOTHING
+        held = leaving = returning = reserved = NOTHING
         run, reservation = task.run, task.reserved
         name = self._pool.name
         if reservation is not None and reservation.pool_name == name:
@@ -200,11 +203,14 @@ class QuotaIndex(PolicyIndex):
             amounts = placed(open_)
             if not task.releasing:
                 held = amounts
-            elif isinstance(run.stop, PolicyStop) and reservation is None:
-                # It will be pending again.
+            elif reservation is None:
                 leaving = amounts
-        firm = NOTHING if task.job.spec.preemptible else plus(held, reserved)
-        return held, firm, leaving, reserved
+                if isinstance(run.stop, PolicyStop):
+                    returning = amounts
+        firm = NOTHING
+        if not task.job.spec.preemptible:
+            firm = plus(plus(held, leaving), reserved)
+        return held, firm, leaving, returning, reserved
 
     def _count_group(self, state: ClusterState, group: Group) -> None:
         known = self._groups.get(group, NOTHING)

@@ -23,14 +23,14 @@ from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
 class Queue:
     """A department or project in one pool; the root stands for the pool.
 
-    `held` is without what its tasks are about to release (`leaving`); `firm` is the part of `held`
-    and `reserved` of tasks that cannot be preempted.
+    `held` is without what its tasks are about to release (`leaving`); of that, `returning` is what
+    they will request again. `firm` is the part of all of tasks that cannot be preempted.
     """
 
     __slots__ = (
         *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
         *("held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
-        *("quota", "rank", "reclaim_s", "reserved", "weights"),
+        *("quota", "rank", "reclaim_s", "reserved", "returning", "weights"),
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -53,7 +53,8 @@ class Queue:
         #: above.
         self.preempt_s: int | None = None
         self.reclaim_s: int | None = None
-        self.held = self.firm = self.leaving = self.reserved = self.pending = NOTHING
+        self.held = self.firm = self.leaving = self.returning = NOTHING
+        self.reserved = self.pending = NOTHING
         #: Its share, and the most that it may hold without that others reclaim it.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
@@ -67,9 +68,14 @@ class Queue:
         return plus(self.held, self.reserved)
 
     @property
+    def used(self) -> Amounts:
+        """What counts towards its limit: also what its tasks have not released yet."""
+        return plus(self.standing, self.leaving)
+
+    @property
     def wish(self) -> Amounts:
         """What its tasks hold and request, within its limit."""
-        total = plus(plus(self.held, self.leaving), plus(self.reserved, self.pending))
+        total = plus(plus(self.held, self.returning), plus(self.reserved, self.pending))
         return within(total, self.limit)
 
     def ancestors(self) -> Iterator["Queue"]:
@@ -119,7 +125,8 @@ def settle(queue: Queue, *, by_weight: bool) -> None:
         queue.deserved = _sum(queue)
     if by_weight:
         weight = quota.over_quota_weight if quota is not None else 1
-        queue.weights = (weight, weight, weight)
+        # As in KAI-Scheduler: weights are of GPUs.
+        queue.weights = (weight, 1, 1)
     else:
         gpu, cpu, memory = (amount or 0 for amount in queue.deserved)
         queue.weights = (gpu, cpu, memory)

@@ -153,7 +153,7 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     own = task.reserved
     for queue in leaf.ancestors():
         if own is None:
-            found = exceeded(plus(queue.standing, ask), queue.limit)
+            found = exceeded(plus(queue.used, ask), queue.limit)
             if found is not None and ask[found]:
                 return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
         if not group.shape.preemptible and own is None:
@@ -173,7 +173,7 @@ def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
         never = WaitCode.EXCEEDS_LIMIT if at_limit else WaitCode.EXCEEDS_DESERVED
         numbers = {f"asked_{suffix}": asked, name: bound}
         return Wait(code=never, numbers=numbers, about=queue.name)
-    used = (queue.standing if at_limit else queue.firm)[resource]
+    used = (queue.used if at_limit else queue.firm)[resource]
     numbers = {name: bound, f"used_{suffix}": used, f"asked_{suffix}": asked}
     return Wait(code=code, numbers=numbers, about=queue.name)
 
