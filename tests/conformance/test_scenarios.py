@@ -31,7 +31,6 @@ DIFFERENT: Final[dict[str, dict[str, str]]] = {
             "a reclaimed GPU does not go back to its former holder"
         ),
         # Not yet: the policy decides otherwise than KAI.
-        "action/allocate/allocate/getTestsMetadata/021": "the weights of CPU and memory are 1",
         "action/consolidation/consolidation/getTestsMetadata/006": "any victim may be moved",
         "action/reclaim/reclaim/getTestsMetadata/014": "without allocate, surplus is not offered",
         "cycle/allocate/allocate/getAllocateTestsMetadata/011": (
