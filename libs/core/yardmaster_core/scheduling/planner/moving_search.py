@@ -77,7 +77,7 @@ class MovingSearch(VictimSearch):
         shape = task.job.shape
         for victim in some:
             self._remove(victim)
-        needed = self._needed(shape, some)
+        needed = self._needed(shape, some, moves=claim.max_moves is not None)
         if claim.max_moves is not None and len(needed) > claim.max_moves:
             return None
         placement = place(self._future, shape, self._strategy, key)
@@ -98,21 +98,26 @@ class MovingSearch(VictimSearch):
             return None
         return Preemption(placement, needed, moved)
 
-    def _needed(self, shape: Shape, some: Sequence[Task]) -> list[Task]:
-        """Put back the removed victims without which the task fits too, the most valuable first."""
+    def _needed(self, shape: Shape, some: Sequence[Task], *, moves: bool) -> list[Task]:
+        """Put back the removed victims without which the task fits too, the most valuable first; if
+        all must be moved, the largest first, because the smaller ones find other slots more easily.
+        """
         if shape.whole_nodes:
             return self._drop_unneeded(shape, list(some))
         held = HeldReplicas(self._future, shape, self._draft.state.rules)
-        needed: list[Task] = []
-        for victim in reversed(some):
+        needed: set[Task] = set()
+        back = list(reversed(some))
+        if moves:
+            back.sort(key=lambda victim: -victim.job.shape.total_gpu_milli)
+        for victim in back:
             ordinals = self._ordinals(victim)
             self._remove(victim, undo=True)
             held.update(ordinals)
             if held.total < shape.replicas:
                 self._remove(victim)
                 held.update(ordinals)
-                needed.append(victim)
-        return needed[::-1]
+                needed.add(victim)
+        return [victim for victim in some if victim in needed]
 
 
 class Gains:

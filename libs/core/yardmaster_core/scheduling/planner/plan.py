@@ -367,7 +367,7 @@ class PoolPass:
         if shape.start_failed:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
-        if self._reserve_released(task):
+        if self._starts_on_idle and self._reserve_released(task):
             return GroupResult.RESERVED
         if turn <= len(self.claims):
             claim = self.claims[turn - 1]

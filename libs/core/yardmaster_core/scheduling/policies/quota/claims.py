@@ -168,7 +168,7 @@ def _may_lose(leaf: Queue, other: Queue, ask: Amounts) -> bool:
         deserved = its.deserved[i]
         if ask[i]:
             over |= deserved is not None and standing[i] > deserved
-            below |= deserved is None or standing[i] < deserved
+            below |= deserved is not None and standing[i] < deserved
     return over or not below
 
 
