@@ -31,13 +31,8 @@ DIFFERENT: Final[dict[str, dict[str, str]]] = {
             "a reclaimed GPU does not go back to its former holder"
         ),
         # Not yet: the policy decides otherwise than KAI.
-        "action/consolidation/consolidation/getTestsMetadata/006": "any victim may be moved",
-        "action/reclaim/reclaim/getTestsMetadata/014": "without allocate, surplus is not offered",
         "cycle/allocate/allocate/getAllocateTestsMetadata/011": (
             "a task may preempt for its project's limit"
-        ),
-        "cycle/reclaim/reclaim/getReclaimTestsMetadata/023": (
-            "a queue is not below an unlimited deserved amount"
         ),
     },
 }
