@@ -145,7 +145,13 @@ def as_its_schema_writes_it(envelope: Envelope[Any]) -> bytes:
         return written
     plain = json.loads(written)
     for part, of in ((envelope.data, plain["data"]), *_parts(envelope.data, plain["data"])):
-        added = {f.name: f.default for f in dataclasses.fields(part) if f.metadata.get("later")}
+        later = [f for f in dataclasses.fields(part) if f.metadata.get("later")]
+        for f in later:
+            default = f.default_factory() if callable(f.default_factory) else f.default
+            if "rules" in f.metadata and getattr(part, f.name) == default:
+                # Of configurations, each field by itself.
+                del of[f.name]
+        added = {f.name: f.default for f in later if "rules" not in f.metadata}
         if added and all(getattr(part, name) == default for name, default in added.items()):
             for name in added:
                 del of[name]
@@ -157,6 +163,11 @@ def _parts(of: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
         part = getattr(of, field.name)
         if dataclasses.is_dataclass(part):
             yield part, plain[field.name]
+            yield from _parts(part, plain[field.name])
+        elif isinstance(part, dict):
+            for name, inner in part.items():
+                if dataclasses.is_dataclass(inner):
+                    yield inner, plain[field.name][name]
 
 
 @given(any_envelope())
