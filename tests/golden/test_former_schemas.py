@@ -19,6 +19,7 @@ WIDENED: Final = {
     "CycleCommitted.v2": 4,
     "RecordQuarantined.v1": 4,
     "ProjectChangeRequested.v1": 6,
+    "DepartmentChangeRequested.v1": 8,
     "EntitlementsChanged.v1": 6,
     "RequestRefused.v1": 6,
     "TaskRejected.v1": 6,
