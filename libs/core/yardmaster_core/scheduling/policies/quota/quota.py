@@ -70,10 +70,11 @@ class QuotaOptions:
     its others, or `kai`, only the priority counts. `actions`: what is done for tasks, in order;
     without `allocate` they start only on slots that others release. `over_quota`: what is left is
     divided in proportion to what is deserved, or by `weight`. `max_moves`: the most tasks that are
-    moved for one (0: none). `saturation_permille`: how much fuller than the queues that it reclaims
-    from a queue above its share may become, 1000 for equal. `min_runtime_of`: the minimum run time
-    against reclaim is that of the queue below the lowest common ancestor (`lca`), or of the
-    victim's own queue.
+    moved for one (0: none). `saturation_permille`: a queue above its share must stay less full than
+    the queues that it reclaims from; how much its fullness counts, 1000 for equally.
+    `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
+    the minimum run time against reclaim is that of the queue below the lowest common ancestor
+    (`lca`), or of the victim's own queue.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
