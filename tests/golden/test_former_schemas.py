@@ -21,6 +21,8 @@ WIDENED: Final = {
     "RecordQuarantined.v1": 4,
     "ProjectChangeRequested.v1": 6,
     "DepartmentChangeRequested.v1": 8,
+    "PoolChangeRequested.v1": 8,
+    "PoolConfigured.v1": 8,
     "EntitlementsChanged.v1": 6,
     "RequestRefused.v1": 6,
     "TaskRejected.v1": 6,
