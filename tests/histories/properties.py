@@ -298,8 +298,8 @@ def _path(task: Task) -> tuple[Department | Project, ...]:
 
 
 def _standing(task: Task, pool: str, *, plus: Task) -> list[dec.Placement]:
-    """What a task holds and will not release, and what is reserved for it; of `plus` also what it
-    will release.
+    """The slots that a task holds and will not release, and those reserved for it; of `plus` also
+    those that it will release.
     """
     run = task.run
     found: list[dec.Placement] = []
@@ -318,10 +318,10 @@ def _or_any(amount: int | None) -> int:
 def _deserved(
     state: ClusterState, owner: Department | Project, pool: str
 ) -> tuple[int | None, int | None, int | None]:
-    """What a queue deserves; a department without a quota, what its projects deserve together."""
+    """The amounts that a queue deserves: a department without a quota those of its projects."""
     quota = owner.config.quotas.get(pool) if owner.config is not None else None
     if quota is not None:
-        # More than the limit is nobody's due.
+        # No queue deserves more than its limit.
         gpus = min(quota.deserved_milli or 0, _or_any(quota.limit_milli))
         cpus = min(_or_any(quota.deserved_cpu_milli), _or_any(quota.limit_cpu_milli))
         return gpus, cpus if cpus < ANY else None, quota.deserved_memory_mib

@@ -1,9 +1,10 @@
 """Pages of the queue of a pool: its pending tasks in the order of its policy.
 
 The policy orders tasks by their traits (`Policy.place`), then, where it says so (`in_rank`), by the
-ranks that the scheduler recorded of their claimants, then by submission. So a page walks the places
-in order; in each, the claimants in order of their ranks; and the jobs of each by submission. Jobs
-of claimants without a rank, which no cycle has considered yet, come last in their place.
+ranks that the scheduler recorded of their claimants, then by other traits (`within`), then by
+submission. So a page walks the places in order; in each, the claimants in order of their ranks; of
+each, the sections in the order of `within`; and the jobs of these by submission. Jobs of claimants
+without a rank, which no cycle has considered yet, come last in their place.
 
 A page reads at most `MAX_READ` tasks and `MAX_JOBS` jobs, so it may have fewer items than requested
 although more follow. Between two pages tasks may start: positions are those at the time of reading.
@@ -13,6 +14,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import Policy, QueueTraits, Rank
@@ -65,6 +67,8 @@ class _At:
     #: The last claimant that is done, and the one whose jobs are read.
     ranked: Order | None = None
     claimant: str = ""
+    #: The sections that are read, and the last job of them that is done.
+    within: Rank = ()
     job: Order | None = None
     #: The job whose tasks are read, and the index of its next task.
     job_id: str = ""
@@ -74,7 +78,8 @@ class _At:
 
 
 def _cursor(at: _At) -> str:
-    fields = (at.place, at.step, at.ranked, at.claimant, at.job, at.job_id, at.index, at.passed)
+    where = (at.place, at.step, at.ranked, at.claimant, at.within, at.job)
+    fields = (*where, at.job_id, at.index, at.passed)
     return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
 
 
@@ -88,7 +93,7 @@ def _at(cursor: str | None) -> _At | None:
         return None
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        place, step, ranked, claimant, job, job_id, index, passed = json.loads(
+        place, step, ranked, claimant, within, job, job_id, index, passed = json.loads(
             base64.b64decode(padded, altchars=b"-_", validate=True)
         )
         at = _At(
@@ -96,6 +101,7 @@ def _at(cursor: str | None) -> _At | None:
             step=int(step),
             ranked=_order(ranked),
             claimant=str(claimant),
+            within=tuple(map(int, within)),
             job=_order(job),
             job_id=str(job_id),
             index=int(index),
@@ -120,7 +126,7 @@ class QueueReader:
         store: ViewStore,
         pool: str,
         policy: Policy,
-        among: Among | None,
+        options: Any,
         now_ms: int,
         *,
         includes: Callable[[str], bool],
@@ -129,7 +135,8 @@ class QueueReader:
         self._store = store
         self._pool = pool
         self._policy = policy
-        self._among = among
+        self._options = options
+        self._among = policy.claimants(options)
         #: Whether tasks of a project are listed; others only count.
         self._includes = includes
         self._grouped = grouped
@@ -205,6 +212,7 @@ class QueueReader:
                     place=at.place,
                     ranked=after,
                     claimant=rank.claimant,
+                    within=at.within if same else (),
                     job=at.job if same else None,
                 )
                 async for found in self._of_claimant(here, sections):
@@ -217,28 +225,46 @@ class QueueReader:
         self, at: _At, sections: Sequence[QueueTraits]
     ) -> AsyncIterator[tuple[_At, QueueRow]]:
         if self._among is Among.JOB:
-            for failed in sorted({traits.failed for traits in sections}):
-                key = f"{self._pool}/{at.claimant}" + ("/failed" if failed else "")
-                row = await self._store.get(QueueRow, key)
-                if row is not None and row.traits in sections:
-                    yield at, row
+            for _, some in self._parts(sections):
+                for failed in sorted({traits.failed for traits in some}):
+                    key = f"{self._pool}/{at.claimant}" + ("/failed" if failed else "")
+                    row = await self._store.get(QueueRow, key)
+                    if row is not None and row.traits in some:
+                        yield at, row
             return
-        classes = {f"{int(traits.gpus)}{int(traits.failed)}" for traits in sections}
-        claims = frozenset(f"{self._pool}/{at.claimant}/{each}" for each in classes)
-        async for found in self._walk(at, {"claim": claims}):
-            if found[1].traits in sections:
-                yield found
+        of = f"{self._pool}/{at.claimant}"
+        async for found in self._in_parts(at, "claim", of, sections):
+            yield found
 
     async def _by_submission(
         self, at: _At, sections: Sequence[QueueTraits], *, skip_ranked: bool
     ) -> AsyncIterator[tuple[_At, QueueRow]]:
-        names = frozenset(f"{self._pool}/{section_of(traits)}" for traits in sections)
-        async for found in self._walk(at, {"section": names}):
+        async for found in self._in_parts(at, "section", self._pool, sections):
             if skip_ranked and self._among is not None:
                 name = found[1].claimant(self._among)
                 if await self._store.get(RankRow, f"{self._pool}/{self._among}/{name}"):
                     continue
             yield found
+
+    def _parts(self, sections: Sequence[QueueTraits]) -> list[tuple[Rank, list[QueueTraits]]]:
+        """The sections of a place in the order of `within`, equal ones together."""
+        parts: dict[Rank, list[QueueTraits]] = {}
+        for traits in sections:
+            within = tuple(map(int, self._policy.within(self._options, traits)))
+            parts.setdefault(within, []).append(traits)
+        return sorted(parts.items(), key=itemgetter(0))
+
+    async def _in_parts(
+        self, at: _At, facet: str, of: str, sections: Sequence[QueueTraits]
+    ) -> AsyncIterator[tuple[_At, QueueRow]]:
+        """The jobs of a pool or of a claimant (`of`), part by part, each part by submission."""
+        for within, some in self._parts(sections):
+            if within < at.within:
+                continue
+            here = at if within == at.within else replace(at, within=within, job=None)
+            names = frozenset(f"{of}/{section_of(traits)}" for traits in some)
+            async for found in self._walk(here, {facet: names}):
+                yield found
 
     async def _walk(
         self, at: _At, facets: dict[str, frozenset[str]]

@@ -32,7 +32,9 @@ Millis = Annotated[int, Field(ge=0, le=LAST_MS)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 Priority = Annotated[int, Field(ge=1, le=99)]
 #: Of queues: those with a higher rank come first.
-Rank = Annotated[int, Field(ge=0, le=1000)]
+#: Of a department or project among its siblings; the highest comes first.
+MAX_QUEUE_RANK: Final = 1000
+Rank = Annotated[int, Field(ge=0, le=MAX_QUEUE_RANK)]
 SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 #: Slots of a node, ascending, each once.
 SlotSet = Annotated[

@@ -106,7 +106,7 @@ async def read_queue(
         read.store,
         row.name,
         policy_of(ref),
-        policy_of(ref).claimants(options_of(ref)),
+        options_of(ref),
         read.gateway.ports.clock.now_ms(),
         includes=lambda one: read.visibility.includes(one) and (not wanted or one in wanted),
         grouped=grouped,

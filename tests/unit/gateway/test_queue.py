@@ -106,6 +106,36 @@ async def test_claimants_come_in_the_order_that_the_scheduler_recorded(
     ]
 
 
+@pytest.mark.parametrize("order", ["document", "kai"])
+async def test_under_quota_the_most_deprived_project_comes_first_then_priority(
+    cell: TestCell, order: str
+) -> None:
+    config = {"policy": {"name": "quota", "options": {"order": order}}}
+    await cell.call("PUT", "/v1/pools/default", status=202, json=config, headers={"If-Match": "*"})
+    await cell.submit(resources={"gpus": 3}, min_runtime="1h")
+    await cell.submit(token="vision", project="vision", min_runtime="1h")
+    low = await cell.submit(priority=50, resources={"gpus": 4})
+    first = await cell.submit(priority=20, tasks={"count": 2}, resources={"gpus": 4})
+    second = await cell.submit(priority=20, resources={"gpus": 4})
+    firm = await cell.submit(priority=60, kind="interactive", resources={"gpus": 4})
+    other = await cell.submit(
+        token="vision", project="vision", priority=99, resources={"gpus": 4}, tasks={"count": 3}
+    )
+    ordered = [other, *((firm,) if order == "document" else ()), first, second, low]
+    if order == "kai":
+        ordered.append(firm)
+    counts = {first: 2, other: 3}
+    wanted, place = [], 1
+    for job in ordered:
+        wanted.append((place, f"{job}.0", counts.get(job, 1)))
+        place += counts.get(job, 1)
+    assert places(await queue(cell)) == wanted
+    each = await queue(cell, "&grouped=false")
+    assert [one["position"] for one in each] == list(range(1, place))
+    assert places(await queue(cell, "&project=vision")) == wanted[:1]
+    assert places(await queue(cell, token="vision")) == wanted[:1]
+
+
 async def test_unknown_pools_and_cursors_are_refused(cell: TestCell) -> None:
     await cell.call("GET", "/v1/pools/nope/queue", status=404)
     await cell.call("GET", "/v1/pools/default/queue?cursor=abc", status=400)

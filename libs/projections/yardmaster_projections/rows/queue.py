@@ -51,10 +51,10 @@ class QueueRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Its section in the pool; and its project among the tasks of that class."""
-        traits = self.traits
-        claim = f"{self.pool}/{self.project}/{int(traits.gpus)}{int(traits.failed)}"
-        return (("section", f"{self.pool}/{section_of(traits)}"), ("claim", claim))
+        """Its section in the pool; and its section among the tasks of its project."""
+        section = section_of(self.traits)
+        claim = f"{self.pool}/{self.project}/{section}"
+        return (("section", f"{self.pool}/{section}"), ("claim", claim))
 
     def claimant(self, among: Among) -> str:
         """The name of its claimant."""

@@ -40,8 +40,8 @@ from yardmaster_schemas.topics import DECISIONS
 
 #: Claimants that one ClaimantsRanked names.
 MAX_RANKED: Final = 256
-#: Numbers of a rank.
-MAX_RANK: Final = 8
+#: Numbers of a rank: four for each level of queues.
+MAX_RANK: Final = 36
 
 Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 

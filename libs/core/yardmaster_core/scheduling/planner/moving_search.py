@@ -3,7 +3,7 @@
 Victims are added one after another, in the policy's order. As soon as the nodes of the newest one
 would hold the task without the victims on them, that set is tried: victims that turn out
 unnecessary keep running, the others are moved where they fit on other slots, and the policy judges
-the rest. If it refuses, the search goes on.
+the rest. If it refuses, the search continues.
 
 The steps follow the solver of KAI-Scheduler at d5bc503a (actions/common/solvers), on counts of
 replicas instead of simulated allocations. Adding a victim costs a step per replica; a try costs a
@@ -123,7 +123,7 @@ class MovingSearch(VictimSearch):
 
 
 class Gains:
-    """What the nodes would have free without the victims that were added so far."""
+    """The capacity of the nodes without the victims that were added so far."""
 
     def __init__(
         self, index: CapacityIndex, shape: Shape, nodes: dict[str, Node], rules: int

@@ -32,7 +32,8 @@ The queue of a pool is served in the policy's order (`GET /v1/pools/NAME/queue`)
 tasks but no state: `place` gives the place of a task by its traits. Where the order depends on what
 others demand, `claimants` tells what the claimants are, and the planner records each rank that
 `ranks` returns (ClaimantsRanked): within a place for which `in_rank` is true, tasks come in the
-order of their claimants' ranks. Within equal places and ranks, by submission.
+order of their claimants' ranks. Within equal places and ranks, they come by the traits that
+`within` orders for given options, then by submission.
 
 A pool's placement strategy is configured apart from its policy (`placement.py`). Limits of projects
 and jobs apply under every policy (`limits.py`).
@@ -205,6 +206,11 @@ def by_submission_only(_: QueueTraits) -> Rank:
     return ()
 
 
+def nothing_within(_: Any, __: QueueTraits) -> Rank:
+    """`within` of policies under which only the submission orders the tasks of a place and rank."""
+    return ()
+
+
 def no_index(_: Pool, __: Any) -> PolicyIndex:
     """`index` of policies that keep nothing."""
     return PolicyIndex()
@@ -247,6 +253,7 @@ class Policy:
     project_shares: Callable[[PoolView], Mapping[str, int]] = no_shares
     place: Callable[[QueueTraits], Rank] = by_submission_only
     in_rank: Callable[[QueueTraits], bool] = never_in_rank
+    within: Callable[[Any, QueueTraits], Rank] = nothing_within
     claimants: Callable[[Any], Among | None] = no_claimants
     ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
     index: Callable[[Pool, Any], PolicyIndex] = no_index

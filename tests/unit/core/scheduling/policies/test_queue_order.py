@@ -16,6 +16,7 @@ FAIR: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fair_share", {"among": "job"}),
     ("fair_share", {"among": "project"}),
     ("fair_share", {"among": "job", "variant": "max_min"}),
+    ("quota", {"order": "kai"}),
 )
 CASES = FAIR + tuple(
     (name, {})
@@ -44,11 +45,12 @@ def planned(cell: Cell) -> list[str]:
 
 
 def listed(cell: Cell) -> list[str]:
-    """The queue by traits, recorded ranks and submission."""
+    """The queue by traits, recorded ranks, traits within these, and submission."""
     pool = cell.state.pools["main"]
     assert pool.config is not None
     policy = policy_of(pool.config.policy)
-    among = policy.claimants(options_of(pool.config.policy))
+    options = options_of(pool.config.policy)
+    among = policy.claimants(options)
 
     def key(task: Task) -> Any:
         job = task.job
@@ -58,7 +60,8 @@ def listed(cell: Cell) -> list[str]:
         if among is not None and policy.in_rank(traits):
             claimant = job if among is Among.JOB else job.project
             rank = claimant.ranks["main"]
-        return tuple(map(int, policy.place(traits))), rank, task.key
+        place = tuple(map(int, policy.place(traits)))
+        return place, rank, tuple(map(int, policy.within(options, traits))), task.key
 
     return [task.id for task in sorted(queued(cell), key=key)]
 

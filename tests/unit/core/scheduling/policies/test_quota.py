@@ -55,7 +55,7 @@ class QuotaCell(Cell):
             named["project"] = req.ProjectConfig(department=of, quotas=quotas, **config)
         self.admission(adm.EntitlementsChangedV1(**named))
 
-    def settle(self) -> list[Any]:
+    def run(self) -> list[Any]:
         """Run cycles until nothing changes; return all decisions."""
         found: list[Any] = []
         for _ in range(MAX_CYCLES):
@@ -64,7 +64,7 @@ class QuotaCell(Cell):
             acted = False
             for task in list(self.state.tasks.values()):
                 run = task.run
-                if run is None:
+                if run is None or task.phase.final:
                     continue
                 for replica, placement in enumerate(run.placements):
                     about = {
@@ -77,7 +77,7 @@ class QuotaCell(Cell):
                     acted |= self._act(task, run, replica, about)
             if not decisions and not acted:
                 return found
-        raise AssertionError("the cell does not settle")
+        raise AssertionError("the cell does not stop deciding")
 
     def _act(self, task: Any, run: Any, replica: int, about: dict[str, Any]) -> bool:
         if run.stop is not None and run.replicas[replica] < ReplicaState.RELEASED:
@@ -106,11 +106,11 @@ def test_two_projects_with_much_to_do_get_what_they_deserve_and_the_rest_in_prop
     cell.entitle_to("b", 1)
     for n in range(12):
         cell.submit(f"a{n:02}x", project="a")
-    cell.settle()
+    cell.run()
     assert cell.held("a") == 12
     for n in range(12):
         cell.submit(f"b{n:02}x", project="b")
-    cell.settle()
+    cell.run()
     assert (cell.held("a"), cell.held("b")) == (9, 3)
 
 
@@ -120,10 +120,10 @@ def test_weights_divide_what_is_left() -> None:
     cell.entitle_to("b", 2, weight=3)
     for n in range(12):
         cell.submit(f"a{n:02}x", project="a")
-    cell.settle()
+    cell.run()
     for n in range(12):
         cell.submit(f"b{n:02}x", project="b")
-    cell.settle()
+    cell.run()
     assert (cell.held("a"), cell.held("b")) == (4, 8)
 
 
@@ -133,10 +133,10 @@ def test_a_project_with_nothing_gets_what_it_deserves_at_the_cost_of_as_much() -
     cell.entitle_to("b", 2)
     for n in range(8):
         cell.submit(f"a{n:02}x", project="a")
-    cell.settle()
+    cell.run()
     cell.submit("b0", project="b")
     cell.submit("b1", project="b")
-    decisions = cell.settle()
+    decisions = cell.run()
     assert cell.held("b") == 2
     assert cell.held("a") == 6
     stops = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
@@ -150,16 +150,16 @@ def test_a_task_is_moved_so_that_one_on_whole_nodes_fits() -> None:
     cell.submit("x", gpus=2, project="a")
     cell.submit("y", gpus=1, project="a")
     cell.submit("z", gpus=1, project="a")
-    cell.settle()
+    cell.run()
     cell.cancel("x")
-    cell.settle()
+    cell.run()
     # y and z are on one node: put one of them elsewhere.
     cell.submit("w", gpus=1, project="a")
-    cell.settle()
+    cell.run()
     cell.cancel("z")
-    cell.settle()
+    cell.run()
     cell.submit("both", gpus=2, project="a")
-    decisions = cell.settle()
+    decisions = cell.run()
     assert cell.held("a") == 4
     moved = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
     assert [each.stop.rule for each in moved] == ["moved"]
@@ -173,7 +173,7 @@ def test_tasks_that_cannot_be_preempted_stay_within_what_is_deserved() -> None:
         cell.submit(f"i{n}", project="a", preemptible=False)
     cell.submit("big", project="a", preemptible=False, gpus=3)
     cell.submit("t", project="a")
-    cell.settle()
+    cell.run()
     assert cell.held("a") == 3
     assert cell.wait_of("i2") is WaitCode.AT_DESERVED
     assert cell.wait_of("big") is WaitCode.EXCEEDS_DESERVED
@@ -189,10 +189,10 @@ def test_a_departments_quota_supersedes_those_of_its_projects() -> None:
     for n in range(2):
         for project in ("p1", "p2"):
             cell.submit(f"{project}n{n}", project=project, department="d1")
-    cell.settle()
+    cell.run()
     assert (cell.held("p1"), cell.held("p2")) == (2, 2)
     for n in range(2):
         cell.submit(f"p3n{n}", project="p3", department="d2")
-    cell.settle()
+    cell.run()
     assert cell.held("p3") == 2
     assert cell.held("p1") + cell.held("p2") == 2

@@ -1,4 +1,5 @@
-"""The division of a resource among queues with quotas, by rank and weight.
+"""The policy `quota`: departments and projects with guaranteed quotas, and moves of tasks.
 
-No policy uses it yet; `yard conformance` compares it with KAI-Scheduler's.
+Start reading at `quota`; `shares` computes the shares, `claims` says which tasks may be preempted.
+Must not change the state.
 """

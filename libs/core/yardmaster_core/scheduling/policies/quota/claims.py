@@ -1,5 +1,5 @@
-"""What a task of a queue may take from others: within its project, from other queues, or slots from
-which tasks are moved.
+"""The victims that a task of a queue may take slots from: tasks of its project or of other queues,
+or tasks that are moved.
 
 The rules are those of KAI-Scheduler at d5bc503a (actions/{preempt,reclaim,consolidation} and
 plugins/proportion/reclaimable).

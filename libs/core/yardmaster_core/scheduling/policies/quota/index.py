@@ -21,7 +21,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     requested,
     times,
 )
-from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, settle
+from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
@@ -55,6 +55,8 @@ class QuotaIndex(PolicyIndex):
         self._topology = -1
         #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
         self.touched: list[Queue] = []
+        #: Queues whose place among their siblings may have changed since projects were ranked.
+        self.unranked: dict[Queue, None] = {}
         #: By project and priority.
         self.victims: dict[Project, dict[int, Victims]] = {}
         holders = (task for node in pool.nodes.values() for task in node.open.values())
@@ -97,7 +99,7 @@ class QuotaIndex(PolicyIndex):
             for queue in (root, *self._queues.values()):
                 queue.divide_below = True
                 queue.divided = False
-        self._shares_changed |= divide_tree(root, total)
+        self._shares_changed |= divide_tree(root, total, self.unranked)
         return root
 
     def take_news(self, state: ClusterState) -> bool:
@@ -106,7 +108,7 @@ class QuotaIndex(PolicyIndex):
         return self._shares_changed or self._victims_due
 
     def _total(self) -> Amounts:
-        """What the nodes offer that take tasks."""
+        """The amounts of the nodes that take tasks."""
         key = "quota_total"
         known: tuple[int, Amounts] | None = self._pool.policy_cache.get(key)
         if known is None or known[0] != self._pool.topology:
@@ -123,6 +125,7 @@ class QuotaIndex(PolicyIndex):
     def _build(self, state: ClusterState) -> Queue:
         root = Queue("", None, (0, 0))
         self._queues.clear()
+        self.unranked.clear()
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
@@ -141,7 +144,7 @@ class QuotaIndex(PolicyIndex):
             if project not in self._queues:
                 parent = self._queues[project.department]
                 self._add(project, Queue(project.name, parent, (1, age)))
-        settle(root, by_weight=self._by_weight)
+        derive_settings(root, by_weight=self._by_weight)
 
     def _add_department(
         self, state: ClusterState, root: Queue, department: Department, age: int
@@ -158,6 +161,7 @@ class QuotaIndex(PolicyIndex):
 
     def _add(self, owner: Department | Project, queue: Queue) -> Queue:
         self._queues[owner] = queue
+        self.unranked[queue] = None
         configure(queue, owner, self._pool.name)
         return queue
 
@@ -185,6 +189,7 @@ class QuotaIndex(PolicyIndex):
         for group in self._stale_groups:
             self._count_group(state, group, wishes)
         self._stale_groups.clear()
+        self.unranked.update(dict.fromkeys(wishes))
         for queue, before in wishes.items():
             _note_wish(queue, before)
 
@@ -241,6 +246,12 @@ class QuotaIndex(PolicyIndex):
         known = self._groups.get(group, NOTHING)
         shape = group.shape
         counts = 0
+        leaf = self._queue(state, state.projects[shape.project])
+        if group.pending:
+            leaf.waiting[group] = None
+        else:
+            leaf.waiting.pop(group, None)
+        self.unranked[leaf] = None
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
         now = times(requested(shape), counts)
@@ -251,7 +262,7 @@ class QuotaIndex(PolicyIndex):
         else:
             self._groups.pop(group, None)
         more = minus(now, known)
-        for queue in self._queue(state, state.projects[shape.project]).path:
+        for queue in leaf.path:
             wishes.setdefault(queue, queue.wish)
             queue.pending = plus(queue.pending, more)
 

@@ -17,6 +17,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     within,
 )
 from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
 
 
@@ -30,7 +31,7 @@ class Queue:
     __slots__ = (
         *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
         *("held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
-        *("quota", "rank", "reclaim_s", "reserved", "returning", "weights"),
+        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "waiting", "weights"),
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -61,20 +62,24 @@ class Queue:
         #: Whether its children have shares, and whether they or queues below must be divided again.
         self.divided = False
         self.divide_below = True
+        #: Of a project: its groups with pending tasks.
+        self.waiting: dict[Group, None] = {}
+        #: Its part of the ranks of the projects below it (`ranks.py`), when they were last ranked.
+        self.place: tuple[int, ...] = ()
 
     @property
     def standing(self) -> Amounts:
-        """What its tasks hold and will not release, and what is reserved for them."""
+        """The amounts that its tasks hold and will not release, and those reserved for them."""
         return plus(self.held, self.reserved)
 
     @property
     def used(self) -> Amounts:
-        """What counts towards its limit: also what its tasks have not released yet."""
+        """The amounts that count towards its limit: also those not released yet."""
         return plus(self.standing, self.leaving)
 
     @property
     def wish(self) -> Amounts:
-        """What its tasks hold and request, within its limit."""
+        """The amounts that its tasks hold and request, within its limit."""
         held, returning, reserved, pending = (
             self.held,
             self.returning,
@@ -109,14 +114,14 @@ def configure(queue: Queue, owner: Department | Project, pool: str) -> None:
     queue.limit = (quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib)
 
 
-def settle(queue: Queue, *, by_weight: bool) -> None:
+def derive_settings(queue: Queue, *, by_weight: bool) -> None:
     """Compute what a queue deserves and its weights, after the queues below it.
 
     A department without a quota deserves what its projects deserve together. With `by_weight` what
     is left is divided by the weights that are set, else in proportion to what is deserved.
     """
     for child in queue.children:
-        settle(child, by_weight=by_weight)
+        derive_settings(child, by_weight=by_weight)
     # If no sibling deserves anything, all have equal parts.
     equal = [not any(child.weights[i] for child in queue.children) for i in RESOURCES]
     if not by_weight and any(equal):

@@ -50,8 +50,10 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
@@ -70,10 +72,11 @@ class QuotaOptions:
     its others, or `kai`, only the priority counts. `actions`: what is done for tasks, in order;
     without `allocate` they start only on slots that others release. `over_quota`: what is left is
     divided in proportion to what is deserved, or by `weight`. `max_moves`: the most tasks that are
-    moved for one (0: none). `saturation_permille`: how much fuller than the queues that it reclaims
-    from a queue above its share may become, 1000 for equal. `min_runtime_of`: the minimum run time
-    against reclaim is that of the queue below the lowest common ancestor (`lca`), or of the
-    victim's own queue.
+    moved for one (0: none). `saturation_permille`: a queue above its share must stay less full than
+    the queues that it reclaims from; how much its fullness counts, 1000 for equally.
+    `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
+    the minimum run time against reclaim is that of the queue below the lowest common ancestor
+    (`lca`), or of the victim's own queue.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -246,15 +249,43 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
     return QuotaIndex(pool, by_weight=options.over_quota == "weight")
 
 
-def place(traits: QueueTraits) -> Rank:
-    """The highest priority first; tasks whose last starts failed last within their priority."""
-    return traits.priority, traits.failed
+def failed_last(traits: QueueTraits) -> Rank:
+    """Tasks whose last starts failed after all others."""
+    return (traits.failed,)
+
+
+def always_in_rank(_: QueueTraits) -> bool:
+    """Whether the ranks of projects order these tasks."""
+    return True
+
+
+def within_project(options: QuotaOptions, traits: QueueTraits) -> Rank:
+    """`by_priority` or `firm_first` for the listed queue."""
+    if options.order == "kai":
+        return (traits.priority,)
+    return traits.preemptible, traits.priority
+
+
+def projects(_: QuotaOptions) -> Among:
+    """The kind of the claimants."""
+    return Among.PROJECT
+
+
+def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """The order of the listed queue, which `QueueOrder` replaces in a cycle: the most deprived
+    queue first by what it holds now, whatever its next task requests.
+    """
+    shape = group.shape
+    traits = QueueTraits(group.priority, shape.preemptible, bool(shape.queue_class), False)
+    rank = rank_of(view, task.job.project)
+    return 0, rank, within_project(view.options, traits), task.key
 
 
 QUOTA: Final = Policy(
     name="quota",
     version=1,
     options=QuotaOptions,
+    order=listed_order,
     candidates=candidates,
     may_start=wait_for_quota,
     start_reason=start_reason,
@@ -264,5 +295,9 @@ QUOTA: Final = Policy(
     equivalence=equivalence,
     wake=claimants,
     index=quota_index,
-    place=place,
+    place=failed_last,
+    in_rank=always_in_rank,
+    within=within_project,
+    claimants=projects,
+    ranks=changed_ranks,
 )

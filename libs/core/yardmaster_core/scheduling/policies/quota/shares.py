@@ -10,10 +10,11 @@ from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divi
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 
-def divide_tree(queue: Queue, total: Amounts) -> bool:
+def divide_tree(queue: Queue, total: Amounts, unranked: dict[Queue, None]) -> bool:
     """Divide the share of `queue` among the queues below it; return whether one of them changed.
 
-    `total` is the pool's.
+    `total` is the pool's. The queues with another share, or another most that they may
+    hold, are added to `unranked`.
     """
     if not queue.divide_below:
         return False
@@ -27,9 +28,13 @@ def divide_tree(queue: Queue, total: Amounts) -> bool:
                 child.fair = fair
                 child.divided = False
                 child.divide_below = changed = True
-            child.allocatable = _allocatable(child, total)
+                unranked[child] = None
+            allocatable = _allocatable(child, total)
+            if allocatable != child.allocatable:
+                child.allocatable = allocatable
+                unranked[child] = None
     for child in queue.children:
-        changed |= divide_tree(child, total)
+        changed |= divide_tree(child, total, unranked)
     return changed
 
 
@@ -43,7 +48,7 @@ def _shares(parent: Queue, resource: int) -> list[int]:
         if (deserved := child.deserved[resource]) is not None
     ]
     if not any(unmet):
-        # The frequent case: nobody asks for more than it deserves.
+        # The frequent case: no queue requests more than it deserves.
         return [min(total, wish) for wish in wishes]
     demands = [
         QueueDemand(
