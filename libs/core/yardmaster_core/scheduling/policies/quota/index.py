@@ -63,6 +63,7 @@ class QuotaIndex(PolicyIndex):
                     pass
         self._due = True
         self._due_next = False
+        self._shares_changed = True
 
     # Reading
 
@@ -235,19 +236,24 @@ class QuotaIndex(PolicyIndex):
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = True
+        self._due = self._due_next = self._shares_changed = True
         if self._root is not None:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = True
+        self._due = self._due_next = self._shares_changed = True
         if self._root is not None:
             self._stale_groups[group] = None
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._shares_changed = True
+
+    def nodes_changed(self) -> None:
+        """See `PolicyIndex.nodes_changed`."""
+        self._shares_changed = True
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`."""
@@ -273,6 +279,15 @@ class QuotaIndex(PolicyIndex):
         """Whether a task may claim more than before."""
         return self._due
 
+    @property
+    def shares_changed(self) -> bool:
+        """See `PolicyIndex.shares_changed`."""
+        return self._shares_changed
+
+    def shares_compared(self) -> None:
+        """See `PolicyIndex.shares_compared`."""
+        self._shares_changed = False
+
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
@@ -280,11 +295,13 @@ class QuotaIndex(PolicyIndex):
 
     def kept(self) -> Mapping[str, bool]:
         """See `PolicyIndex.kept`."""
-        return {"due": self._due, "due_next": self._due_next}
+        return {"due": self._due, "due_next": self._due_next, "shares": self._shares_changed}
 
     def restore(self, kept: Mapping[str, bool]) -> None:
         """See `PolicyIndex.restore`."""
         self._due, self._due_next = kept["due"], kept["due_next"]
+        # Snapshots from before shares were recorded have none.
+        self._shares_changed = kept.get("shares", True)
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

@@ -48,6 +48,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
@@ -257,5 +258,7 @@ QUOTA: Final = Policy(
     equivalence=equivalence,
     wake=claimants,
     index=quota_index,
+    project_shares=project_shares,
+    shares=queue_shares,
     place=place,
 )

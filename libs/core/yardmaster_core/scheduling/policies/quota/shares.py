@@ -39,8 +39,11 @@ def _shares(parent: Queue, resource: int) -> list[int]:
         if (deserved := child.deserved[resource]) is not None
     ]
     if not any(unmet):
-        # The frequent case: nobody asks for more than it deserves.
-        return [min(total, wish) for wish in wishes]
+        # The frequent case: no queue requests more than it deserves.
+        return [
+            wish if child.deserved[resource] is not None else min(total, wish)
+            for child, wish in zip(children, wishes, strict=True)
+        ]
     demands = [
         QueueDemand(
             name=str(at),
