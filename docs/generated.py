@@ -106,7 +106,9 @@ def keys() -> str:
 def _default(value: object, form: str) -> str:
     """The default of a key, as a user writes it; empty if it is no value."""
     if value is None:
-        return "`none`" if "none" in form else ""
+        return next((f"`{word}`" for word in ("none", "unlimited") if word in form.split("|")), "")
+    if value is True and form == "on|off":
+        return "`on`"
     if value == () or value is dataclasses.MISSING:
         return ""
     return f"`{value}s`" if form == "TIME" else _plain(value)
@@ -305,7 +307,9 @@ MEANINGS: Final = {
     "CUDA_VISIBLE_DEVICES": "its GPUs; empty without one",
     "CUDA_DEVICE_ORDER": "GPUs are numbered by their place on the bus",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "only for shares of a GPU under MPS: the percentage",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for shares of a GPU under MPS: the memory",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for shares of a GPU under MPS: the memory of each",
+    "CUDA_MPS_PIPE_DIRECTORY": "only for shares of a GPU under MPS: the pipes of its daemon",
+    "CUDA_MPS_LOG_DIRECTORY": "only for shares of a GPU under MPS: the logs of its daemon",
     "RANK": "the same as `YARD_REPLICA`",
     "WORLD_SIZE": "the same as `YARD_REPLICAS`",
     "LOCAL_RANK": "0; only where a replica has at most one GPU",
@@ -333,9 +337,12 @@ def task_environment() -> str:
 def environment_of_a_task() -> dict[str, str]:
     """The variables that the agent sets for replica 1 of a gang of two, and those under MPS."""
     from yardmaster_node_agent.agent_state import Assignment, ReplicaKey
+    from yardmaster_node_agent.devices import MpsControl
     from yardmaster_node_agent.environment import NodeFacts
     from yardmaster_node_agent.environment import task_environment as environment
     from yardmaster_node_agent.executors.port import Paths
+    from yardmaster_node_agent.settings import MPS_PIPES
+    from yardmaster_node_agent.shares import MpsLimiter
     from yardmaster_schemas.events.decisions import Checkpoint
     from yardmaster_schemas.events.details import JobDetailedV1, Run
     from yardmaster_schemas.events.requests import DetailsRef
@@ -374,7 +381,11 @@ def environment_of_a_task() -> dict[str, str]:
         agent_url="http://127.0.0.1:40123",
         devices=("0", "1", "2", "3"),
         gpu_memory_mib=81_920,
-        mps=True,
+        limiter=MpsLimiter(
+            daemon=MpsControl(MPS_PIPES),
+            log_directory=Path("/var/log/nvidia-mps"),
+            gpu_memory_mib=81_920,
+        ),
         passed={},
     )
     found: dict[str, str] = {}

@@ -102,9 +102,18 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "departments": _plain("departments", "departments create research"),
     "departments ls": _list("departments"),
     "departments show": _one("departments show research"),
-    "departments create": _plain("departments create research"),
+    "departments create": _plain(
+        "departments create research", "departments create vision parent=research rank=200"
+    ),
     "departments set": _plain("departments set research quota.h100.limit=32"),
     "departments delete": _plain("departments delete research"),
+    "quotas": _plain("quotas --pool h100", "quotas set nlp --pool h100 --gpu 16 --limit 32"),
+    "quotas ls": _list("quotas", "quotas --pool h100 -o wide"),
+    "quotas set": _plain(
+        "quotas set nlp --pool h100 --gpu 16 --limit 32 --over-quota-weight high",
+        "quotas set research --department --pool h100 --gpu unlimited --cpus 512 --memory 4Ti",
+    ),
+    "quotas delete": _plain("quotas delete nlp --pool h100"),
     "apply": _fields("apply -f org.yaml", "apply -f org.yaml --dry-run"),
     "diff": _fields("diff -f org.yaml"),
     "log": _plain("log stat", "log dump --from -1h"),

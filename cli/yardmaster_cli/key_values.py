@@ -1,6 +1,7 @@
 """KEY=VALUE arguments of `pools|projects|departments create|set`, applied to a configuration.
 
-Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs, times have units.
+Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs or CPUs, memory and
+times have units.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +10,15 @@ from typing import Any, Final
 
 from yardmaster.yaml_tree import nearest, scalar
 from yardmaster_cli.errors import BadUsage
-from yardmaster_schemas.quantities import duration_s, milli
+from yardmaster_schemas.quantities import duration_s, memory_mib, milli
 
 Body = dict[str, Any]
 #: Values that remove a limit.
 NO_LIMIT: Final = ("none", "unlimited", "-")
+UNLIMITED: Final = "unlimited"
+#: Words for over-quota weights.
+WEIGHTS: Final[Mapping[str, int]] = {"none": 0, "low": 1, "medium": 2, "high": 3}
+_SWITCH: Final = {"on": True, "true": True, "off": False, "false": False}
 
 
 def _text(text: str) -> Any:
@@ -31,22 +36,76 @@ def _names(text: str) -> Any:
     return [part for part in text.split(",") if part]
 
 
-def _gpus(text: str) -> Any:
-    if text in NO_LIMIT:
-        return None
+def _number(text: str, what: str, word: str) -> int:
     try:
         amount = float(text)
     except ValueError:
-        raise ValueError(f"expected a number of GPUs or {NO_LIMIT[0]}, not {text[:32]}") from None
-    return milli(amount, "GPUs")
+        raise ValueError(f"expected a number of {what} or {word}, not {text[:32]}") from None
+    return milli(amount, what)
+
+
+def _gpus(text: str) -> Any:
+    return None if text in NO_LIMIT else _number(text, "GPUs", NO_LIMIT[0])
+
+
+def _cpus(text: str) -> Any:
+    return None if text in NO_LIMIT else _number(text, "CPUs", NO_LIMIT[0])
+
+
+def _memory(text: str) -> Any:
+    return None if text in NO_LIMIT else memory_mib(text)
+
+
+def _deserved(text: str) -> Any:
+    # One field would contradict an earlier value of the other.
+    if text == UNLIMITED:
+        return {"deserved_milli": None, "deserved_unlimited": True}
+    amount = None if text in NO_LIMIT else _number(text, "GPUs", UNLIMITED)
+    return {"deserved_milli": amount, "deserved_unlimited": False}
+
+
+def _deserved_cpus(text: str) -> Any:
+    return None if text == UNLIMITED else _number(text, "CPUs", UNLIMITED)
+
+
+def _deserved_memory(text: str) -> Any:
+    if text == "none":
+        raise ValueError(f"expected an amount of memory (0Mi is nothing) or {UNLIMITED}, not none")
+    return None if text == UNLIMITED else memory_mib(text)
+
+
+def _weight(text: str) -> Any:
+    if text in WEIGHTS:
+        return WEIGHTS[text]
+    if not text.isdecimal():
+        raise ValueError(f"expected {', '.join(WEIGHTS)} or a whole number, not {text[:32]}")
+    return int(text)
+
+
+def _switch(text: str) -> Any:
+    if text not in _SWITCH:
+        raise ValueError(f"expected on or off, not {text[:32]}")
+    return _SWITCH[text]
+
+
+def _name(text: str) -> Any:
+    return None if text == "none" else text
 
 
 def _limit(text: str) -> Any:
     return None if text in NO_LIMIT else _whole(text)
 
 
+def _names_or_none(text: str) -> Any:
+    return None if text in NO_LIMIT else _names(text)
+
+
 def _seconds(text: str) -> Any:
     return int(text) if text.isdecimal() else duration_s(text)
+
+
+def _optional_seconds(text: str) -> Any:
+    return None if text == "none" else _seconds(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +114,7 @@ class Key:
 
     Attributes:
         path: the field of the configuration that the key sets.
-        read: parses the text of a value.
+        read: parses the text of a value. A mapping sets several fields where `path` has its last.
         value: the form of a value, for the help.
         about: the meaning, for the help; empty: not listed, because the server refuses it yet.
     """
@@ -100,10 +159,28 @@ POOL: Final[Mapping[str, Key]] = {
         "Maximum number of tasks without GPUs on a node, up to 2048; none: 512.",
     ),
     "seed": Key(("seed",), _whole, "N", "Seed of policies and placements that draw at random."),
+    "pool-order": Key(
+        *(("pool_order",), _text, "idle_first|strict"),
+        "strict: victims in it come before idle capacity of pools that a job lists after it.",
+    ),
 }
+_RANK: Final = Key(
+    ("rank",), _whole, "N", "Siblings with a higher rank get unused capacity first (policy quota)."
+)
+_PREEMPT_MIN_RUNTIME: Final = Key(
+    *(("preempt_min_runtime_s",), _optional_seconds, "TIME|none"),
+    "Minimum run time before its own project preempts a task (policy quota); none: the parent's.",
+)
+_RECLAIM_MIN_RUNTIME: Final = Key(
+    *(("reclaim_min_runtime_s",), _optional_seconds, "TIME|none"),
+    "Minimum run time before a task is reclaimed for others (policy quota); none: the parent's.",
+)
 PROJECT: Final[Mapping[str, Key]] = {
     "department": Key(("department",), _text, "NAME", "Department (new project: default)."),
     "weight": Key(("weight",), _whole, "N", "Weight in fair sharing among projects."),
+    "rank": _RANK,
+    "preempt-min-runtime": _PREEMPT_MIN_RUNTIME,
+    "reclaim-min-runtime": _RECLAIM_MIN_RUNTIME,
     "pools": Key(("pools",), _names, "NAME,...", "Pools that jobs may use; empty: all."),
     "node-types": Key(
         ("node_types",), _names, "NAME,...", "Node types that jobs may request; empty: all."
@@ -141,8 +218,18 @@ PROJECT: Final[Mapping[str, Key]] = {
         "N|none",
         "Maximum number of its tasks that have not ended; none: the cell's project-tasks.",
     ),
+    "default-pools": Key(
+        ("default_pools",),
+        _names,
+        "NAME,...",
+        "Pools of jobs that name none; empty: the cell's default pools.",
+    ),
 }
 CELL: Final[Mapping[str, Key]] = {
+    "default-pools": Key(
+        *(("default_pools",), _names, "NAME,..."),
+        "Pools of jobs that name none, in projects without default pools.",
+    ),
     "project-tasks": Key(
         ("project_tasks",), _whole, "N", "Maximum number of a project's tasks that have not ended."
     ),
@@ -151,22 +238,59 @@ CELL: Final[Mapping[str, Key]] = {
     ),
 }
 _USER: Final = Key(("tasks_of", "USER"), _limit, "N|none", "The same for one user.")
-DEPARTMENT: Final[Mapping[str, Key]] = {"weight": Key(("weight",), _whole, "N")}
+DEPARTMENT: Final[Mapping[str, Key]] = {
+    "weight": Key(("weight",), _whole, "N"),
+    "parent": Key(("parent",), _name, "NAME|none", "Department that it is a part of."),
+    "rank": _RANK,
+    "preempt-min-runtime": _PREEMPT_MIN_RUNTIME,
+    "reclaim-min-runtime": _RECLAIM_MIN_RUNTIME,
+}
 
-_QUOTA: Final[Mapping[str, Key]] = {
-    "deserved": Key(("deserved_milli",), _gpus, "N|none"),
+#: Of one quota; the policy `quota` alone reads them, except `limit`.
+QUOTA: Final[Mapping[str, Key]] = {
+    "deserved": Key(
+        *(("deserved_milli",), _deserved, "N|unlimited|none"),
+        "GPUs that its tasks get back from others when they need them.",
+    ),
     "limit": Key(
         ("limit_milli",), _gpus, "N|none", "Maximum GPUs that its tasks hold in this pool."
     ),
-    "over-quota-weight": Key(("over_quota_weight",), _whole, "N"),
+    "over-quota-weight": Key(
+        *(("over_quota_weight",), _weight, "none|low|medium|high|N"),
+        "Part of the unused capacity, relative to siblings; none to high are 0 to 3.",
+    ),
+    "over-quota": Key(
+        *(("over_quota",), _switch, "on|off"), "Whether its tasks may hold more than it deserves."
+    ),
+    "deserved-cpus": Key(
+        *(("deserved_cpu_milli",), _deserved_cpus, "N|unlimited"), "CPUs that it deserves."
+    ),
+    "deserved-memory": Key(
+        *(("deserved_memory_mib",), _deserved_memory, "SIZE|unlimited"),
+        "Memory that it deserves, such as 512Gi.",
+    ),
+    "limit-cpus": Key(
+        *(("limit_cpu_milli",), _cpus, "N|none"), "Maximum CPUs that its tasks hold in this pool."
+    ),
+    "limit-memory": Key(
+        *(("limit_memory_mib",), _memory, "SIZE|none"),
+        "Maximum memory that its tasks hold in this pool.",
+    ),
 }
 _OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the policy.")
+_KIND_NODE_TYPES: Final = Key(
+    ("kind_node_types", "KIND"),
+    _names_or_none,
+    "NAME,...|none",
+    "Node types that jobs of this kind may request; empty: all; none: node-types.",
+)
 
 
 def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
     """The keys that `overlay` accepts with `known` and that the server supports, for the help.
 
-    `option.NAME`, `user.USER` and `quota.POOL.limit` stand for all keys of that form.
+    `option.NAME`, `user.USER`, `kind-node-types.KIND` and the keys of `quota.POOL` stand for all
+    keys of that form.
     """
     further = (
         {"option.NAME": _OPTION}
@@ -175,17 +299,20 @@ def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
         if known is CELL
         else {
             f"quota.POOL.{name}": replace(key, path=("quotas", "POOL", *key.path))
-            for name, key in _QUOTA.items()
+            for name, key in QUOTA.items()
         }
     )
+    if known is PROJECT:
+        further = {"kind-node-types.KIND": _KIND_NODE_TYPES, **further}
     return {name: key for name, key in {**known, **further}.items() if key.about}
 
 
 def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, Key]) -> Body:
     """Return a copy of `body` with KEY=VALUE pairs applied.
 
-    Further keys are `option.NAME` of a pool's policy, `user.USER` of a cell, and `quota.POOL.limit`
-    of a project or department. Another policy drops the options of the previous one.
+    Further keys are `option.NAME` of a pool's policy, `user.USER` of a cell, `kind-node-types.KIND`
+    of a project, and `quota.POOL.KEY` of a project or department (`QUOTA`). Another policy drops
+    the options of the previous one.
 
     Raises:
         BadUsage: an unknown key, or a value that its key does not accept.
@@ -207,8 +334,11 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
             inner = inner.setdefault(part, {})
         if path == _POLICY and inner.get("name") != value:
             inner.pop("options", None)
-        inner[path[-1]] = value
-        if path[0] == "tasks_of" and value is None:
+        if isinstance(value, dict) and path[0] == "quotas":
+            inner |= value
+        else:
+            inner[path[-1]] = value
+        if path[0] in ("tasks_of", "kind_node_types") and value is None:
             del inner[path[-1]]
     return changed
 
@@ -221,11 +351,13 @@ def _key(name: str, known: Mapping[str, Key]) -> Key:
         return replace(_OPTION, path=(*_OPTION.path, rest.replace("-", "_")))
     if head == "user" and rest and known is CELL:
         return replace(_USER, path=("tasks_of", rest))
+    if head == "kind-node-types" and rest and known is PROJECT:
+        return replace(_KIND_NODE_TYPES, path=("kind_node_types", rest))
     if head == "quota" and known not in (POOL, CELL):
         pool, _, what = rest.rpartition(".")
-        if pool and what in _QUOTA:
-            return replace(_QUOTA[what], path=("quotas", pool, *_QUOTA[what].path))
-        raise BadUsage(f"{name}: expected quota.POOL.limit")
+        if pool and what in QUOTA:
+            return replace(QUOTA[what], path=("quotas", pool, *QUOTA[what].path))
+        raise BadUsage(f"{name}: expected quota.POOL.KEY", hint=f"keys: {', '.join(QUOTA)}")
     like = nearest(name, known)
     raise BadUsage(
         f"unknown key {name}",

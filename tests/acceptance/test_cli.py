@@ -430,14 +430,16 @@ def test_contexts_are_kept_and_used(tmp_path: Path) -> None:
 
 
 ORG = """
-cell: {user-tasks: 50000}
+cell: {user-tasks: 50000, default-pools: [slow, default]}
 pools:
   default: {policy: priority}
-  slow: {policy: priority, option.preemption: false, node-timeout: 2m}
+  slow: {policy: priority, option.preemption: false, node-timeout: 2m, pool-order: strict}
 departments:
   vision: {quota: {slow: {limit: 8}}}
 projects:
-  images: {department: vision, max-slots: 4, kinds: [training, inference]}
+  images:
+    {department: vision, max-slots: 4, kinds: [training, inference], default-pools: [default],
+     kind-node-types: {training: [any], inference: []}}
   empty:
 """
 
@@ -473,17 +475,55 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
 
     for kind, name in (("projects", "images"), ("projects", "empty"), ("departments", "vision")):
         dev.yard(kind, "delete", name)
+    assert "in_use" in dev.yard("pools", "delete", "slow", code=103).err
+    dev.yard("cell", "set", "default-pools=")
     dev.yard("pools", "delete", "slow")
+
+
+NESTED = """
+departments:
+  faces: {parent: sight, rank: 200, reclaim-min-runtime: 30m}
+  sight: {quota: {default: {deserved: 8, deserved-memory: 1Ti, over-quota: off}}}
+projects:
+  eyes: {department: faces, quota: {default: {deserved: unlimited, over-quota-weight: high}}}
+"""
+
+
+def test_departments_and_quotas_are_configured_by_a_file_and_by_commands(dev: Dev) -> None:
+    (dev.folder / "org.yaml").write_text(NESTED)
+    assert "3 created" in dev.yard("apply", "-f", "org.yaml").err
+    assert dev.yard("diff", "-f", "org.yaml", "--no-headers").out == ""
+    rows = dev.yard("quotas", "--pool", "default", "-o", "csv", "--columns", "name,deserved,weight")
+    assert rows.lines == ["name,deserved,weight", "sight,8,1", "eyes,unlimited,3"]
+    words = ("quotas", "set", "eyes", "--pool", "default", "--gpu", "2", "--cpus", "16")
+    assert dev.yard(*words).lines == ["eyes"]
+    quota = dev.yard("projects", "show", "eyes", "-o", "json").json["config"]["quotas"]["default"]
+    assert (quota["deserved_milli"], quota["deserved_unlimited"]) == (2000, False)
+    assert (quota["deserved_cpu_milli"], quota["over_quota_weight"]) == (16_000, 3)
+    listed = dev.yard("projects", "--pool", "default", "-o", "csv").lines
+    assert "eyes,faces,2,0,0,,3,in_quota,100,2" in listed
+    dev.yard(*words, "--if-match", '"1"', code=103)
+
+    said = dev.yard("departments", "set", "sight", "parent=faces", code=103)
+    assert "refused: department_cycle" in said.err
+    assert "in use by 1 departments" in dev.yard("departments", "delete", "sight", code=103).err
+    assert dev.yard("quotas", "delete", "sight", "--department", "--pool", "default").code == 0
+    for kind, name in (("projects", "eyes"), ("departments", "faces"), ("departments", "sight")):
+        dev.yard(kind, "delete", name)
 
 
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
+        ("departments: {a: {parent: a}}", 2, "departments.a: it would be a part of itself"),
         ("projects:\n  a: {max-slot: 3}", 2, "org.yaml:2: projects.a: unknown key max-slot"),
         ("projects:\n  a:\n    weight: much", 2, "org.yaml:3: projects.a: weight: "),
         ("project: {a: {}}", 2, "org.yaml:1: project: unknown key"),
         ("projects: {a: 3}", 2, "projects.a: expected a mapping"),
         ("pools: {a: {policy: priority, fence: soft}}", 2, "org.yaml:1: pools.a: fence: "),
+        ("projects: {a: {kind-node-types: {hobby: [sxm]}}}", 2, "kind_node_types"),
+        ("projects: {a: {default-pools: [moon]}}", 101, "project a: refused: pool_unknown"),
+        ("cell: {default-pools: [moon]}", 101, "refused: pool_unknown"),
         ("projects: {a: {department: none-such}}", 101, "project a: refused: department_unknown"),
     ],
 )

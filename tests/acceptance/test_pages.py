@@ -62,12 +62,15 @@ NOT_HERE: Final = {
 #: How the commands of a page are undone after it, by how they begin.
 UNDO: Final = {
     "yard apply": (
-        "yard projects delete speech && yard departments delete research && yard pools delete long"
+        "yard projects delete speech && yard projects delete faces && yard projects delete tracks"
+        " && yard departments delete vision && yard departments delete research"
+        " && yard pools delete long"
     ),
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",
     "yard nodes drain": "! yard nodes | grep -q drain || yard nodes uncordon node-1",
-    "yard pools set": "yard pools set default policy=priority placement=best_fit seed=0 fence=none",
+    "yard pools set": "yard pools set default policy=priority placement=best_fit seed=0 fence=none "
+    "pool-order=idle_first",
 }
 
 

@@ -14,6 +14,7 @@ NOT_READ: Final = {
 }
 #: Published schemas with a new value, and the rules below which no code writes or accepts it.
 WIDENED: Final = {
+    # For `isolation: user`; `share_limits` since 8.
     "NodeJoined.v1": 2,
     "CycleCommitted.v1": 4,
     "CycleCommitted.v2": 4,

@@ -35,6 +35,8 @@ IDLE_AFTER: Final = 3
 PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
 #: Of the tasks that might pass another one (s).
 MIN_RUNTIME_S, STEP_S = 60, 10
+#: Rules of `quota` by which other queues take slots.
+RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 
@@ -89,6 +91,8 @@ class CheckedCell(Cell):
     # 1
 
     def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
+        if decision.stop.rule in RECLAIMED:
+            return  # what a queue starts beyond its share makes it one that loses tasks
         since = self.started.get((decision.task_id, decision.attempt))
         assert since != self.changes, (
             f"{decision.task_id} is preempted after its start without an input in between"

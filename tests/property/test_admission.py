@@ -61,6 +61,7 @@ pool_configs = st.builds(
     max_grace_s=st.integers(0, 100),
     unequal_gangs=st.booleans(),
     gpuless_per_node=st.none() | st.integers(0, 2),
+    pool_order=st.sampled_from(r.PoolOrder),
 )
 project_configs = st.builds(
     r.ProjectConfig,
@@ -71,6 +72,8 @@ project_configs = st.builds(
     limit_milli=limits,
     max_pending=st.sampled_from([2, 1_000_000]),
     max_unfinished=st.sampled_from([None, None, 4]),
+    default_pools=some_pools,
+    kind_node_types=st.sampled_from([{}, {r.Kind.TRAINING: ("sxm",), r.Kind.INFERENCE: ()}]),
     quotas=quotas,
 )
 VALUES = {
@@ -106,6 +109,7 @@ CONFIGS = {
         project_tasks=st.sampled_from([2, 6, 200_000]),
         user_tasks=st.sampled_from([5, 100_000]),
         tasks_of=st.sampled_from([{}, {"ada": 4}]),
+        default_pools=some_pools,
     ),
     r.PoolChangeRequestedV1: pool_configs,
     r.DepartmentChangeRequestedV1: st.builds(r.DepartmentConfig, quotas=quotas),

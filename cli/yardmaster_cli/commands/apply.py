@@ -1,5 +1,7 @@
 """`yard apply` and `yard diff`: the cell, pools, departments and projects in one file.
 
+Departments are applied after their parents, in whatever order the file has them.
+
 An object in the file gets exactly the configuration that the file contains: a key that the file
 omits has the value that `create` gives it. Objects that the file does not name are not changed.
 """
@@ -14,7 +16,7 @@ from pydantic import TypeAdapter
 
 from yardmaster import yaml_tree
 from yardmaster.yaml_tree import Tree
-from yardmaster_cli.commands.configured import KINDS, parsed
+from yardmaster_cli.commands.configured import KINDS, everything, parsed
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.input_file import text_of
 from yardmaster_cli.key_values import CELL, Key, overlay
@@ -22,14 +24,15 @@ from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.remote import Remote, creating
 from yardmaster_cli.session import Session, command
 from yardmaster_schemas.api import CellConfig
+from yardmaster_schemas.construct import sparse
 
 T = TypeVar("T")
-#: The most objects that one request lists.
-_PAGE: Final = 1000
 _CELL: Final = "cell"
+#: In an order in which objects come after those that they name: the cell names pools.
 _CONFIGS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "pools": KINDS["pools"].config,
     _CELL: TypeAdapter(CellConfig),
-    **{nouns: kind.config for nouns, kind in KINDS.items()},
+    **{nouns: kind.config for nouns, kind in KINDS.items() if nouns != "pools"},
 }
 _COLUMNS: Final = (
     Column("KIND", lambda row: row["kind"]),
@@ -66,7 +69,8 @@ class _Object:
             found = config.validate_json(json.dumps(KINDS[self.nouns].new))
             yield {"kind": self.noun, "name": self.name, "field": None, "now": None, "file": "new"}
         before, after = (
-            dict(_flat(config.dump_python(each, mode="json"))) for each in (found, self.config)
+            dict(_flat(_shown(config.dump_python(each, mode="json"), each)))
+            for each in (found, self.config)
         )
         for field in sorted(before.keys() | after.keys()):
             now, then = before.get(field), after.get(field)
@@ -85,6 +89,12 @@ class _Object:
             return send(self.name, self.config, if_match=tag)
         with creating(self.noun, self.name):
             return send(self.name, self.config, create=True)
+
+
+def _shown(dumped: dict[str, Any], config: Any) -> dict[str, Any]:
+    """A configuration without the settings that its quotas do not change."""
+    quotas = getattr(config, "quotas", {})
+    return dumped | {"quotas": {pool: sparse(quota) for pool, quota in quotas.items()}}
 
 
 def _file_option(change: Callable[..., T]) -> Callable[..., T]:
@@ -141,9 +151,10 @@ def _compared(remote: Remote, file: str) -> list[_Object]:
     """The objects of the file with the server's, in an order in which they can be applied."""
     compared = []
     for nouns, wanted in _objects(*text_of(file)).items():
-        found = _found(remote, nouns)
-        for name, config in wanted.items():
-            has = found.get(name)
+        found = {_CELL: remote.client.cell()} if nouns == _CELL else everything(remote, nouns)
+        names = _parents_first(wanted, found) if nouns == "departments" else wanted
+        for name in names:
+            config, has = wanted[name], found.get(name)
             if has is None:
                 compared.append(_Object(nouns, name, config))
             else:
@@ -151,17 +162,26 @@ def _compared(remote: Remote, file: str) -> list[_Object]:
     return compared
 
 
-def _found(remote: Remote, nouns: str) -> dict[str, Any]:
-    if nouns == _CELL:
-        return {_CELL: remote.client.cell()}
-    found: dict[str, Any] = {}
-    cursor: str | None = None
-    while True:
-        page = getattr(remote.client, nouns)(limit=_PAGE, cursor=cursor)
-        found |= {item.name: item for item in page.items}
-        cursor = page.next_cursor
-        if cursor is None:
-            return found
+def _parents_first(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """The names of departments, each after the department that becomes its parent.
+
+    Raises:
+        BadUsage: a department would be a part of itself.
+    """
+    parents = {name: each.config.parent for name, each in found.items()}
+    parents |= {name: config.parent for name, config in wanted.items()}
+    ordered: dict[str, None] = {}
+    for name in wanted:
+        path = [name]
+        while (parent := parents.get(path[-1])) is not None:
+            path.append(parent)
+            if parent in path[:-1]:
+                raise BadUsage(
+                    f"departments.{name}: it would be a part of itself: {' in '.join(path)}",
+                    hint="choose another parent",
+                )
+        ordered |= dict.fromkeys(each for each in reversed(path) if each in wanted)
+    yield from ordered
 
 
 def _objects(text: str, source: str) -> dict[str, dict[str, Any]]:

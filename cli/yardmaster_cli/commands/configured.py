@@ -15,7 +15,7 @@ from yardmaster_cli.errors import BadUsage, first_error
 from yardmaster_cli.key_values import CELL, DEPARTMENT, POOL, PROJECT, Key, listed, overlay
 from yardmaster_cli.output.columns import POOLS, department_columns, project_columns
 from yardmaster_cli.output.formats import Column
-from yardmaster_cli.server.remote import creating, plain, rows
+from yardmaster_cli.server.remote import Remote, creating, plain, rows
 from yardmaster_cli.session import FIELDS, NounGroup, Session, YardCommand, if_match_option
 from yardmaster_schemas.api import CellConfig, DepartmentConfig, PoolConfig, ProjectConfig
 
@@ -179,8 +179,8 @@ _DEPARTMENTS = ConfiguredKind(
     new={},
     keys=DEPARTMENT,
     columns=department_columns,
-    lists="List departments with the used and pending GPUs of their projects.",
-    unused="without projects",
+    lists="List departments with their used and pending GPUs.",
+    unused="that no project or department is in",
     by_pool=True,
 )
 
@@ -191,6 +191,19 @@ KINDS: Final[Mapping[str, ConfiguredKind]] = {
     "projects": _PROJECTS,
 }
 pools, departments, projects = (group(kind) for kind in KINDS.values())
+
+
+def everything(remote: Remote, nouns: str) -> dict[str, Any]:
+    """All objects of a kind by name, from as many pages as they need."""
+    found: dict[str, Any] = {}
+    cursor: str | None = None
+    while True:
+        page = getattr(remote.client, nouns)(limit=_PAGE, cursor=cursor)
+        found |= {item.name: item for item in page.items}
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
 
 cell = NounGroup("cell", help="Show or set what applies to the whole cell.")
 

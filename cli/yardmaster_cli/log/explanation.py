@@ -64,6 +64,7 @@ def _as_answer(found: Explanation) -> dict[str, Any]:
         "refusal": None,
         "cycle": found.cycle,
         "cycle_at": rfc3339(found.at_ms),
+        "nodes_without_share_limits": list(found.nodes_without_share_limits),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, span
+from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, mebibytes, span
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.times import now_ms, parse_time
 
@@ -171,6 +171,12 @@ def _node_reason(row: Row) -> Cell:
     return ", ".join(parts) or None
 
 
+def _share_limits(row: Row) -> Cell:
+    """The name of what enforces shares of the node's GPUs; None for a node without GPUs."""
+    limits = row.get("share_limits") if row["gpus"] else None
+    return "not_enforced" if limits == "none" else limits
+
+
 NODES: Final = (
     Column("NAME", _key("name")),
     Column("POOL", _key("pool")),
@@ -187,6 +193,7 @@ NODES: Final = (
     Column("RESERVED", _gpus("gpu_milli_reserved", 1), wide=True, right=True),
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
+    Column("SHARES", _share_limits, wide=True),
     Column("ENROLLED", lambda row: (row.get("enrolment") or {}).get("gpus"), wide=True, right=True),
     Column("JOINED", _when("joined_at"), wide=True, right=True),
 )
@@ -236,33 +243,91 @@ def _usage_column(title: str, pool: str | None) -> Column:
     return Column(title, lambda row: Gpus(_usage(row, pool)[title.lower()]), right=True)
 
 
+def _quota(row: Row, pool: str | None) -> Mapping[str, Any]:
+    """The quota and use of `row` in `pool`."""
+    return next((each for each in row.get("pools") or () if each["pool"] == pool), {})
+
+
+def deserved(quota: Mapping[str, Any]) -> Cell:
+    """The GPUs that a quota deserves."""
+    if quota.get("deserved_unlimited"):
+        return "unlimited"
+    return Gpus(quota.get("deserved_milli"))
+
+
 def _quota_state(row: Row, pool: str | None) -> Cell:
-    usage = _usage(row, pool)
-    if usage["limit"] is None:
-        return "no_limit"
-    return "at_limit" if usage["used"] >= usage["limit"] else "below_limit"
+    usage, quota = _usage(row, pool), _quota(row, pool)
+    if usage["limit"] is not None and usage["used"] >= usage["limit"]:
+        return "at_limit"
+    if quota.get("deserved_unlimited"):
+        return "in_quota"
+    if quota.get("deserved_milli"):
+        return "over_quota" if usage["used"] > quota["deserved_milli"] else "in_quota"
+    return "no_limit" if usage["limit"] is None else "below_limit"
+
+
+def _deserved_column(pool: str | None) -> Sequence[Column]:
+    of_pool = Column("DESERVED", lambda row: deserved(_quota(row, pool)), right=True)
+    return () if pool is None else (of_pool,)
+
+
+def _weight_column(pool: str) -> Column:
+    return Column("WEIGHT", lambda row: _quota(row, pool).get("over_quota_weight"), right=True)
 
 
 def project_columns(pool: str | None) -> Sequence[Column]:
-    """The columns of projects, with their numbers in `pool`; None: in all pools together."""
+    """The columns of projects, with their numbers in `pool`; None: in all pools together.
+
+    In a pool, WEIGHT is the over-quota weight; in all pools the weight in fair sharing.
+    """
+    fair = Column("WEIGHT", lambda row: row["config"].get("weight"), right=True)
     return (
         Column("NAME", _key("name")),
         Column("DEPARTMENT", _key("department")),
+        *_deserved_column(pool),
         _usage_column("USED", pool),
         _usage_column("PENDING", pool),
         _usage_column("LIMIT", pool),
-        Column("WEIGHT", lambda row: row["config"].get("weight"), right=True),
+        fair if pool is None else _weight_column(pool),
         Column("STATE", lambda row: _quota_state(row, pool)),
+        Column("RANK", lambda row: row["config"].get("rank"), wide=True, right=True),
         Column("REVISION", _key("revision"), wide=True, right=True),
     )
 
 
 def department_columns(pool: str | None) -> Sequence[Column]:
     """The columns of departments, with their numbers in `pool`; None: in all pools together."""
+    of_pool = () if pool is None else (_usage_column("LIMIT", pool), _weight_column(pool))
     return (
         Column("NAME", _key("name")),
+        Column("PARENT", lambda row: row["config"].get("parent")),
         Column("PROJECTS", _joined("projects")),
+        *_deserved_column(pool),
         _usage_column("USED", pool),
         _usage_column("PENDING", pool),
+        *of_pool,
+        Column("RANK", lambda row: row["config"].get("rank"), wide=True, right=True),
         Column("REVISION", _key("revision"), wide=True, right=True),
     )
+
+
+def _memory(name: str) -> Any:
+    return lambda row: None if row.get(name) is None else mebibytes(row[name])
+
+
+#: Of quotas: those of one department or project in one pool.
+QUOTAS: Final = (
+    Column("KIND", _key("kind")),
+    Column("NAME", _key("name")),
+    Column("POOL", _key("pool")),
+    Column("DESERVED", deserved, right=True),
+    Column("USED", _gpus("used_milli"), right=True),
+    Column("PENDING", _gpus("pending_milli"), right=True),
+    Column("LIMIT", _gpus("limit_milli"), right=True),
+    Column("WEIGHT", _key("over_quota_weight"), right=True),
+    Column("OVER_QUOTA", lambda row: "on" if row.get("over_quota") else "off"),
+    Column("CPUS", _gpus("deserved_cpu_milli"), wide=True, right=True),
+    Column("MEMORY", _memory("deserved_memory_mib"), wide=True, right=True),
+    Column("LIMIT_CPUS", _gpus("limit_cpu_milli"), wide=True, right=True),
+    Column("LIMIT_MEMORY", _memory("limit_memory_mib"), wide=True, right=True),
+)

@@ -311,6 +311,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines.append(
             _labelled("Started", f"rule {why['start_rule']}{': ' + shown if shown else ''}")
         )
+    if why.get("nodes_without_share_limits"):
+        lines.append(_labelled("Share", _unlimited_words(why["nodes_without_share_limits"])))
     if why.get("stop"):
         lines += _stop_lines(out, "Stop", why["stop"])
     elif why.get("last_stop"):
@@ -321,6 +323,17 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
     return lines
+
+
+def _unlimited_words(nodes: Sequence[str]) -> str:
+    """The sentence about nodes that do not limit tasks to their shares of GPUs."""
+    named = ", ".join(nodes[:_MAX_NODES])
+    more = len(nodes) - _MAX_NODES
+    if more > 0:
+        named += f" and {more} more"
+    if len(nodes) == 1:
+        return f"node {named} does not enforce shares: tasks there may use more than their share"
+    return f"nodes {named} do not enforce shares: tasks there may use more than their share"
 
 
 def _unblock_line(why: Row) -> str:

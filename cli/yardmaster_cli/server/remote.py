@@ -90,6 +90,9 @@ def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) 
 _HINTS: Final[Mapping[str, str]] = {
     "project_unknown": "list them with yard projects, or create it with yard projects create NAME",
     "department_unknown": "list them with yard departments; departments create NAME creates one",
+    "department_cycle": "choose a parent that is not below it; see yard departments",
+    "department_too_deep": "departments have at most 8 levels; see yard departments",
+    "quota_invalid": "set deserved to a number or to unlimited, not both",
     "pool_unknown": "list them with yard pools, or create it with yard pools create NAME",
     "pool_not_allowed": "the project may not use this pool; see yard projects show",
     "priority_not_allowed": "the priority is too high for this project; see yard projects show",
@@ -100,7 +103,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "allocation_too_large": "its allocation exceeds the size of a record; request fewer replicas",
     "version_mismatch": "it was modified by someone else; review it and try again",
     "unknown_type": "quota runs an older version; upgrade it first",
-    "unknown_version": "quota and the gateway run different versions; upgrade both",
+    "unknown_version": "quota or the cell's rules are older; upgrade it, then yard upgrade finish",
     "in_use": "another object still refers to it",
 }
 

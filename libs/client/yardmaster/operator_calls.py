@@ -171,7 +171,7 @@ class OperatorCalls(Connection):
         return self._put(f"/v1/departments/{quoted(name)}", config, if_match, create)
 
     def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
-        """Delete a department that has no projects."""
+        """Delete a department that has no projects and is no parent."""
         return self._delete(f"/v1/departments/{quoted(name)}", if_match)
 
     # --- rules ----------------------------------------------------------------------------------

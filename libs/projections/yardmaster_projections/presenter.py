@@ -26,10 +26,12 @@ from yardmaster_projections.store import ViewStore
 from yardmaster_projections.units import with_units
 from yardmaster_schemas import api
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
+from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import WaitClass, WaitCode
+from yardmaster_schemas.resources import is_share
 
 #: The condition under which a task that waits for this reason can start.
 _UNBLOCK: Final[Mapping[str, str]] = {
@@ -56,6 +58,8 @@ _UNBLOCK: Final[Mapping[str, str]] = {
         "the back-off after a failed start is over; the next attempt avoids the node if possible"
     ),
 }
+#: The phases in which a task holds slots.
+_HOLDS: Final = (api.Phase.STARTING, api.Phase.RUNNING, api.Phase.STOPPING)
 _RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}
 
 
@@ -280,7 +284,24 @@ class Presenter:
             refusal=await self._task_refusal(row),
             cycle=log.cycle if log is not None and log.cycle else None,
             cycle_at=rfc3339(log.now_ms) if log is not None and log.cycle else None,
+            nodes_without_share_limits=await self._without_share_limits(row, current),
         )
+
+    async def _without_share_limits(self, row: TaskRow, current: AttemptRow | None) -> list[str]:
+        """The nodes where a task holds shares of GPUs, and nothing limits it to its shares."""
+        if current is None or row.phase not in _HOLDS:
+            return []
+        found = []
+        for name in dict.fromkeys(
+            one.placement.node
+            for one in current.replicas
+            if is_share(one.placement.gpu_milli) and one.released_at_ms is None
+        ):
+            node = await self._store.get(NodeRow, name)
+            joined = node.joined if node is not None else None
+            if joined is not None and joined.share_limits is ShareLimits.NONE:
+                found.append(name)
+        return found
 
     async def job(self, row: JobRow) -> api.Job:
         facts = row.facts
@@ -400,6 +421,7 @@ class Presenter:
             disabled_reason=row.disabled_reason,
             gpu_milli_reserved=reserved_milli,
             reserved=reserved,
+            share_limits=joined.share_limits if joined is not None else None,
         )
 
     async def _reserved_on(self, row: NodeRow) -> tuple[int, list[api.NodeReservation]]:
@@ -461,8 +483,16 @@ class Presenter:
         )
 
     async def department(self, row: DepartmentRow) -> api.Department:
-        """A department with the usage of those of its projects that the caller may see."""
-        projects = await queries.projects_of(self._store, row.name, self._visibility)
+        """A department with the usage of the projects in it and below it that the caller may see.
+
+        Departments below it are shown if the caller may see them.
+        """
+        projects = await queries.projects_below(self._store, row.name, self._visibility)
+        children = [
+            child.name
+            for child in await queries.children_of(self._store, row.name)
+            if await queries.department_visible(self._store, child, self._visibility)
+        ]
         all_counters = [
             await queries.counters(self._store, f"project/{one.name}") for one in projects
         ]
@@ -470,7 +500,8 @@ class Presenter:
             name=row.name,
             revision=row.revision,
             config=row.config,
-            projects=[one.name for one in projects],
+            projects=[one.name for one in projects if one.config.department == row.name],
+            departments=children,
             used_milli=sum(sum(counters.used_milli.values()) for counters in all_counters),
             pending_milli=sum(counters.waiting_milli for counters in all_counters),
             pools=_use(row.config.quotas, all_counters),
@@ -533,7 +564,13 @@ def _use(quotas: Mapping[str, Quota], all_counters: list[CountersRow]) -> list[a
             api.PoolUse(
                 pool=name,
                 deserved_milli=quota.deserved_milli or 0,
+                deserved_unlimited=quota.deserved_unlimited,
+                deserved_cpu_milli=quota.deserved_cpu_milli,
+                deserved_memory_mib=quota.deserved_memory_mib,
                 limit_milli=quota.limit_milli,
+                limit_cpu_milli=quota.limit_cpu_milli,
+                limit_memory_mib=quota.limit_memory_mib,
+                over_quota=quota.over_quota,
                 over_quota_weight=quota.over_quota_weight,
                 used_milli=sum(counters.used_milli.get(name, 0) for counters in all_counters),
                 pending_milli=sum(counters.pending_milli.get(name, 0) for counters in all_counters),

@@ -71,6 +71,7 @@ class Filters:
     names: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
     departments: frozenset[str] = frozenset()
+    parents: frozenset[str] = frozenset()
     job_id: str | None = None
     labels: Mapping[str, frozenset[str]] | None = None
     ref: str = ""
@@ -115,7 +116,7 @@ def _query(kind: type[Row], filters: Filters, visibility: Visibility) -> Query:
         ("phase", frozenset(str(phase) for phase in filters.phases)),
         *(("pool", filters.pools), ("node", filters.nodes), ("user", filters.users)),
         *(("kind", filters.kinds), ("state", filters.states), ("name", filters.names)),
-        ("department", filters.departments),
+        *(("department", filters.departments), ("parent", filters.parents)),
         ("job", frozenset() if filters.job_id is None else frozenset({filters.job_id})),
         *((f"label.{key}", values) for key, values in (filters.labels or {}).items()),
     )
@@ -271,13 +272,45 @@ async def projects_of(
     store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[ProjectRow, ...]:
     """The projects of a department that the caller may see, by name."""
-    filters = Filters(departments=frozenset({department}), newest_first=False, limit=MAX_LIMIT)
+    return await _projects_of(store, frozenset({department}), visibility)
+
+
+async def projects_below(
+    store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
+) -> tuple[ProjectRow, ...]:
+    """The projects of a department and of all departments below it that the caller may see."""
+    below = [row.name for row in await departments_below(store, department)]
+    return await _projects_of(store, frozenset({department, *below}), visibility)
+
+
+async def _projects_of(
+    store: ViewStore, departments: frozenset[str], visibility: Visibility
+) -> tuple[ProjectRow, ...]:
+    filters = Filters(departments=departments, newest_first=False, limit=MAX_LIMIT)
     return (await rows(store, ProjectRow, filters, visibility)).rows
 
 
+async def children_of(store: ViewStore, *departments: str) -> tuple[DepartmentRow, ...]:
+    """The departments whose parent is one of these departments, by name."""
+    filters = Filters(parents=frozenset(departments), newest_first=False, limit=MAX_LIMIT)
+    return (await rows(store, DepartmentRow, filters)).rows
+
+
+async def departments_below(store: ViewStore, department: str) -> tuple[DepartmentRow, ...]:
+    """All departments below a department, level by level; costs a read per level."""
+    found: dict[str, DepartmentRow] = {}
+    level = await children_of(store, department)
+    while level:
+        found |= {row.name: row for row in level}
+        below = await children_of(store, *(row.name for row in level))
+        # A change between two reads may show a department twice.
+        level = tuple(row for row in below if row.name not in found)
+    return tuple(found.values())
+
+
 async def department_visible(store: ViewStore, row: DepartmentRow, visibility: Visibility) -> bool:
-    """Whether a caller may see a department: if it may see one of its projects."""
-    return visibility.projects is None or bool(await projects_of(store, row.name, visibility))
+    """Whether a caller may see a department: if it may see a project in it or below it."""
+    return visibility.projects is None or bool(await projects_below(store, row.name, visibility))
 
 
 async def seen_ms(store: ViewStore, node: str) -> int | None:

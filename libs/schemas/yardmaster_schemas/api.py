@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
 from yardmaster_schemas.events.details import Run, StopSignal
-from yardmaster_schemas.events.node_events import Isolation
+from yardmaster_schemas.events.node_events import Isolation, ShareLimits
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
@@ -544,6 +544,7 @@ class Explain(Answer):
     refusal: Refusal | None
     cycle: int | None
     cycle_at: At | None
+    nodes_without_share_limits: list[str] = Field(default_factory=list)
 
 
 # --- what operators keep ------------------------------------------------------------------------
@@ -620,6 +621,7 @@ class Node(Answer):
     disabled_reason: str | None = None
     gpu_milli_reserved: int = 0
     reserved: list[NodeReservation] = Field(default_factory=list)
+    share_limits: ShareLimits | None = None
 
 
 class Pool(Answer):
@@ -635,7 +637,10 @@ class Pool(Answer):
 
 
 class PoolUse(Answer):
-    """The quota and use of a project or department in one pool, in gpu_milli."""
+    """The quota and use of a project or department in one pool; used and pending are GPUs.
+
+    Of CPUs and memory null is unlimited; of GPUs only `deserved_unlimited` is.
+    """
 
     pool: str
     deserved_milli: int
@@ -643,6 +648,12 @@ class PoolUse(Answer):
     over_quota_weight: int
     used_milli: int
     pending_milli: int
+    deserved_unlimited: bool = False
+    deserved_cpu_milli: int | None = None
+    deserved_memory_mib: int | None = None
+    limit_cpu_milli: int | None = None
+    limit_memory_mib: int | None = None
+    over_quota: bool = True
 
 
 class Project(Answer):
@@ -660,7 +671,7 @@ class Project(Answer):
 
 
 class Department(Answer):
-    """A department: its quotas, and what its projects use together."""
+    """A department: its quotas, and what the projects in it and in `departments` use together."""
 
     name: str
     revision: int
@@ -669,6 +680,7 @@ class Department(Answer):
     used_milli: int
     pending_milli: int
     pools: list[PoolUse]
+    departments: list[str] = Field(default_factory=list)
 
 
 # --- the log, the cell, the caller --------------------------------------------------------------

@@ -41,16 +41,25 @@ def sparse(value: Any) -> Any:
 
 def rules_of(value: Any) -> int:
     """Return the rules below which programs cannot read a configuration; 0: all can."""
+    return max((needed for _, needed in fields_above(value, 0)), default=0)
+
+
+def fields_above(
+    value: Any, rules: int, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the path of each field that programs of `rules` cannot read, and the rules that it
+    needs.
+    """
     if isinstance(value, dict):
-        return max(map(rules_of, value.values()), default=0)
-    if not is_dataclass(value):
-        return 0
-    return max(
-        rules_of(getattr(value, f.name))
-        if "rules" not in f.metadata
-        else f.metadata["rules"] * (getattr(value, f.name) != _default(f))
-        for f in fields(value)
-    )
+        for key, inner in value.items():
+            yield from fields_above(inner, rules, (*path, str(key)))
+    elif is_dataclass(value):
+        for f in fields(value):
+            inner, needed = getattr(value, f.name), f.metadata.get("rules")
+            if needed is None:
+                yield from fields_above(inner, rules, (*path, f.name))
+            elif needed > rules and inner != _default(f):
+                yield (*path, f.name), needed
 
 
 def is_sparse(cls: type[Any]) -> bool:

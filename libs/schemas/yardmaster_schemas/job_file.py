@@ -379,13 +379,14 @@ class JobSpec(Closed):
     )
     pools: Annotated[list[Name], Field(max_length=64)] = Field(
         default_factory=list,
-        description="Pools that it may run in, in order of preference. Default: the pools of the "
-        "project, else all pools.",
+        description="Pools that it may run in, in order of preference. Default: the default "
+        "pools of the project, else of the cell, else all pools that the project may use.",
         examples=[["h100", "a100"]],
     )
     node_types: Annotated[list[Name], Field(max_length=64)] = Field(
         default_factory=list,
-        description="Types of node that it may run on. Default: any.",
+        description="Types of node that it may run on. Default: those that the project may use for "
+        "its kind.",
         examples=[["sxm"]],
     )
     avoid_nodes: Annotated[list[Name], Field(max_length=64)] = Field(

@@ -212,6 +212,9 @@ class AdmissionCode(StrEnum):
     ALLOCATION_TOO_LARGE = "allocation_too_large"
     PROJECT_FULL = "project_full"
     USER_FULL = "user_full"
+    DEPARTMENT_CYCLE = "department_cycle"
+    DEPARTMENT_TOO_DEEP = "department_too_deep"
+    QUOTA_INVALID = "quota_invalid"
 
 
 @plain_members

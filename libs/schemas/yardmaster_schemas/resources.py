@@ -8,6 +8,11 @@ from pydantic import ConfigDict, Field
 from yardmaster_schemas.fields import CLOSED, MAX_SLOTS, Count
 
 
+def is_share(gpu_milli: int) -> bool:
+    """Whether these thousandths of each GPU are a share of it: neither none nor the whole GPU."""
+    return 0 < gpu_milli < 1000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """The resources that one replica requests.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import ReadContext
 from yardmaster_gateway.object_router import ObjectKind, object_router
-from yardmaster_gateway.unsupported import refuse_department
+from yardmaster_gateway.quota_checks import refuse_department
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import DepartmentRow
@@ -18,12 +18,12 @@ from yardmaster_schemas.events.requests import (
 
 
 class Departments(ObjectKind[DepartmentRow, DepartmentConfig, Department]):
-    """Departments: groups of projects."""
+    """Departments: groups of projects and of other departments."""
 
     name = "department"
     list_text = "List the departments in which the caller may see a project, by name."
-    read_text = "Show a department: its quotas, and what its projects use."
-    delete_text = "Delete a department that has no projects."
+    read_text = "Show a department: its quotas, and what the projects in it and below it use."
+    delete_text = "Delete a department that has no projects and is no parent."
     row = DepartmentRow
     config = DepartmentConfig
     answer = Department
@@ -50,7 +50,7 @@ class Departments(ObjectKind[DepartmentRow, DepartmentConfig, Department]):
         )
 
     async def find(self, read: ReadContext, name: str) -> DepartmentRow | None:
-        """The department, if the caller may see one of its projects."""
+        """The department, if the caller may see a project in it or below it."""
         row = await read.store.get(DepartmentRow, name)
         if row is None or not await queries.department_visible(read.store, row, read.visibility):
             return None
@@ -64,7 +64,9 @@ class Departments(ObjectKind[DepartmentRow, DepartmentConfig, Department]):
 
     async def users(self, read: ReadContext, name: str) -> str | None:
         projects = await queries.projects_of(read.store, name)
-        return f"{len(projects)} projects" if projects else None
+        departments = await queries.children_of(read.store, name)
+        counted = ((len(projects), "projects"), (len(departments), "departments"))
+        return " and ".join(f"{count} {kind}" for count, kind in counted if count) or None
 
     def change(self, name: str, config: DepartmentConfig, if_revision: int | None) -> Event:
         return DepartmentChangeRequestedV1(department=name, config=config, if_revision=if_revision)

@@ -86,6 +86,20 @@ _QUOTAS: Final = (
     "The quota in each pool, by the name of the pool.",
     {"default": {"limit_milli": 8000}},
 )
+_RANK: Final = (
+    "Siblings with a higher rank get what is left over before the others (policy `quota`).",
+    200,
+)
+_PREEMPT_MIN_RUNTIME: Final = (
+    "For so many seconds a task is not preempted for the same project (policy `quota`); null: as "
+    "in the department above, else 0.",
+    600,
+)
+_RECLAIM_MIN_RUNTIME: Final = (
+    "For so many seconds a task is not reclaimed for another project (policy `quota`); null: as in "
+    "the department above, else 0.",
+    1800,
+)
 FIELDS: Final[Mapping[type, Texts]] = {
     PolicyRef: {
         "name": ("The name of the policy.", "fair_share"),
@@ -113,18 +127,61 @@ FIELDS: Final[Mapping[type, Texts]] = {
             64,
         ),
         "seed": ("The seed of policies and placements that draw at random.", 7),
+        "pool_order": (
+            "For tasks that list this pool before others. `idle_first`: idle capacity of a later "
+            "pool comes before victims in this one. `strict`: victims in this one come first.",
+            "strict",
+        ),
     },
     Quota: {
-        "deserved_milli": ("Not supported yet: omit it.", None),
+        "deserved_milli": (
+            "The thousandths of a GPU that it deserves in the pool (policy `quota`); null: none.",
+            4000,
+        ),
         "limit_milli": (
             "The most thousandths of a GPU held at once in the pool; null: no limit.",
             8000,
         ),
-        "over_quota_weight": ("Not supported yet: omit it.", 1),
+        "over_quota_weight": (
+            "Its part of what siblings of its rank leave over, relative to them; 0: none (policy "
+            "`quota`).",
+            2,
+        ),
+        "deserved_unlimited": (
+            "It deserves all GPUs of the pool; then omit `deserved_milli`.",
+            False,
+        ),
+        "deserved_cpu_milli": (
+            "The thousandths of a CPU that it deserves (policy `quota`); null: unlimited.",
+            64_000,
+        ),
+        "deserved_memory_mib": (
+            "The memory in MiB that it deserves (policy `quota`); null: unlimited.",
+            524_288,
+        ),
+        "limit_cpu_milli": (
+            "The most thousandths of a CPU held at once (policy `quota`); null: no limit.",
+            128_000,
+        ),
+        "limit_memory_mib": (
+            "The most memory in MiB held at once (policy `quota`); null: no limit.",
+            1_048_576,
+        ),
+        "over_quota": (
+            "Whether its tasks may hold more than it deserves (policy `quota`).",
+            True,
+        ),
     },
     DepartmentConfig: {
-        "weight": ("Not supported yet: omit it.", 1),
+        "weight": ("Not supported: omit it.", 1),
         "quotas": _QUOTAS,
+        "parent": (
+            "The department that it is a part of; null: none. At most 8 levels.",
+            "company",
+        ),
+        "rank": _RANK,
+        "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
+        "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
     },
     ProjectConfig: {
         "department": ("The department of the project.", "research"),
@@ -151,6 +208,19 @@ FIELDS: Final[Mapping[type, Texts]] = {
             "The most tasks of the project that have not ended; null: the cell's `project_tasks`.",
             50_000,
         ),
+        "rank": _RANK,
+        "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
+        "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
+        "default_pools": (
+            "The pools of its jobs that name none, in order of preference; empty: those of the "
+            "cell's `default_pools` that it may use, else all that it may use.",
+            ["h100"],
+        ),
+        "kind_node_types": (
+            "The types of node that its jobs of a kind may use, by kind; empty: all. Other kinds "
+            "follow `node_types`.",
+            {"interactive": ["pcie"]},
+        ),
     },
     CellConfig: {
         "project_tasks": (
@@ -163,6 +233,11 @@ FIELDS: Final[Mapping[type, Texts]] = {
             100_000,
         ),
         "tasks_of": ("Other limits of single users.", {"ada": 250_000}),
+        "default_pools": (
+            "The pools of jobs that name none, in projects without `default_pools`, in order of "
+            "preference.",
+            ["default"],
+        ),
     },
     Enrolment: {
         "pool": ("The pool that the node may join.", "h100"),
@@ -255,8 +330,14 @@ ANSWERS: Final[Texts] = {
     "decisions": ("The number of decisions of the cycle.", 3),
     "default_priority": ("The priority of jobs that name none.", 42),
     "department": ("The name of the department.", "research"),
-    "deserved_milli": ("Not supported yet.", 0),
-    "Quota.deserved_milli": ("Not supported yet.", None),
+    "default_pools": FIELDS[ProjectConfig]["default_pools"],
+    "CellConfig.default_pools": FIELDS[CellConfig]["default_pools"],
+    "departments": ("The departments whose parent it is.", ["vision"]),
+    "deserved_milli": ("The thousandths of a GPU that it deserves; 0: none.", 4000),
+    "Quota.deserved_milli": FIELDS[Quota]["deserved_milli"],
+    "deserved_unlimited": ("Whether it deserves all GPUs of the pool.", False),
+    "deserved_cpu_milli": FIELDS[Quota]["deserved_cpu_milli"],
+    "deserved_memory_mib": FIELDS[Quota]["deserved_memory_mib"],
     "detail": ("What is wrong, in words.", "Task 4kq7w2mz9c1f.0 does not exist."),
     "disabled": ("Whether no task starts on it.", False),
     "disabled_reason": ("Why slots are disabled.", "memory errors"),
@@ -324,12 +405,15 @@ ANSWERS: Final[Texts] = {
     "joined_at": ("When it joined.", _AT),
     "keys": FIELDS[Enrolment]["keys"],
     "kind": ("The kind of work.", "training"),
+    "kind_node_types": FIELDS[ProjectConfig]["kind_node_types"],
     "kinds": FIELDS[ProjectConfig]["kinds"],
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),
     "last_stop": ("The last stop of any attempt.", _STOP),
     "layout": ("Whether it is placed as replicas or on whole nodes.", "replicas"),
     "limit_milli": ("The most thousandths of a GPU held at once; null: no limit.", 8000),
+    "limit_cpu_milli": FIELDS[Quota]["limit_cpu_milli"],
+    "limit_memory_mib": FIELDS[Quota]["limit_memory_mib"],
     "log_id": ("The id of the log.", "0f1e2d3c4b5a69788796a5b4c3d2e1f0"),
     "max_concurrent": ("The most tasks that run at once; null: no limit.", 3),
     "max_grace_s": FIELDS[PoolConfig]["max_grace_s"],
@@ -361,12 +445,17 @@ ANSWERS: Final[Texts] = {
     "node_types": ("The types of node that it may use; empty: all.", ["sxm"]),
     "nodes": ("The nodes on which it runs.", ["gpu-07", "gpu-09"]),
     "Pool.nodes": ("The number of nodes.", 40),
+    "nodes_without_share_limits": (
+        "The nodes where it has a share of a GPU, and nothing limits it to that share.",
+        ["gpu-07"],
+    ),
     "now_at": ("The time of the cycle.", _AT),
     "numbers": ("The numbers of the decision.", _NUMBERS),
     "offset": ("The offset of the record in its partition.", 55),
     "options": FIELDS[PolicyRef]["options"],
     "outcome": ("succeeded, failed, cancelled or rejected.", "failed"),
-    "over_quota_weight": ("Not supported yet.", 1),
+    "over_quota": FIELDS[Quota]["over_quota"],
+    "over_quota_weight": FIELDS[Quota]["over_quota_weight"],
     "params": ("The point of the search; null without a search.", {"lr": 0.1, "seed": 1}),
     "partition": ("The partition of the topic.", 0),
     "paused": ("Whether a user paused it.", False),
@@ -379,6 +468,7 @@ ANSWERS: Final[Texts] = {
     "policies": ("The policy of each pool in the cycle.", {"default": "priority"}),
     "policy": FIELDS[PoolConfig]["policy"],
     "pool": ("The name of the pool.", "h100"),
+    "pool_order": FIELDS[PoolConfig]["pool_order"],
     "pools": (_IN_ORDER, ["h100", "a100"]),
     "Department.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),
     "Project.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),
@@ -388,6 +478,8 @@ ANSWERS: Final[Texts] = {
     ),
     "position": ("The position in the log that this answer shows.", _POSITION),
     "preemptible": ("Whether other tasks may preempt it.", True),
+    "parent": FIELDS[DepartmentConfig]["parent"],
+    "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
     "preferred": ("Not supported yet.", None),
     "prev": ("The digest of the commit before it.", _DIGEST),
     "priority": ("A smaller number is a higher priority.", 42),
@@ -395,7 +487,9 @@ ANSWERS: Final[Texts] = {
     "project": ("The name of the project.", "nlp"),
     "projects": ("The projects of the department.", ["nlp", "vision"]),
     "quotas": _QUOTAS,
+    "rank": _RANK,
     "reason": ("The reason that an operator gave.", "new driver"),
+    "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
     "refusal": (
         "Why quota refused it; null if it did not.",
         {"code": "pool_not_allowed", "numbers": {}, "about": "h100"},
@@ -446,6 +540,10 @@ ANSWERS: Final[Texts] = {
     "slots": ("The slots.", [0, 1]),
     "ReservedShown.slots": ("The slots, by node.", _RESERVED["slots"]),
     "Node.slots": ("The slots, with what holds them.", [{"index": 0, "gpu_milli_used": 1000}]),
+    "share_limits": (
+        "What limits tasks to their shares of GPUs: `none` (nothing) or `mps`; null: not joined.",
+        "none",
+    ),
     "source": ("The writer of the record.", "scheduler/main.d3b7877bd11b"),
     "spec": ("The job with all defaults; null before it is admitted.", {"priority": 42}),
     "start_at": ("The start of the bucket.", _AT),

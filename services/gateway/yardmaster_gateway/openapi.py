@@ -156,15 +156,14 @@ def _add_rules(bodies: Json) -> None:
         {"properties": {"state": {"enum": ["ready", "cordoned"]}, "deadline_at": null}},
     ]
     bodies["PolicyRef"]["properties"]["name"]["enum"] = sorted({name for name, _ in POLICIES})
-    # Not supported yet (see unsupported.py).
-    for name, field, values in (
-        ("Quota", "deserved_milli", [None, 0]),
-        ("Quota", "over_quota_weight", [1]),
-        ("DepartmentConfig", "weight", [1]),
-    ):
-        schema = bodies[name]["properties"][field]
-        kept = {key: schema[key] for key in ("description", "examples")}
-        bodies[name]["properties"][field] = {"enum": values, "default": values[0], **kept}
+    bodies["Quota"]["not"] = {
+        "required": ["deserved_unlimited", "deserved_milli"],
+        "properties": {"deserved_unlimited": {"const": True}, "deserved_milli": {"not": null}},
+    }
+    # Not supported (see quota_checks.py).
+    weight = bodies["DepartmentConfig"]["properties"]["weight"]
+    kept = {key: weight[key] for key in ("description", "examples")}
+    bodies["DepartmentConfig"]["properties"]["weight"] = {"enum": [1], "default": 1, **kept}
 
 
 def _remove_null(properties: Json, name: str) -> None:

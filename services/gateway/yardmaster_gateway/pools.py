@@ -31,8 +31,8 @@ class Pools(ObjectKind[PoolRow, PoolConfig, Pool]):
     list_text = "List pools by name."
     read_text = "Show a pool and its policy."
     delete_text = (
-        "Delete a pool that has no nodes and no tasks, and that no project, quota or enrollment "
-        "names."
+        "Delete a pool that has no nodes and no tasks, and that neither a project, a quota, an "
+        "enrollment nor the cell names."
     )
     row = PoolRow
     config = PoolConfig

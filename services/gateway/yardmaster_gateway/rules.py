@@ -17,11 +17,11 @@ from yardmaster_schemas.events.requests import RulesRequestedV1
 router = APIRouter(tags=["rules"])
 
 
-async def _in_force(read: ReadContext) -> int:
-    """The rules of the scheduler's newest cycle, which follow those of quota; 0 before it."""
+async def rules_in_force(read: ReadContext) -> int | None:
+    """The rules of the scheduler's newest cycle, which follow those of quota; None before it."""
     log = await read.store.get(LogRow, read.gateway.cell)
     row = None if log is None else await read.store.get(CycleRow, str(log.cycle))
-    return 0 if row is None else row.commit.rules
+    return None if row is None else row.commit.rules
 
 
 @router.get(
@@ -29,7 +29,7 @@ async def _in_force(read: ReadContext) -> int:
 )
 async def read_rules(read: Read, response: Response) -> Rules:
     """Show the rules in force in the cell, and the newest rules of this gateway's version."""
-    rules = await _in_force(read)
+    rules = await rules_in_force(read) or 0
     response.headers["ETag"] = etag(rules)
     return Rules(rules=rules, newest=RULES)
 
@@ -57,6 +57,6 @@ async def switch_rules(
     Programs of the release before stop with `unknown_rules` where the rules change.
     """
     authorize(read.caller, Action.OPERATE)
-    check_condition("rules", await _in_force(read), if_match)
+    check_condition("rules", await rules_in_force(read) or 0, if_match)
     event = RulesRequestedV1(rules=switch.rules)
     return await record_requests(read.gateway, [(event, read.gateway.cell)], origin, response)

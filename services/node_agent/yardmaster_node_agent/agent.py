@@ -62,7 +62,7 @@ from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import happens_within, together
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
-from yardmaster_schemas.events.node_events import Isolation, NodeJoinedV1, ReplicaRef
+from yardmaster_schemas.events.node_events import Isolation, NodeJoinedV1, ReplicaRef, ShareLimits
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import HEARTBEATS, assignments
@@ -302,7 +302,7 @@ class _Incarnation:
                 agent_url=f"http://{HOST}:{api_port}" if api_port else "",
                 devices=devices.names,
                 gpu_memory_mib=devices.memory_mib,
-                mps=self._settings.mps,
+                limiter=self._ports.limiter,
                 passed=self._ports.machine.passed,
             ),
         )
@@ -373,6 +373,7 @@ class _Incarnation:
             ),
             executors=self._ports.executor.kinds,
             isolation=self._ports.executor.isolation,
+            share_limits=self._ports.limiter.limits,
         )
         self._joining = event
         self._send_join(context)
@@ -444,11 +445,17 @@ class _Incarnation:
             sent_s, last = clock.monotonic_s(), None
 
     def _weaken_join(self) -> bool:
-        """Leave out of the join what rules before 2 cannot read; False: it has nothing of that."""
+        """Leave out of the join what older rules cannot read; False: it has nothing of that.
+
+        One value at a time, the newest first: rules from 2 to 7 read the isolation of users.
+        """
         event = self._joining
-        if event is None or event.isolation is not Isolation.USER:
+        if event is not None and event.share_limits is not ShareLimits.NONE:
+            self._joining = replace(event, share_limits=ShareLimits.NONE)
+        elif event is not None and event.isolation is Isolation.USER:
+            self._joining = replace(event, isolation=Isolation.NONE)
+        else:
             return False
-        self._joining = replace(event, isolation=Isolation.NONE)
         return True
 
     def _kill_not_here(self, keys: list[ReplicaKey]) -> None:

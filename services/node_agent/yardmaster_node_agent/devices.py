@@ -1,12 +1,15 @@
-"""Detect the node's hardware: GPUs from the NVIDIA driver, CPU and memory from the kernel.
+"""Detect the node's hardware: GPUs from the NVIDIA driver, CPU and memory from the kernel; and the
+MPS control daemon.
 
 If the configuration declares slots, GPUs are not detected. A machine without a driver has no GPUs;
 missing hardware is not an error.
 """
 
+import asyncio
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import Final
 _NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
 #: nvidia-smi answers in about a second; if it hangs, the driver has a fault.
 _SMI_TIMEOUT_S: Final = 20
+#: The MPS control daemon answers at once; a daemon that hangs counts as none.
+_MPS_TIMEOUT_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,28 @@ def detect_gpus(driver: Path = _NVIDIA, command: str = "nvidia-smi") -> Devices:
         return Devices(tuple(str(index) for index in range(count)))
 
 
+def gpu_memory_mib(names: Sequence[str], command: str = "nvidia-smi") -> int:
+    """Return the memory of the smallest of these GPUs, by index or UUID; 0: unknown.
+
+    Unknown for parts of a GPU (MIG), for which `nvidia-smi` reports no memory.
+    """
+    try:
+        answer = subprocess.run(
+            [
+                *(command, "-i", ",".join(names)),
+                *("--query-gpu=index,memory.total", "--format=csv,noheader,nounits"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+        found = parse_smi(answer)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+    return found.memory_mib if len(found.names) == len(set(names)) else 0
+
+
 def parse_smi(answer: str) -> Devices:
     """Parse lines of `index, memory in MiB`.
 
@@ -54,6 +81,34 @@ def parse_smi(answer: str) -> Devices:
     names = tuple(str(int(index)) for index, _ in rows)
     memories = [int(memory) for _, memory in rows if memory.isdecimal()]
     return Devices(names, min(memories, default=0) if len(memories) == len(rows) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsControl:
+    """The MPS control daemon at a pipe directory, which its control program asks."""
+
+    pipe_directory: Path
+    command: str = "nvidia-cuda-mps-control"
+
+    def answers(self) -> bool:
+        """Return whether the daemon runs and answers; this may take seconds."""
+        try:
+            answer = subprocess.run(
+                [self.command],
+                input="get_default_active_thread_percentage\n",
+                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory)},
+                capture_output=True,
+                text=True,
+                timeout=_MPS_TIMEOUT_S,
+                check=True,
+            ).stdout
+            return float(answer) > 0
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return False
+
+    async def ask(self) -> bool:
+        """Return the same as `answers`, without blocking the event loop."""
+        return await asyncio.to_thread(self.answers)
 
 
 def cpu_milli() -> int:

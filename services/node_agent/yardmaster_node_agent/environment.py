@@ -8,6 +8,7 @@ from typing import Final
 from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Paths
+from yardmaster_node_agent.shares import ShareLimiter
 from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.reasons import StartFailure
 
@@ -28,15 +29,14 @@ class NodeFacts:
     """The node's part of the environment: its name, the URL of the tasks' API, its devices.
 
     `devices` has the CUDA name (an index or a UUID) of each slot; `passed` has the variables of the
-    agent's own environment that every task gets; `mps`: an MPS daemon enforces limits on shared
-    GPUs.
+    agent's own environment that every task gets; `limiter` enforces shares of GPUs.
     """
 
     node: str
     agent_url: str
     devices: tuple[str, ...]
     gpu_memory_mib: int
-    mps: bool
+    limiter: ShareLimiter
     passed: Mapping[str, str]
 
 
@@ -121,13 +121,7 @@ def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(facts.devices[slot] for slot in assignment.slots),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    if facts.mps and 0 < assignment.gpu_milli < 1000:
-        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(assignment.gpu_milli // 10, 1))
-        memory_mib = facts.gpu_memory_mib * assignment.gpu_milli // 1000
-        if memory_mib:
-            limits = [f"{n}={memory_mib}M" for n in range(len(assignment.slots))]
-            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
-    return env
+    return {**env, **facts.limiter.variables(assignment.gpu_milli, len(assignment.slots))}
 
 
 def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  TaskUserUnusable
+             MpsUnusable
 ```
 """
 
@@ -95,3 +96,11 @@ class TaskUserUnusable(AgentError):
     """
 
     code = "task_user_unusable"
+
+
+class MpsUnusable(AgentError):
+    """Shares of GPUs cannot be enforced through MPS: {found}. Correct that, or remove
+    YARD_AGENT_MPS, so that the node joins and reports that it does not enforce shares.
+    """
+
+    code = "mps_unusable"

@@ -8,9 +8,11 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_node_agent.agent_state import AgentState, Entry, Replica
 from yardmaster_node_agent.devices import (
     Devices,
+    MpsControl,
     cpu_milli,
     detect_gpus,
     free_port,
+    gpu_memory_mib,
     memory_mib,
     own_variables,
 )
@@ -20,11 +22,12 @@ from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.procfs import boot_id
 from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
 from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
-from yardmaster_node_agent.executors.task_user import choose_user, open_way
+from yardmaster_node_agent.executors.task_user import TaskUser, blocked_part, choose_user, open_way
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
+from yardmaster_node_agent.shares import MpsLimiter, NoLimits, ShareLimiter, choose_limiter
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
@@ -57,6 +60,8 @@ class Ports:
     machine: Machine
     #: A port for the rendezvous of a task of one replica.
     free_port: Callable[[], int]
+    #: Enforces shares of GPUs.
+    limiter: ShareLimiter = field(default_factory=NoLimits)
     #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
@@ -67,11 +72,16 @@ _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An executor, the ledger that fits it, and the boot that its processes belong to."""
+    """An executor, the ledger that fits it, and the boot that its processes belong to.
+
+    `user` runs the processes (None: the agent's own user); `simulated`: there are none.
+    """
 
     executor: Executor
     ledger: Ledger
     boot_id: str
+    user: TaskUser | None = None
+    simulated: bool = False
 
 
 def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Host:
@@ -88,12 +98,13 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
         ProcessExecutor(settings.data_dir / "replicas", clock, user),
         FileLedger(settings.data_dir / "ledger"),
         boot_id(),
+        user,
     )
 
 
 def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
     """Return the host of simulated replicas; they and the ledger end with the agent process."""
-    return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID)
+    return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID, simulated=True)
 
 
 #: The executors by their name in `YARD_AGENT_EXECUTOR`. To add one, add a file to `executors/`, a
@@ -116,6 +127,9 @@ def host_ports(
     """Return the ports of this machine with the executor that `settings.executor` names.
 
     The ledger and the replicas' directories are under `settings.data_dir`.
+
+    Raises:
+        TaskUserUnusable, MpsUnusable: the settings demand what this machine cannot do.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)
     declared = settings.devices
@@ -128,6 +142,9 @@ def host_ports(
         passed = {name: value for name, value in passed.items() if name not in _OF_USER}
         passed |= dict.fromkeys(("USER", "LOGNAME"), "task")
     memory = found.memory_mib if settings.gpu_memory_mib is None else settings.gpu_memory_mib
+    limiter = _limiter(settings, host, Devices(found.names, memory), telemetry)
+    if isinstance(limiter, MpsLimiter):
+        memory = limiter.gpu_memory_mib
     return Ports(
         log=log,
         clock=clock,
@@ -144,8 +161,28 @@ def host_ports(
             passed=passed,
         ),
         free_port=free_port,
+        limiter=limiter,
         health=health or Health(),
     )
+
+
+def _limiter(
+    settings: Settings, host: Host, devices: Devices, telemetry: Telemetry
+) -> ShareLimiter:
+    if host.simulated:
+        return NoLimits()
+    user = host.user
+    limiter, reason = choose_limiter(
+        settings.mps,
+        daemon=MpsControl(settings.mps_pipe_directory),
+        log_directory=settings.mps_log_directory,
+        devices=devices,
+        memory_of=gpu_memory_mib,
+        blocked=lambda path: None if user is None else blocked_part(user, path),
+    )
+    if reason and devices.names:
+        telemetry.info("shares_not_enforced", found=reason)
+    return limiter
 
 
 def _cpu_milli(settings: Settings, declared: int) -> int:

@@ -34,6 +34,9 @@ PASSED: Final = (
     *("LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
 )
 
+#: Where NVIDIA's MPS control daemon has its pipes unless `CUDA_MPS_PIPE_DIRECTORY` says otherwise.
+MPS_PIPES: Final = Path("/tmp") / "nvidia-mps"
+
 #: The longest time between two heartbeats: half the shortest fence (`core.fencing.LEAST_FENCE_S`),
 #: so that one late heartbeat does not end the running replicas.
 MAX_HEARTBEAT_S: Final = 2.5
@@ -85,8 +88,13 @@ class Settings(LogSettings):
     cpu_milli: Milli | None = None
     #: Memory of the node. Default: that of the machine.
     memory_mib: Milli | None = None
-    #: An MPS daemon runs: shares of GPUs get its limits.
-    mps: bool = False
+    #: Whether tasks are limited to their shares of GPUs through NVIDIA MPS. Default: where an MPS
+    #: control daemon answers. With `true`, the agent does not start where that is impossible.
+    mps: bool | None = None
+    #: Directory of the pipes of the MPS control daemon.
+    mps_pipe_directory: Path = MPS_PIPES
+    #: Directory of the logs of the MPS control daemon.
+    mps_log_directory: Path = Path("/var/log/nvidia-mps")
     #: Variables of the agent's own environment that tasks get, as JSON; `*` is allowed at the end
     #: of a name. No other variable reaches them.
     passed: tuple[PassedName, ...] = PASSED
@@ -125,7 +133,7 @@ class Settings(LogSettings):
     #: Port of the tasks' API. 0: a free one, which stays the same for running tasks.
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
-    @field_validator("data_dir", "secrets_dir")
+    @field_validator("data_dir", "secrets_dir", "mps_pipe_directory", "mps_log_directory")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()

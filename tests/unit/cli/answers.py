@@ -20,11 +20,13 @@ class Answer:
 
 @dataclass
 class Answers:
-    """The server: its address, what it was asked, what it answers (the last answer stays)."""
+    """The server: its address, what it is asked and sent, its answers (the last one stays)."""
 
     url: str
     answers: list[Answer]
     asked: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    #: The bodies of writes, by path.
+    sent: list[tuple[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
@@ -42,6 +44,11 @@ def answering(*answers: Answer) -> Iterator[Answers]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            served.sent.append((self.path, json.loads(body)))
+            self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -152,7 +152,7 @@ def test_a_word_of_other_tools_or_a_misspelled_one_gets_the_command_meant(
     assert f"Did you mean {meant}?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["plan", "diff", "quota"])
+@pytest.mark.parametrize("word", ["plan", "diff", "budget"])
 def test_a_word_that_is_not_near_any_command_gets_none(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

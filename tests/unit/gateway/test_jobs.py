@@ -424,7 +424,12 @@ async def test_a_recent_job_can_be_canceled_while_the_views_are_behind(cell: Tes
 async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> None:
     shown = await cell.call("GET", "/v1/cell", token="nlp")
     assert (shown["name"], shown["revision"]) == ("main", 0)
-    assert shown["config"] == {"project_tasks": 200_000, "user_tasks": 100_000, "tasks_of": {}}
+    assert shown["config"] == {
+        "project_tasks": 200_000,
+        "user_tasks": 100_000,
+        "tasks_of": {},
+        "default_pools": [],
+    }
     changed = {"user_tasks": 1, "tasks_of": {"nico": 2}}
     await cell.call("PUT", "/v1/cell", status=428, json=changed)
     tag = {"If-Match": '"0"'}

@@ -144,43 +144,27 @@ def test_every_reference_of_the_document_resolves() -> None:
 async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
     path = "/v1/projects/nlp"
     headers = {"If-Match": await tag(cell, path)}
-    quota = {"deserved_milli": None, "limit_milli": 8000, "over_quota_weight": 1}
+    quota = {
+        "deserved_milli": 4000,
+        "limit_milli": 8000,
+        "over_quota_weight": 3,
+        "deserved_unlimited": False,
+        "deserved_cpu_milli": 64_000,
+        "deserved_memory_mib": None,
+        "limit_cpu_milli": None,
+        "limit_memory_mib": 1024,
+        "over_quota": False,
+    }
     answer = await cell.call("PUT", f"{path}/quotas/h100", status=202, json=quota, headers=headers)
     assert await state(cell, answer) == "accepted"
     answer = await cell.call("GET", path)
     assert answer["config"]["quotas"] == {"h100": quota}
-    assert answer["pools"][0]["limit_milli"] == 8000
+    assert answer["pools"] == [{"pool": "h100", "used_milli": 0, "pending_milli": 0, **quota}]
     await cell.call("PUT", f"{path}/quotas/h100", status=412, json=quota, headers=headers)
     any_ = {"If-Match": "*"}
     await cell.call("DELETE", f"{path}/quotas/a100", status=404, headers=any_)
     await cell.call("DELETE", f"{path}/quotas/h100", status=202, headers=any_)
     assert (await cell.call("GET", path))["config"]["quotas"] == {}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "places"),
-    [
-        ("/v1/departments/research", {"weight": 2}, ["/weight"]),
-        (
-            "/v1/departments/research",
-            {"quotas": {"h100": {"deserved_milli": 1000, "over_quota_weight": 3}}},
-            ["/quotas/h100/deserved_milli", "/quotas/h100/over_quota_weight"],
-        ),
-        (
-            "/v1/projects/nlp",
-            {"department": "research", "quotas": {"h100": {"deserved_milli": 1000}}},
-            ["/quotas/h100/deserved_milli"],
-        ),
-        ("/v1/projects/nlp/quotas/h100", {"deserved_milli": 1000}, ["/deserved_milli"]),
-        ("/v1/projects/nlp/quotas/h100", {"over_quota_weight": 0}, ["/over_quota_weight"]),
-    ],
-)
-async def test_unsupported_options_are_refused(
-    cell: TestCell, path: str, body: dict[str, Any], places: list[str]
-) -> None:
-    problem = await cell.call("PUT", path, status=422, json=body, headers={"If-Match": "*"})
-    assert [one["pointer"] for one in problem["errors"]] == places
-    assert all("is not supported yet" in one["detail"] for one in problem["errors"])
 
 
 async def test_the_counters_of_pools_projects_and_departments_follow_the_tasks(

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.mps import programs
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_node_agent.devices import (
     Devices,
     cpu_milli,
     detect_gpus,
     free_port,
+    gpu_memory_mib,
     memory_mib,
     own_variables,
     parse_smi,
@@ -47,6 +49,16 @@ def test_nvidia_smi_reports_indexes_and_the_smallest_memory() -> None:
     assert parse_smi("0, 81559\n1, 143771\n") == Devices(("0", "1"), 81_559)
     assert parse_smi("0, [N/A]\n") == Devices(("0",), 0)
     assert parse_smi("") == Devices()
+
+
+def test_the_memory_of_named_gpus_is_known_only_if_the_driver_knows_each(tmp_path: Path) -> None:
+    body = 'test "$2" = GPU-a,GPU-b && echo "0, 81559" && echo "1, 40960" || exit 6'
+    command = str(programs(tmp_path, {"nvidia-smi": body}) / "nvidia-smi")
+    assert gpu_memory_mib(("GPU-a", "GPU-b"), command) == 40_960
+    assert gpu_memory_mib(("MIG-c",), command) == 0
+    fewer = str(programs(tmp_path, {"fewer": "echo 0, 81559"}) / "fewer")
+    assert gpu_memory_mib(("0", "1"), fewer) == 0
+    assert gpu_memory_mib(("0",), "no-such-command-anywhere") == 0
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.ledgers import assignment
+from tests.support.mps import mps_limiter
 from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.environment import NodeFacts, task_environment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Paths
+from yardmaster_node_agent.settings import MPS_PIPES
+from yardmaster_node_agent.shares import NoLimits
 from yardmaster_schemas.events.details import JobDetailedV1, Run
 
 FACTS = NodeFacts(
@@ -16,7 +19,7 @@ FACTS = NodeFacts(
     agent_url="http://127.0.0.1:4000",
     devices=("GPU-a", "GPU-b", "MIG-c"),
     gpu_memory_mib=80_000,
-    mps=False,
+    limiter=NoLimits(),
     passed={"PATH": "/bin", "HOME": "/root"},
 )
 
@@ -49,6 +52,8 @@ def test_a_job_may_override_passed_variables_and_no_variable_of_the_agent() -> N
     assert (env["PATH"], env["HOME"]) == ("/opt/bin", "/root")
     with pytest.raises(RunRefused, match="PET_NNODES"):
         environment(PET_NNODES="9")
+    with pytest.raises(RunRefused, match="CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"):
+        environment(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=80G")
 
 
 def test_a_single_replica_is_a_gang_of_one_on_a_free_port_of_its_own() -> None:
@@ -89,10 +94,13 @@ def test_a_gang_on_nodes_of_unequal_size_has_the_processes_of_each_nodes_gpus() 
 
 def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
     assert not [name for name in environment() if "MPS" in name]
-    env = environment(facts=replace(FACTS, mps=True))
+    env = environment(facts=replace(FACTS, limiter=mps_limiter()))
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=40000M,1=40000M"
-    whole = environment(replace(assignment(), gpu_milli=1000), replace(FACTS, mps=True))
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(MPS_PIPES)
+    whole = environment(
+        replace(assignment(), gpu_milli=1000), replace(FACTS, limiter=mps_limiter())
+    )
     assert not [name for name in whole if "MPS" in name]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mps import FakeDaemon, mps_limiter
 from tests.support.node_agent import AgentWorld, sh
 from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.memory import MemoryLog
@@ -29,6 +30,7 @@ from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     Isolation,
     NodeJoinedV1,
+    ShareLimits,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
@@ -236,6 +238,47 @@ async def test_a_join_that_older_rules_cannot_read_is_sent_again_without_the_new
         assert joins == [joined, replace(joined, isolation=Isolation.NONE)]
         await machine.after(70)
         assert (await world.of_type(NodeJoinedV1))[-1] == joins[-1]
+
+
+async def test_a_join_is_weakened_one_value_at_a_time_the_newest_first(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = machine.world
+    world.configure(ask_again_s=60)
+    monkeypatch.setattr(SimulatedExecutor, "isolation", Isolation.USER)
+    ports = replace(machine.ports(), limiter=mps_limiter())
+    async with world.agent(ports) as joined:
+        assert joined.share_limits is ShareLimits.MPS
+        partition = Partition("node-events")
+        quarantine = Quarantine(
+            *(world.log, "scheduler", "scheduler/main.0123456789ab", 1),
+            RuntimeMetrics(Telemetry("scheduler", now_ms=machine.clock.now_ms, level="error")),
+        )
+        read = replace(joined, share_limits=ShareLimits.NONE)
+        expected = [joined, read, replace(read, isolation=Isolation.NONE)]
+        for count in (1, 2):
+            refused = (await world.log.read(partition, 0))[-1]
+            await quarantine.put([RefusedRecord(refused, RefusalCode.MALFORMED, "")], 0, 10)
+            await machine.after(15)
+            assert await world.of_type(NodeJoinedV1) == expected[: count + 1]
+
+
+async def test_a_share_does_not_start_when_what_enforces_it_has_ended(machine: Machine) -> None:
+    world, daemon = machine.world, FakeDaemon()
+    ports = replace(machine.ports(), limiter=mps_limiter(daemon))
+    run_ = sh("x", env={"SIM_SECONDS": "500"})
+    async with world.agent(ports):
+        first = await world.allocate(run_, slots=[(0,)], gpu_milli=500)
+        await machine.after(1)
+        assert await world.of_type(TaskStartedV1, first)
+        daemon.running = False
+        share = await world.allocate(run_, slots=[(1,)], gpu_milli=500)
+        whole = await world.allocate(run_, slots=[(2,)], gpu_milli=1000)
+        await machine.after(1)
+        assert await world.of_type(TaskStartedV1, whole)
+        (released,) = await world.of_type(SlotsReleasedV1, share)
+        assert (released.never_started, released.failure) == (True, "other")
+        assert not await world.of_type(SlotsReleasedV1, first), "what runs continues"
 
 
 async def test_a_lost_node_kills_all_replicas(machine: Machine) -> None:

@@ -1,5 +1,6 @@
 """Queries of the views."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import decisions as d
+from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.reasons import EndCode, Wait, WaitClass, WaitCode
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -46,6 +48,36 @@ async def listed(
     store: MemoryViewStore, filters: Filters, visibility: Visibility = queries.ALL_PROJECTS
 ) -> list[str]:
     return [row.key for row in (await queries.rows(store, TaskRow, filters, visibility)).rows]
+
+
+async def test_explain_and_nodes_say_where_shares_are_not_enforced() -> None:
+    log, _ = await populated()
+    log.claim(replace(logs.joined("n2"), share_limits=ShareLimits.MPS))
+    log.claim(logs.joined("n3"))
+    log.scheduler.cycle()
+    log.scheduler.cycle(
+        logs.allocated(
+            f"{B}.0",
+            *(
+                logs.placed(node, index, replica=index, gpu_milli=500)
+                for index, node in enumerate(("n1", "n2", "n3"))
+            ),
+        )
+    )
+    store = await viewed(log)
+    presenter = Presenter(store, log.now_ms)
+
+    async def without_limits(task_id: str) -> list[str]:
+        row = await store.get(TaskRow, task_id)
+        assert row is not None
+        return (await presenter.explain(row, "main")).nodes_without_share_limits
+
+    assert await without_limits(f"{B}.0") == ["n1", "n3"]
+    assert await without_limits(f"{A}.0") == [], "it has a whole GPU"
+    assert await without_limits(f"{B}.1") == [], "it is pending"
+    nodes = [await store.get(NodeRow, name) for name in ("n1", "n2")]
+    shown = [(await presenter.node(row)).share_limits for row in nodes if row is not None]
+    assert shown == ["none", "mps"]
 
 
 async def test_tasks_are_filtered_by_phase_project_pool_node_and_job() -> None:

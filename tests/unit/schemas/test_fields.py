@@ -22,6 +22,7 @@ INTEGERS = {
     "Millis": (0, 253_402_300_799_999),
     "Seconds": (0, TEN_YEARS_S),
     "Priority": (1, 99),
+    "Rank": (0, 1000),
     "SlotIndex": (0, 1023),
     "GpuMilli": (0, 1000),
     "Port": (1, 65_535),

@@ -94,7 +94,8 @@ def problems(document: dict[str, Any]) -> Iterator[Found]:
         if isinstance(node.get("additionalProperties"), dict):
             entries.append((node.get("propertyNames", {}), node["additionalProperties"]))
         for keys, values in entries:
-            yield from string(keys, f"{path} (key)")
+            # An enumeration of keys is as closed as one of values.
+            yield from walk({"type": "string", **keys}, f"{path} (key)", depth)
             yield from walk(values, f"{path}.*", depth + 1)
 
     yield from walk(document, "", 1)
@@ -172,6 +173,7 @@ def test_no_field_kept_forever_is_free_text_or_unbounded(cls: type[Event]) -> No
         ({"type": "integer", "minimum": 0}, "integer"),
         ({"type": "array", "items": {"type": "boolean"}}, "sequence"),
         ({"type": "object", "additionalProperties": {"type": "boolean"}}, "mapping"),
+        ({"type": "object", "maxProperties": 1, "additionalProperties": {"const": 1}}, "free text"),
         ({"type": "object", "properties": {}}, "open"),
         ({"$ref": "#/$defs/JsonValue"}, "any JSON"),
         ({}, "a None"),

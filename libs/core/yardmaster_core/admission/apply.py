@@ -231,7 +231,7 @@ def _cell_configured_v1(
     state: AdmissionState, verdict: a.CellConfiguredV1, request: r.CellChangeRequestedV1
 ) -> None:
     _follows(verdict, verdict.revision, state.cells.get(state.cell))
-    state.cells.put(state.cell, Cell(verdict.config, verdict.revision))
+    state.put_cell(Cell(verdict.config, verdict.revision))
 
 
 def _pool_configured_v1(

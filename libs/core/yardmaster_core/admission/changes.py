@@ -6,10 +6,11 @@ RequestRefused with the code of the first condition that is not met. The precond
 version_mismatch with both numbers, and revision 0 means "must not exist".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from yardmaster_core import fencing
+from yardmaster_core.admission.nesting import MAX_LEVELS, levels_of, path_of
 from yardmaster_core.admission.state import (
     AdmissionState,
     Cell,
@@ -185,10 +186,15 @@ def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
 
 
 def judge_cell(state: AdmissionState, request: r.CellChangeRequestedV1) -> Event:
-    """Accept any configuration; tasks that were admitted stay when a limit falls."""
+    """Accept if all default pools exist; tasks that were admitted stay when a limit falls.
+
+    Projects need not be allowed all of these pools: a job gets those that its project may use.
+    """
     revision = _revision(state.cells.get(state.cell))
-    return _stale(request, request.if_revision, revision) or a.CellConfiguredV1(
-        revision=revision + 1, config=request.config
+    return (
+        _stale(request, request.if_revision, revision)
+        or _unknown_pool(state, request, request.config.default_pools)
+        or a.CellConfiguredV1(revision=revision + 1, config=request.config)
     )
 
 
@@ -220,7 +226,7 @@ def judge_pool(
 
 
 def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
-    """Accept if no project, quota, enrollment or unfinished job names the pool."""
+    """Accept if no project, quota, enrollment or unfinished job names the pool, nor the cell."""
     pool = state.pools.get(request.pool)
     return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
         pool=request.pool
@@ -263,12 +269,42 @@ def _unknown_pool(
     return None
 
 
+def _misplaced(
+    state: AdmissionState, request: r.DepartmentChangeRequestedV1
+) -> a.RequestRefusedV1 | None:
+    """The refusal of a department's parent, or None."""
+    name, parent = request.department, request.config.parent
+    if parent is None:
+        return None
+    above = path_of(state, parent)
+    if name in above:
+        return refused(request, AdmissionCode.DEPARTMENT_CYCLE, about=parent)
+    if state.departments.get(parent) is None:
+        return refused(request, AdmissionCode.DEPARTMENT_UNKNOWN, about=parent)
+    levels = len(above) + levels_of(state, name)
+    if levels > MAX_LEVELS:
+        numbers = {"levels": levels, "limit": MAX_LEVELS}
+        return refused(request, AdmissionCode.DEPARTMENT_TOO_DEEP, about=parent, numbers=numbers)
+    return None
+
+
+def _invalid_quota(request: Event, quotas: Mapping[str, r.Quota]) -> a.RequestRefusedV1 | None:
+    for pool, quota in sorted(quotas.items()):
+        if quota.deserved_unlimited and quota.deserved_milli is not None:
+            return refused(request, AdmissionCode.QUOTA_INVALID, about=pool)
+    return None
+
+
 def judge_department(state: AdmissionState, request: r.DepartmentChangeRequestedV1) -> Event:
-    """Accept if all pools in the department's quotas exist."""
+    """Accept if the parent exists and is not below the department, with at most `MAX_LEVELS`
+    levels, if all pools in the department's quotas exist, and if no quota contradicts itself.
+    """
     revision = _revision(state.departments.get(request.department))
     return (
         _stale(request, request.if_revision, revision)
+        or _misplaced(state, request)
         or _unknown_pool(state, request, sorted(request.config.quotas))
+        or _invalid_quota(request, request.config.quotas)
         or a.EntitlementsChangedV1(
             level=a.Level.DEPARTMENT,
             name=request.department,
@@ -281,7 +317,7 @@ def judge_department(state: AdmissionState, request: r.DepartmentChangeRequested
 def judge_department_deletion(
     state: AdmissionState, request: r.DepartmentDeletionRequestedV1
 ) -> Event:
-    """Accept if the department has no project."""
+    """Accept if the department has no project and is no parent."""
     row = state.departments.get(request.department)
     return _undeletable(
         state, request, "department", request.department, row
@@ -291,8 +327,8 @@ def judge_department_deletion(
 
 
 def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
-    """Accept if the department and all pools exist, and `best_priority` allows the default
-    priority.
+    """Accept if the department and all pools exist, the project may use its default pools, no quota
+    contradicts itself, and `best_priority` allows the default priority.
     """
     config = request.config
     revision = _revision(state.projects.get(request.project))
@@ -300,8 +336,14 @@ def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) ->
         return stale
     if state.departments.get(config.department) is None:
         return refused(request, AdmissionCode.DEPARTMENT_UNKNOWN, about=config.department)
-    if unknown := _unknown_pool(state, request, (*config.pools, *sorted(config.quotas))):
+    pools = (*config.pools, *config.default_pools, *sorted(config.quotas))
+    if unknown := _unknown_pool(state, request, pools):
         return unknown
+    for pool in config.default_pools:
+        if config.pools and pool not in config.pools:
+            return refused(request, AdmissionCode.POOL_NOT_ALLOWED, about=pool)
+    if invalid := _invalid_quota(request, config.quotas):
+        return invalid
     if config.default_priority is not None and config.default_priority < config.best_priority:
         numbers = {"priority": config.default_priority, "best_priority": config.best_priority}
         code = AdmissionCode.PRIORITY_NOT_ALLOWED

@@ -93,8 +93,8 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     state.own = None if dumped["own"] is None else LastRecord(*map(int, dumped["own"]))
     for log_id, mode in dumped["logs"]:
         state.logs.put(cell, Log(log_id, mode))
-    for name, (config, revision) in dumped["cells"].items():
-        state.cells.put(name, Cell(plain.load(CellConfig, config), int(revision)))
+    for config, revision in dumped["cells"].values():
+        state.put_cell(Cell(plain.load(CellConfig, config), int(revision)))
     for name, (config, revision) in dumped["pools"].items():
         state.put_pool(name, Pool(plain.load(PoolConfig, config), int(revision)))
     for name, (config, revision) in dumped["departments"].items():

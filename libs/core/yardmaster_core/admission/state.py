@@ -194,7 +194,17 @@ class AdmissionState:
     """
 
     __slots__ = (
-        *("cell", "cells", "cycle", "departments", "enrolled", "jobs", "judged", "judged_ids"),
+        *(
+            "cell",
+            "cells",
+            "children",
+            "cycle",
+            "departments",
+            "enrolled",
+            "jobs",
+            "judged",
+            "judged_ids",
+        ),
         *("lists", "logs", "nodes", "now_ms", "own", "pool_names", "pools", "projects", "rules"),
         *("sources", "taken", "uses", "work"),
     )
@@ -222,6 +232,8 @@ class AdmissionState:
         #: Number of rows that name a pool, department or project ("pool/h100"), and of unfinished
         #: tasks ("tasks of user/ada"). Derived, so the digest does not cover it.
         self.uses: Table[int] = Table("uses", str)
+        #: The departments below each parent, in name order (derived).
+        self.children: Table[tuple[str, ...]] = Table("children", ",".join)
         #: All pools in the order of preference of a job that names none (derived).
         self.pool_names: tuple[str, ...] = ()
         #: One object for each distinct list of pools, shared by all jobs with that list.
@@ -258,6 +270,7 @@ class AdmissionState:
         other.judged_ids = self.judged_ids.draft()
         other.sources = self.sources.draft()
         other.uses = self.uses.draft()
+        other.children = self.children.draft()
         other.pool_names = self.pool_names
         other.lists = {}
         other.work = deque(islice(self.work, requests))
@@ -306,6 +319,12 @@ class AdmissionState:
                 self.sources.put(min(starts)[1], None)
         self.sources.put(source, LastRecord(epoch, seq))
 
+    def put_cell(self, cell: Cell) -> None:
+        """Set the cell's configuration."""
+        self._count(-1, _named_by_cell(self.config))
+        self._count(+1, _named_by_cell(cell.config))
+        self.cells.put(self.cell, cell)
+
     def put_pool(self, name: str, pool: Pool | None) -> None:
         """Set or remove a pool."""
         self.pools.put(name, pool)
@@ -316,9 +335,19 @@ class AdmissionState:
     def put_department(self, name: str, department: Department | None) -> None:
         """Set or remove a department."""
         old = self.departments.get(name)
-        self._count(-1, () if old is None else _named_by_quotas(old.config))
-        self._count(+1, () if department is None else _named_by_quotas(department.config))
+        self._count(-1, () if old is None else _named_by_department(old.config))
+        self._count(+1, () if department is None else _named_by_department(department.config))
         self.departments.put(name, department)
+        was = None if old is None else old.config.parent
+        parent = None if department is None else department.config.parent
+        if parent != was:
+            if was is not None:
+                self._put_children(was, {*(self.children.get(was) or ())} - {name})
+            if parent is not None:
+                self._put_children(parent, {*(self.children.get(parent) or ()), name})
+
+    def _put_children(self, parent: str, children: set[str]) -> None:
+        self.children.put(parent, tuple(sorted(children)) or None)
 
     def put_project(self, name: str, project: Project | None) -> None:
         """Set or remove a project."""
@@ -365,8 +394,19 @@ def _named_by_quotas(config: DepartmentConfig | ProjectConfig) -> tuple[str, ...
     return tuple(f"pool/{pool}" for pool in config.quotas)
 
 
+def _named_by_cell(config: CellConfig) -> tuple[str, ...]:
+    return tuple(f"pool/{pool}" for pool in config.default_pools)
+
+
+def _named_by_department(config: DepartmentConfig) -> tuple[str, ...]:
+    parent = () if config.parent is None else (f"department/{config.parent}",)
+    return parent + _named_by_quotas(config)
+
+
 def _named_by_project(config: ProjectConfig) -> tuple[str, ...]:
-    own = (f"department/{config.department}", *(f"pool/{pool}" for pool in config.pools))
+    # Default pools are allowed pools, and counted once.
+    pools = config.pools or config.default_pools
+    own = (f"department/{config.department}", *(f"pool/{pool}" for pool in pools))
     return own + _named_by_quotas(config)
 
 

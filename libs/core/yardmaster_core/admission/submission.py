@@ -3,6 +3,10 @@
 A default comes from the first of these that sets it: the job, its project, its first pool, the
 cell. The log has the resolved values, so a later change of a project or pool does not affect jobs
 that were admitted before.
+
+The pools of a job that names none are the first of these lists that is not empty: the default pools
+of its project, those default pools of the cell that the project may use, all pools that the project
+may use.
 """
 
 from collections.abc import Sequence
@@ -85,10 +89,21 @@ def _rejected(
 
 
 def _pools(state: AdmissionState, spec: SubmittedSpec, config: ProjectConfig) -> tuple[str, ...]:
-    named = spec.pools or config.pools
+    named = spec.pools or config.default_pools or _of_cell(state, config) or config.pools
     if named:
         return tuple(dict.fromkeys(named))
     return state.pool_names[:MAX_NAMES]
+
+
+def _of_cell(state: AdmissionState, config: ProjectConfig) -> tuple[str, ...]:
+    """The default pools of the cell that a project may use."""
+    pools = state.config.default_pools
+    return tuple(pool for pool in pools if not config.pools or pool in config.pools)
+
+
+def _node_types(kind: Kind, config: ProjectConfig) -> tuple[str, ...]:
+    """The node types that jobs of this kind may use; empty: all."""
+    return config.kind_node_types.get(kind, config.node_types)
 
 
 def _wrong_pools(
@@ -107,8 +122,9 @@ def _wrong_pools(
 def _not_allowed(job_id: str, spec: SubmittedSpec, config: ProjectConfig) -> TaskRejectedV1 | None:
     if config.kinds and spec.kind not in config.kinds:
         return _rejected(job_id, AdmissionCode.KIND_NOT_ALLOWED, about=spec.kind.value)
+    allowed = _node_types(spec.kind, config)
     for node_type in spec.node_types:
-        if config.node_types and node_type not in config.node_types:
+        if allowed and node_type not in allowed:
             return _rejected(job_id, AdmissionCode.NODE_TYPE_NOT_ALLOWED, about=node_type)
     if spec.priority is not None and spec.priority < config.best_priority:
         numbers = {"priority": spec.priority, "best_priority": config.best_priority}
@@ -209,7 +225,7 @@ def _resolved(
         weight=spec.weight or DEFAULT_WEIGHT,
         max_slots_milli=spec.max_slots_milli,
         pools=pools,
-        node_types=spec.node_types or config.node_types,
+        node_types=spec.node_types or _node_types(spec.kind, config),
         topology=spec.topology,
         resources=spec.resources,
         replicas_min=spec.replicas_min,

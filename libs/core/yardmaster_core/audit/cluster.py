@@ -240,8 +240,8 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent restarted, perhaps in a newer version; only its executors may
-                    # differ.
+                    # Its agent restarted, perhaps in a newer version; only its executors and its
+                    # share limits may differ.
                     known.executors = body.executors
                     return
                 self.nodes[body.node] = Node(

@@ -31,7 +31,7 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster_schemas.events.requests import Fence, Layout
+from yardmaster_schemas.events.requests import Fence, Layout, Quota
 from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 
@@ -39,6 +39,11 @@ from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 QUOTA_POLICY: Final = "quota"
 #: After this many consecutive failed starts a task preempts no other task.
 NO_PREEMPTION_AFTER: Final = 2
+
+
+def _deserved(quota: Quota) -> int | None:
+    """The GPUs that a quota deserves, in gpu_milli; None: unlimited."""
+    return None if quota.deserved_unlimited else quota.deserved_milli or 0
 
 
 class Decisions:
@@ -201,11 +206,11 @@ class Decisions:
             if of_project is not None and (quota := of_project.quotas.get(pool)):
                 used = non_preemptible.get((project, pool), 0)
                 what = f"project {project} deserved in {pool} (not preemptible)"
-                bounds.append((what, quota.deserved_milli or 0, used))
+                bounds.append((what, _deserved(quota), used))
             if of_department is not None and (quota := of_department.quotas.get(pool)):
                 used = cluster.used_by(non_preemptible, department, pool)
                 what = f"department {department} deserved in {pool} (not preemptible)"
-                bounds.append((what, quota.deserved_milli or 0, used))
+                bounds.append((what, _deserved(quota), used))
         for what, bound, used in bounds:
             if requested and bound is not None and used + requested > bound:
                 self.report.add(

@@ -137,6 +137,11 @@ class DepartmentRow(Row):
         """The department's name."""
         return self.name
 
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """Its parent, if it has one."""
+        return () if self.config.parent is None else (("parent", self.config.parent),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectRow(Row):

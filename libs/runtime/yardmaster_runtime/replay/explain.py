@@ -12,7 +12,7 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.phases import Phase, ReplicaState
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import class_of
 from yardmaster_eventlog.port import EventLog
@@ -28,9 +28,10 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
+from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, Wait, WaitClass, WaitCode
-from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.resources import Resources, is_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,8 @@ class Explanation:
     last_stop: AttemptSummary | None = None
     #: None before the end.
     end: TaskEnd | None = None
+    #: The nodes where the task holds shares of GPUs, and nothing limits it to its shares.
+    nodes_without_share_limits: tuple[str, ...] = ()
 
 
 class TaskHistory:
@@ -213,6 +216,23 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         attempts=attempts,
         last_stop=last_stop,
         end=end,
+        nodes_without_share_limits=_without_share_limits(state, task),
+    )
+
+
+def _without_share_limits(state: ClusterState, task: Task) -> tuple[str, ...]:
+    run = task.run
+    if run is None:
+        return ()
+    names = dict.fromkeys(
+        placement.node
+        for placement, replica in zip(run.placements, run.replicas, strict=True)
+        if is_share(placement.gpu_milli) and replica < ReplicaState.RELEASED
+    )
+    return tuple(
+        name
+        for name in names
+        if name in state.nodes and state.nodes[name].share_limits is ShareLimits.NONE
     )
 
 

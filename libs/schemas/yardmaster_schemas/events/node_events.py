@@ -48,6 +48,13 @@ class ExecutorKind(StrEnum):
     CONTAINER = "container"
 
 
+class ShareLimits(StrEnum):
+    """How tasks are limited to their shares of GPUs: not at all, or by NVIDIA MPS."""
+
+    NONE = "none"
+    MPS = "mps"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRef:
     """One replica of one attempt."""
@@ -67,7 +74,8 @@ class NodeJoinedV1(Event):
     `incarnation` identifies the agent's ledger: it is unchanged after a restart of the agent
     (`running` names the replicas that still run), and it is new with a new ledger or after the node
     was declared lost, when nothing runs. The ports `port_first` to `port_last` are for the
-    rendezvous of gangs. `executors`: agents without this field run processes only.
+    rendezvous of gangs. `executors`: agents without this field run processes only. `share_limits`:
+    agents without this field may limit shares, but do not check that; rules before 8 refuse `mps`.
     """
 
     node: Name
@@ -89,6 +97,7 @@ class NodeJoinedV1(Event):
     executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = field(
         default=(ExecutorKind.PROCESS,), metadata=LATER
     )
+    share_limits: ShareLimits = field(default=ShareLimits.NONE, metadata=LATER)
 
 
 @event(NODE_EVENTS, name="NodeDrained")

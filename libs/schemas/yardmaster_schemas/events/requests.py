@@ -89,6 +89,17 @@ class Fence(StrEnum):
     KILL = "kill"
 
 
+class PoolOrder(StrEnum):
+    """The order for a task that lists later pools too and does not fit in this one now.
+
+    `idle_first`: idle capacity of a later pool; then slots of this pool that are being released,
+    and victims in it. `strict`: a later pool comes last.
+    """
+
+    IDLE_FIRST = "idle_first"
+    STRICT = "strict"
+
+
 class LogMode(StrEnum):
     """How the log is stored (embedded logs are unsigned), or that its content was simulated."""
 
@@ -171,6 +182,12 @@ class PolicyRef:
     options: PolicyOptions = field(default_factory=dict)
 
 
+#: The rank of queues that have no other.
+DEFAULT_RANK: Final = 100
+#: The rules that introduce the settings of the policy `quota`.
+QUOTA_SETTINGS: Final = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """How a pool is scheduled.
@@ -181,6 +198,7 @@ class PoolConfig:
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
     most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: the seed of policies
     and placements that use random numbers.
+    `pool_order`: the order of a task that lists this pool before others.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -195,12 +213,7 @@ class PoolConfig:
     unequal_gangs: bool = False
     gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     seed: Count = 0
-
-
-#: The rank of queues that have no other.
-DEFAULT_RANK: Final = 100
-#: The rules that introduce the settings of the policy `quota`.
-QUOTA_SETTINGS: Final = 8
+    pool_order: PoolOrder = field(default=PoolOrder.IDLE_FIRST, metadata=added_in(QUOTA_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +271,9 @@ class ProjectConfig:
 
     Empty `pools`, `kinds` or `node_types` allow all. `best_priority` is the lowest number (the
     highest priority) that its jobs may request. `limit_milli` limits its running GPUs in all pools.
-    `default_pools`: the pools of jobs that name none (empty: those of the cell). `kind_node_types`:
-    the node types that jobs of a kind may use; kinds that it does not name follow `node_types`.
+    `default_pools`: the pools of jobs that name none (empty: those of the cell that it may use).
+    `kind_node_types`: the node types that jobs of a kind may use (empty: all); kinds that it does
+    not name follow `node_types`.
     `rank`, `preempt_min_runtime_s`, `reclaim_min_runtime_s`: see `DepartmentConfig`.
     """
 
@@ -448,7 +462,7 @@ class DepartmentChangeRequestedV1(Event):
 @event(REQUESTS, name="DepartmentDeletionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentDeletionRequestedV1(Event):
-    """A request to delete a department; refused while it has projects."""
+    """A request to delete a department; refused while it has projects or is a parent."""
 
     department: Name
     if_revision: Count | None = None

@@ -1,7 +1,6 @@
 """Read scenarios, find their format, and compare them with the core.
 
-A scenario is one JSON object; its keys determine its format. A format that no policy implements yet
-is recognized, and its scenarios are skipped with that reason.
+A scenario is one JSON object; its keys determine its format.
 """
 
 import json
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -113,20 +112,6 @@ def parsed(cls: type[T], scenario: Scenario) -> T:
 @cache
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
-
-
-def _not_built(policy: str) -> Callable[[Scenario], str]:
-    def check(_: Scenario) -> str:
-        raise Skip(f"policy {policy} is not built yet")
-
-    return check
-
-
-#: Formats of other schedulers, for policies that do not exist yet.
-LATER: Final = (
-    Format("kai", frozenset({"mode", "actions", "queues", "jobs"}), _not_built("quota")),
-    Format("runai_doc", frozenset({"steps", "nodes", "queues"}), _not_built("quota")),
-)
 
 
 def check(scenario: Scenario, formats: tuple[Format, ...]) -> Verdict:

@@ -80,7 +80,7 @@ def _why_not(user: TaskUser, paths: Sequence[Path]) -> str | None:
     if not _may_switch():
         return "the agent is not root, or lacks capabilities to run processes of other users"
     for path in paths:
-        blocked = _blocked(user, path.absolute())
+        blocked = blocked_part(user, path.absolute())
         if blocked is not None:
             return f"it cannot reach {path}: {blocked} is closed to it (chmod o+x opens it)"
     return None
@@ -97,7 +97,7 @@ def _may_switch() -> bool:
     return os.geteuid() == 0 and all(held >> number & 1 for number in _NEEDED)
 
 
-def _blocked(user: TaskUser, path: Path) -> Path | None:
+def blocked_part(user: TaskUser, path: Path) -> Path | None:
     """The first folder on the way to a path, or the path itself, that the user may not use."""
     for part in (*reversed(path.parents), path):
         try:

@@ -14,9 +14,9 @@ from yardmaster_cli.main import run
 def usage(pool: str, used: int, pending: int, limit: int | None) -> dict[str, Any]:
     return {
         "pool": pool,
-        "deserved_milli": 0,
+        "deserved_milli": 1500,
         "limit_milli": limit,
-        "over_quota_weight": 1,
+        "over_quota_weight": 3,
         "used_milli": used,
         "pending_milli": pending,
     }
@@ -60,7 +60,48 @@ def test_the_numbers_of_one_pool_change_the_table_and_not_the_document(
         assert run([*words, "-o", "table"]) == 0
         table = capsys.readouterr().out.splitlines()
         assert run([*words, "-o", "json"]) == 0
-    assert table[1].split() == ["nlp", "research", "2", "1", "2", "1", "at_limit"]
+    assert table[1].split() == ["nlp", "research", "1.5", "2", "1", "2", "3", "at_limit"]
     (row,) = json.loads(capsys.readouterr().out)["items"]
     assert "shown_pool" not in row
     assert row["used_milli"] == 6000
+
+
+@pytest.mark.parametrize(
+    ("quota", "shown"),
+    [
+        ({}, "0 6 1 - 1 no_limit"),
+        ({"limit_milli": 8000}, "0 6 1 8 1 below_limit"),
+        ({"limit_milli": 6000, "deserved_milli": 8000}, "8 6 1 6 1 at_limit"),
+        ({"deserved_milli": 5500, "over_quota_weight": 0}, "5.5 6 1 - 0 over_quota"),
+        ({"deserved_milli": 6000}, "6 6 1 - 1 in_quota"),
+        ({"deserved_unlimited": True}, "unlimited 6 1 - 1 in_quota"),
+    ],
+)
+def test_a_project_is_compared_with_its_quota_in_a_pool(
+    quota: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use = usage("h100", 6000, 1000, None) | {"deserved_milli": 0, "over_quota_weight": 1}
+    row = PROJECT | {"pools": [use | quota]}
+    page = Answer({"items": [row], "next_cursor": None, "position": "main@r1"})
+    with answering(page) as server:
+        assert run(["projects", "--pool", "h100", "--server", server.url]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[2:] == shown.split()
+
+
+def test_departments_show_their_parents_and_quotas(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        **{"name": "vision", "revision": 1, "config": {"parent": "research"}},
+        **{"projects": ["images"], "used_milli": 6000, "pending_milli": 0},
+        "pools": [usage("h100", 6000, 0, 8000)],
+    }
+    page = Answer({"items": [row], "next_cursor": None, "position": "main@r1"})
+    with answering(page, page) as server:
+        for words in ([], ["--pool", "h100"]):
+            assert run(["departments", *words, "--server", server.url]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["NAME", "PARENT", "PROJECTS", "USED", "PENDING"],
+        ["vision", "research", "images", "6", "0"],
+        ["NAME", "PARENT", "PROJECTS", "DESERVED", "USED", "PENDING", "LIMIT", "WEIGHT"],
+        ["vision", "research", "images", "1.5", "6", "0", "8", "3"],
+    ]

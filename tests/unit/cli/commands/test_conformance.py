@@ -25,7 +25,12 @@ PASS: dict[str, Any] = {
     "tasks": [{"id": "t", "group": "g", "slots": 1, "state": "pending", "created_order": 1}],
     "expected": {"to_allocate": ["t"], "to_release": []},
 }
-LATER: dict[str, Any] = {"id": "later", "steps": [], "nodes": [], "queues": []}
+#: Its task runs, but on no agent that is listed.
+UNCLEAR: dict[str, Any] = {
+    **PASS,
+    "id": "unclear",
+    "tasks": [{**PASS["tasks"][0], "state": "allocated", "on": []}],
+}
 
 
 def said(
@@ -40,10 +45,10 @@ def said(
 def test_a_line_is_printed_for_each_that_was_skipped_and_one_at_the_end(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, out, _ = said(capsys, tmp_path / "some.jsonl", FITS, LATER)
+    code, out, _ = said(capsys, tmp_path / "some.jsonl", FITS, UNCLEAR)
     assert code == 0
     assert out == [
-        "skipped later: policy quota is not built yet",
+        "skipped unclear: t runs, but the scenario does not say where all of its slots are",
         "1 passed, 0 failed, 1 skipped",
     ]
 

@@ -11,6 +11,8 @@ from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.testing import Cell
 from yardmaster_runtime.replay.explain import explain
 from yardmaster_schemas.events.decisions import PreemptionRequestedV2
+from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.resources import Resources
 
 
 def explained(policy: str, rules: int) -> dict[str, Any]:
@@ -33,6 +35,25 @@ def test_both_versions_of_a_stop_are_shown_alike(policy: str) -> None:
     assert before["stop"]["code"] == policy
     assert after["stop"] == before["stop"]
     assert after["last_stop"] == before["last_stop"]
+
+
+def test_the_nodes_that_do_not_enforce_shares_are_named() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("share", resources=Resources(gpus=1, gpu_milli=500))
+    cell.node("n2", gpus=1)
+    cell.submit("whole", gpus=1)
+
+    def named(job: str) -> Any:
+        answer = _as_answer(explain(cell.state, cell.task(job).id))
+        return answer["nodes_without_share_limits"]
+
+    cell.cycle()
+    (node,) = named("share")
+    assert named("whole") == []
+    cell.node(node, gpus=1, share_limits=ShareLimits.MPS)
+    cell.cycle()
+    assert named("share") == []
 
 
 @patch.dict(POLICIES, TOYS)

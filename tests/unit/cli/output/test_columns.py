@@ -2,7 +2,18 @@
 
 import pytest
 
-from yardmaster_cli.output.columns import grouped
+from yardmaster_cli.output.columns import NODES, grouped
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limits", "shown"),
+    [(4, "mps", "mps"), (4, "none", "not_enforced"), (0, "none", None), (4, None, None)],
+)
+def test_nodes_say_whether_shares_are_enforced(
+    gpus: int, limits: str | None, shown: str | None
+) -> None:
+    (column,) = [column for column in NODES if column.title == "SHARES"]
+    assert column.cell({"gpus": gpus, "share_limits": limits}) == shown
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,30 @@ def test_explain_tells_when_a_task_can_start(code: str, numbers: dict[str, int],
     assert explain_lines(out(), why, None)[-1] == line
 
 
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([], None),
+        (["n1"], "node n1 does not enforce shares: tasks there may use more than their share"),
+        (
+            ["n1", "n2", "n3", "n4", "n5"],
+            "nodes n1, n2, n3, n4 and 1 more do not enforce shares: "
+            "tasks there may use more than their share",
+        ),
+    ],
+)
+def test_explain_says_where_a_share_of_a_gpu_is_not_enforced(
+    nodes: list[str], text: str | None
+) -> None:
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "running",
+        "nodes_without_share_limits": nodes,
+    }
+    lines = explain_lines(out(), why, None)
+    assert lines[1:] == ([] if text is None else [f"Share       {text}"])
+
+
 def test_explain_names_the_resource_that_is_short_in_its_own_unit() -> None:
     never = {"code": "exceeds_every_node", "wait_class": "never", "since_at": None, "cycle": 7}
     waits = [

@@ -933,6 +933,17 @@ def test_s6_deserved_limits_non_preemptible_tasks_under_quota(log: LogBuilder, p
         assert found(log) == ()
 
 
+def test_s6_what_is_deserved_without_limit_limits_nothing(log: LogBuilder) -> None:
+    pool = pool_configured(policy="quota")
+    log.judged(PoolChangeRequestedV1(pool="default", config=pool.config), pool)
+    level = project(quotas={"default": Quota(deserved_unlimited=True)})
+    assert level.project is not None
+    log.judged(ProjectChangeRequestedV1(project="nlp", config=level.project), level)
+    admit(log, JOB, preemptible=False)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    assert found(log) == ()
+
+
 # S7
 
 

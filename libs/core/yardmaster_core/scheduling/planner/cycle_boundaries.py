@@ -114,7 +114,7 @@ def due_ms(state: ClusterState) -> int | None:
         moments += (
             pool.shares.next_ms
             for pool in state.pools.values()
-            if pool.shares is not None and pool.index.shares_changed
+            if pool.shares is not None and pool.index.shares_stale
         )
     return min(moments, default=None)
 

@@ -5,6 +5,7 @@ nodes that could take it. If one of these changed, the reservation is dropped, a
 considers the task as any other.
 """
 
+from yardmaster_core.rules import RESERVED_ON_IMAGES
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
@@ -22,7 +23,10 @@ def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
     reason = _of_task(task, reservation) or _of_pool(state, task, reservation)
     if reason is None:
         for placement in reservation.placements:
-            code = _of_node(state.nodes[placement.node], placement)
+            node = state.nodes[placement.node]
+            code = _of_node(node, placement)
+            if task.job.spec.image and not node.runs_images and state.rules >= RESERVED_ON_IMAGES:
+                code = code or DropCode.NODE_UNAVAILABLE
             if code is not None:
                 reason = code, placement.node
                 break

@@ -78,6 +78,8 @@ class MovingSearch(VictimSearch):
         for victim in some:
             self._remove(victim)
         needed = self._needed(shape, some, moves=claim.max_moves is not None)
+        if not needed:
+            return None  # it fits on what is being released
         if claim.max_moves is not None and len(needed) > claim.max_moves:
             return None
         placement = place(self._future, shape, self._strategy, key)

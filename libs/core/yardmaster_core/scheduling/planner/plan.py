@@ -43,6 +43,7 @@ from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
+from yardmaster_schemas.events.requests import PoolOrder
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
@@ -120,6 +121,7 @@ class PoolPass:
         self.pool = pool
         self.policy = resolved.policy
         self.strategy = resolved.strategy
+        self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
         self.victim_search = MovingSearch(draft, pool, self.strategy)
         self.view = PoolView(
             draft.state,
@@ -272,9 +274,23 @@ class PoolPass:
                 self.queue.push(group, task, rest, turn)
                 return
         if result is GroupResult.NO_CAPACITY:
-            self.queue.push(group, task, rest, turn + 1)
-        else:
-            self.queue.finish(group)
+            following_turn = self._next_turn(task, turn)
+            if following_turn is not None:
+                self.queue.push(group, task, rest, following_turn)
+                return
+            self._wait_for_capacity(group, task)
+        self.queue.finish(group)
+
+    def _next_turn(self, task: Task, turn: int) -> int | None:
+        """Return the next turn in which a task may get slots, or None."""
+        if not self.claims:
+            return 1
+        applying = (
+            at
+            for at, claim in enumerate(self.claims, 1)
+            if at > turn and claim.applies(self.view, task)
+        )
+        return next(applying, None)
 
     def _queue_woken(self) -> None:
         woken = self.pool.woken
@@ -301,7 +317,11 @@ class PoolPass:
             self.view, group, task
         )
         if task.reserved is not None:
-            kept = wait is not None or not self.decisions.keeps_reservations
+            kept = (
+                wait is not None
+                or not self.decisions.keeps_reservations
+                or self._reserved_in_strict_order(task, passes)
+            )
             placement = None if kept else self._find_placement(self.pool.free, task)
             if placement is None:
                 return GroupResult.KEPT
@@ -333,17 +353,33 @@ class PoolPass:
     def _fits_in_later_pool(self, task: Task, passes: "list[PoolPass]") -> bool:
         """Whether the task can start at once in a pool that it prefers less.
 
-        Then no task is preempted for it here, and no slots are reserved.
+        Then no task is preempted for it here, and no slots are reserved, unless the pools are used
+        in strict order.
         """
+        if self.strict_order:
+            return False
         later = task.shape.pools[task.shape.pools.index(self.pool.name) + 1 :]
         return bool(later) and any(
             each.pool.name in later and each.can_start(task) for each in passes
         )
 
     def _fits_in_preferred_pool(self, task: Task, passes: "list[PoolPass]") -> bool:
-        """Whether the task can start at once in a pool that it prefers."""
+        """Whether the task can start at once in a pool that it prefers, or that comes first in
+        strict order.
+        """
         preferred = task.shape.pools[: task.shape.pools.index(self.pool.name)]
-        return any(each.pool.name in preferred and each.can_start(task) for each in passes)
+        return any(
+            each.pool.name in preferred and (each.strict_order or each.can_start(task))
+            for each in passes
+        )
+
+    def _reserved_in_strict_order(self, task: Task, passes: "list[PoolPass]") -> bool:
+        """Whether the task has slots of a pool that comes first in strict order."""
+        preferred = task.shape.pools[: task.shape.pools.index(self.pool.name)]
+        return task.reserved is not None and any(
+            each.strict_order and each.pool.name == task.reserved.pool_name in preferred
+            for each in passes
+        )
 
     def can_start(self, task: Task) -> bool:
         """Whether the task can start in this pool at once."""
@@ -367,10 +403,12 @@ class PoolPass:
         if shape.start_failed:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
-        if self._starts_on_idle and self._reserve_released(task):
+        claim = self.claims[turn - 1] if turn <= len(self.claims) else None
+        # Where victims are moved, what they release beyond the reservation is offered to all, in
+        # the order of the first turn: else the group of the claimant would take it.
+        if (claim is None or claim.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
-        if turn <= len(self.claims):
-            claim = self.claims[turn - 1]
+        if claim is not None:
             # A task that starts on its reserved slots was just let pass, also by higher priorities.
             candidates = (
                 v
@@ -391,12 +429,16 @@ class PoolPass:
                 return GroupResult.RESERVED
             if turn < len(self.claims):
                 return GroupResult.NO_CAPACITY
-        wait = self._capacity_wait(shape)
+        self._wait_for_capacity(group, task)
+        return GroupResult.WAITS
+
+    def _wait_for_capacity(self, group: Group, task: Task) -> None:
+        """Record that a task did not fit and found no victims."""
+        wait = self._capacity_wait(group.shape)
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
             wait = self.policy.min_runtime_wait(self.view, task) or wait
         self.decisions.wait(group, task, wait)
-        return GroupResult.WAITS
 
     def _find_placement(self, index: CapacityIndex, task: Task) -> list[ReplicaSlots] | None:
         """Return a placement for `task`, or None.

@@ -26,7 +26,7 @@ capacity waits too. Then `order` and `may_start` are those of `policies/strict.p
 result: if the first of them neither fits nor finds victims, the later ones do not either.
 
 `shares` returns the queues that the pool is divided among, which the planner records
-(`share_records.py`) while the index says that they may have changed (`shares_changed`).
+(`share_records.py`) while the index says that they may have changed (`shares_stale`).
 
 `simulation_only` policies are refused outside simulations. The planner does not call
 `project_shares`: it returns the share of each project for metrics, by name, in gpu_milli.
@@ -160,6 +160,11 @@ def no_equivalence(_: PoolView, __: Group) -> None:
     """`equivalence` of policies under which each group may get a different result."""
 
 
+def may_apply(_: PoolView, __: Task) -> bool:
+    """`applies` of claims that check nothing beforehand."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One way in which a task that does not fit may preempt others.
@@ -171,6 +176,9 @@ class Claim:
     moved. `permits` gets the task and the victims that are not moved, in the order of `victims`,
     and tells whether they may be preempted together. With `max_moves`, all victims must be moved,
     and so many at most.
+
+    `applies` tells at little cost whether there may be victims for a task; it gets no turn of a
+    claim that does not apply.
     """
 
     victims: Callable[[PoolView, Task], Iterable[Task]]
@@ -178,6 +186,7 @@ class Claim:
     drop_unneeded: bool = True
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
     max_moves: int | None = None
+    applies: Callable[[PoolView, Task], bool] = may_apply
 
 
 def no_claims(_: Any) -> tuple[Claim, ...]:

@@ -5,7 +5,7 @@ incarnation, concerns a replica placed there, and is a possible next state of th
 other claim is refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
-from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS
+from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS, SHARE_LIMITS_REPORTED
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import join_refusal
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
@@ -58,6 +58,8 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
     if event.isolation is nev.Isolation.USER and state.rules < 2:
         # The release before cannot read this value, and refuses the record so.
         return RefusalCode.MALFORMED
+    if event.share_limits is not nev.ShareLimits.NONE and state.rules < SHARE_LIMITS_REPORTED:
+        return RefusalCode.MALFORMED  # for the same reason
     refused = join_refusal(state.enrolled, event)
     if refused is not None:
         return refused

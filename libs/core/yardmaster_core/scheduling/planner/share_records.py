@@ -25,7 +25,7 @@ def record_shares(draft: Draft, policies: PolicyRegistry) -> None:
         return
     for _, pool in sorted(state.pools.items()):
         before = pool.shares
-        if pool.config is None or not pool.index.shares_changed:
+        if pool.config is None or not pool.index.shares_stale:
             continue
         if before is not None and state.now_ms < before.next_ms:
             continue

@@ -6,7 +6,7 @@ from yardmaster_core.fencing import least_timeout_s
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1
+from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ShareLimits
 from yardmaster_schemas.events.requests import PoolConfig
 
 #: Number of ended incarnations that the state remembers for each node, the newest.
@@ -23,7 +23,7 @@ class Node:
         *("executors", "free", "future", "gpus", "hash", "incarnation", "labels", "max_free"),
         *("memory_mib", "name", "node_type", "open", "ordinal", "pending", "pool_name"),
         *("port_first", "port_last", "ports", "reserved", "revoked_ms", "schema_version"),
-        *("silent_ms", "state", "stops_disabled"),
+        *("share_limits", "silent_ms", "state", "stops_disabled"),
     )
 
     def __init__(self, name: str, ordinal: int) -> None:
@@ -39,6 +39,7 @@ class Node:
         self.node_type = ""
         self.labels: dict[str, str] = {}
         self.executors: tuple[ExecutorKind, ...] = (ExecutorKind.PROCESS,)
+        self.share_limits = ShareLimits.NONE
         self.address = ""
         self.gpus = self.cpu_milli = self.memory_mib = 0
         self.port_first = self.port_last = 0
@@ -130,4 +131,9 @@ class Node:
             # Only where they apply: older logs have digests without these.
             *((self.disabled, self.stops_disabled) if self.disabled else ()),
             *(("executors", self.executors) if self.executors != (ExecutorKind.PROCESS,) else ()),
+            *(
+                ("share_limits", self.share_limits)
+                if self.share_limits is not ShareLimits.NONE
+                else ()
+            ),
         )

@@ -85,7 +85,7 @@ class PolicyIndex:
         return False
 
     @property
-    def shares_changed(self) -> bool:
+    def shares_stale(self) -> bool:
         """Whether the shares of the queues may differ from those that were compared last."""
         return False
 

@@ -24,7 +24,7 @@ from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
-from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1
+from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ShareLimits
 from yardmaster_schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
@@ -123,6 +123,7 @@ def _dump_node(node: Node) -> Plain:
         "silent_ms": node.silent_ms,
         "disabled": [list(node.disabled), node.stops_disabled],
         "executors": [executor.value for executor in node.executors],
+        "share_limits": node.share_limits.value,
         "pending": _or_none(node.pending),
     }
 
@@ -327,6 +328,8 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     # Snapshots from before nodes named their executors have none.
     executors = row.get("executors", (ExecutorKind.PROCESS,))
     node.executors = tuple(ExecutorKind(name) for name in executors)
+    # Snapshots from before nodes reported it have none.
+    node.share_limits = ShareLimits(row.get("share_limits", ShareLimits.NONE))
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = is_barred(state.enrolled, node, row["pool"])

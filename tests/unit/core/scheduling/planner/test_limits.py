@@ -1,5 +1,7 @@
 """Limits on what jobs, projects and departments hold, and arrays with `max_concurrent`."""
 
+from typing import Any
+
 import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, started, waits
@@ -413,7 +415,7 @@ def test_no_more_tasks_are_preempted_than_the_limits_let_start(bounded_by: str) 
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.entitle("q", limit_milli=4000 if bounded_by == "project" else None)
-    bound = {"max_slots_milli": 4000} if bounded_by == "job" else {}
+    bound: dict[str, Any] = {"max_slots_milli": 4000} if bounded_by == "job" else {}
     cell.submit("one", gpus=4, priority=60)
     cell.submit("two", gpus=4, priority=60)
     cell.cycle()

@@ -318,3 +318,19 @@ def test_a_join_that_the_release_before_cannot_read_is_refused_until_the_rules_a
     cell.cycle()
     assert cell.refused == []
     assert "n1" in cell.state.nodes
+
+
+def test_a_join_that_says_what_enforces_shares_is_refused_until_the_rules_are_switched() -> None:
+    cell = Cell()
+    cell.rules = 7
+    cell.node("n1", share_limits=nev.ShareLimits.MPS)
+    cell.cycle()
+    assert [code for _, code in cell.refused] == [RefusalCode.MALFORMED]
+    cell.node("n1", share_limits=nev.ShareLimits.NONE)
+    cell.cycle()
+    assert cell.refused == []
+    cell.rules = 8
+    cell.node("n1", share_limits=nev.ShareLimits.MPS)
+    cell.cycle()
+    assert cell.refused == []
+    assert cell.state.node("n1").share_limits is nev.ShareLimits.MPS

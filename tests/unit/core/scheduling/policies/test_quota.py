@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV2,
@@ -44,17 +46,14 @@ class QuotaCell(Cell):
                 **{key: config.pop(key) for key in tuple(config) if key.endswith(("milli", "mib"))},
                 over_quota=config.pop("over_quota", True),
             )
+        named: dict[str, Any] = {"name": name, "revision": 1}
         if department:
-            level, of_level = (
-                adm.Level.DEPARTMENT,
-                {"department": req.DepartmentConfig(quotas=quotas, **config)},
-            )
+            named["level"] = adm.Level.DEPARTMENT
+            named["department"] = req.DepartmentConfig(quotas=quotas, **config)
         else:
-            level, of_level = (
-                adm.Level.PROJECT,
-                {"project": req.ProjectConfig(department=of, quotas=quotas, **config)},
-            )
-        self.admission(adm.EntitlementsChangedV1(level=level, name=name, revision=1, **of_level))
+            named["level"] = adm.Level.PROJECT
+            named["project"] = req.ProjectConfig(department=of, quotas=quotas, **config)
+        self.admission(adm.EntitlementsChangedV1(**named))
 
     def settle(self) -> list[Any]:
         """Run cycles until nothing changes; return all decisions."""
@@ -81,13 +80,11 @@ class QuotaCell(Cell):
         raise AssertionError("the cell does not settle")
 
     def _act(self, task: Any, run: Any, replica: int, about: dict[str, Any]) -> bool:
-        from yardmaster_schemas.events import node_events as nev
-
-        if run.stop is not None and run.replicas[replica] < 3:
+        if run.stop is not None and run.replicas[replica] < ReplicaState.RELEASED:
             self.claim(nev.TaskExitedV1(**about, exit_code=0, signal=None))
             self.claim(nev.SlotsReleasedV1(**about))
             return True
-        if run.replicas[replica] == 0:
+        if run.replicas[replica] == ReplicaState.ALLOCATED:
             self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
             return True
         return False

@@ -10,6 +10,7 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
+from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.sources import next_incarnation
 
 
@@ -108,6 +109,21 @@ def test_a_gangs_shared_port_keeps_its_number_of_holders() -> None:
     assert cell.state.nodes["n1"].ports == {7000: 1}
     restarted(cell)
     assert cell.state.nodes["n1"].ports == {7000: 1}
+
+
+def test_what_enforces_shares_is_kept_and_read_from_snapshots_without_it() -> None:
+    cell = Cell()
+    cell.node("n1", share_limits=ShareLimits.MPS)
+    cell.node("n2")
+    cell.cycle()
+    restarted(cell)
+    assert [cell.state.node(name).share_limits for name in ("n1", "n2")] == ["mps", "none"]
+    older = Cell()
+    older.node("n1")
+    older.cycle()
+    dumped = from_json(plain.encode(older.machine.dump(older.state)))
+    del dumped["nodes"][0]["share_limits"]
+    assert older.machine.load(older.state.cell, dumped).digest() == older.state.digest()
 
 
 def test_a_pending_join_and_a_cut_cycle_are_kept() -> None:

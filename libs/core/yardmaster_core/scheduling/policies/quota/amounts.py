@@ -15,6 +15,7 @@ Bounds = tuple[int | None, int | None, int | None]
 NOTHING: Final[Amounts] = (0, 0, 0)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)
+GPU, CPU, MEMORY = RESOURCES
 #: Shares beyond what is deserved are multiples of these.
 UNITS: Final[Amounts] = (WHOLE, 1, 1)
 #: How the names of numbers about each resource end.

@@ -11,6 +11,9 @@ from typing import Final
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.policies.quota.amounts import (
+    CPU,
+    GPU,
+    MEMORY,
     NOTHING,
     RESOURCES,
     SUFFIXES,
@@ -51,8 +54,10 @@ def _running(view: PoolView, project: Project, *, below: int | None = None) -> I
 
 def delayed_until_ms(view: PoolView, task: Task) -> int:
     """Return until when a task must not preempt others (ms); 0: it may."""
-    until_ms: int = task.queued_ms + view.options.preemption_delay_s * 1000
-    return until_ms if until_ms > view.state.now_ms else 0
+    delay_ms: int = view.options.preemption_delay_s * 1000
+    until_ms = task.queued_ms + delay_ms
+    # The clock of its gateway may be ahead.
+    return until_ms if delay_ms and until_ms > view.state.now_ms else 0
 
 
 def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
@@ -118,7 +123,16 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
-PREEMPT: Final = Claim(victims=own_victims, stop_reason=own_stop_reason, permits=always)
+def has_own_victims(view: PoolView, task: Task) -> bool:
+    """Whether the project may have tasks that `own_victims` yields."""
+    firm_first = not _all_over(view) and not task.job.shape.preemptible
+    below = None if firm_first else task.job.priority
+    return next(_running(view, task.job.project, below=below), None) is not None
+
+
+PREEMPT: Final = Claim(
+    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+)
 
 
 # From other queues
@@ -128,25 +142,81 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield the tasks of other queues that hold more than is theirs, if the task's own queue stays
     within its share.
     """
-    index = index_of(view)
-    index.divide(view.state)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
-    if delayed_until_ms(view, task) or not _within(plus(leaf.standing, ask), leaf.fair):
+    if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
-    others = ((index.queue_of(view.state, project), project) for project in list(index.victims))
+    index = index_of(view)
+    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    others = [
+        (other, project)
+        for project in index.victims
+        if (other := index.queue_of(view.state, project)) is not leaf
+        and _may_lose(leaf, other, ask)
+    ]
+    if _too_little(view, leaf, ask, others):
+        return
     leaves = (
         (
             other,
             _unprotected(view, task, _running(view, project), _reclaim_s(view, leaf, other)),
         )
         for other, project in others
-        if other is not leaf and _may_lose(leaf, other, ask)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))
 
 
-def _within(amounts: Amounts, share: Amounts) -> bool:
-    return all(amounts[i] <= share[i] for i in RESOURCES)
+def _too_little(
+    view: PoolView, leaf: Queue, ask: Amounts, others: Sequence[tuple[Queue, Project]]
+) -> bool:
+    """Whether what is free, and the most GPUs that the others may lose, do not suffice.
+
+    A queue may lose what it holds above its bound, and the rest of the task with which it reaches
+    that bound. It costs a step per queue, whatever the number of nodes.
+    """
+    missing = ask[GPU] - view.pool.future.free_milli
+    if missing <= 0:
+        return False
+    largest: dict[Queue, int] = {}
+    for other, project in others:
+        its = differing(leaf, other)[1]
+        largest[its] = max(largest.get(its, 0), _largest_task(view, project))
+    for its, task_milli in largest.items():
+        own = next(queue for queue in leaf.path if queue.parent is its.parent)
+        bound = its.allocatable[GPU]
+        if _deserves(own, plus(own.standing, ask)):
+            deserved = its.deserved[GPU]
+            bound = bound if deserved is None else min(bound, deserved)
+        over = its.standing[GPU] - bound
+        if any(_over(its, own, ask, i) for i in (CPU, MEMORY)):
+            over = its.standing[GPU]
+        missing -= min(its.standing[GPU], over - 1 + task_milli) if over > 0 else 0
+    return missing > 0
+
+
+def _over(its: Queue, own: Queue, ask: Amounts, resource: int) -> bool:
+    """Whether a queue holds more of a resource than its share, or than it deserves."""
+    held, deserved = its.standing[resource], its.deserved[resource]
+    return held > its.allocatable[resource] or (
+        deserved is not None and held > deserved and _deserves(own, plus(own.standing, ask))
+    )
+
+
+def _largest_task(view: PoolView, project: Project) -> int:
+    """The most gpu_milli that one task of a project holds."""
+    key = ("largest", project)
+    found: int | None = view.memo.get(key)
+    if found is None:
+        usage = view.pool.usage_by_project.get(project)
+        jobs = usage.jobs if usage is not None else ()
+        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+    return found
+
+
+def stays_within_share(view: PoolView, task: Task) -> bool:
+    """Whether the task's project would stay within its share."""
+    index_of(view).divide(view.state)
+    leaf = _leaf(view, task)
+    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
 def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
@@ -266,7 +336,10 @@ def _deciding(queue: Queue) -> int:
 
 
 RECLAIM: Final = Claim(
-    victims=reclaim_victims, stop_reason=reclaim_stop_reason, permits=may_reclaim
+    victims=reclaim_victims,
+    stop_reason=reclaim_stop_reason,
+    permits=may_reclaim,
+    applies=stays_within_share,
 )
 
 
@@ -275,10 +348,7 @@ RECLAIM: Final = Claim(
 
 def movable(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield all preemptible tasks, if what is free in all suffices for the task."""
-    shape, future = task.job.shape, view.pool.future
-    if shape.total_gpu_milli > future.free_milli:
-        return
-    if (_all_over(view) and not shape.preemptible) or delayed_until_ms(view, task):
+    if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
     index: QuotaIndex = index_of(view)
     leaves = (
@@ -286,6 +356,14 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         for project in list(index.victims)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))
+
+
+def may_move_others(view: PoolView, task: Task) -> bool:
+    """Whether enough is free in all for a task for which others may be moved."""
+    shape = task.job.shape
+    if _all_over(view) and not shape.preemptible:
+        return False
+    return shape.total_gpu_milli <= view.pool.future.free_milli
 
 
 def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
@@ -299,4 +377,10 @@ def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
 
 def consolidation(max_moves: int) -> Claim:
     """Return the claim that moves at most so many tasks, and preempts none."""
-    return Claim(victims=movable, stop_reason=move_stop_reason, permits=always, max_moves=max_moves)
+    return Claim(
+        victims=movable,
+        stop_reason=move_stop_reason,
+        permits=always,
+        max_moves=max_moves,
+        applies=may_move_others,
+    )

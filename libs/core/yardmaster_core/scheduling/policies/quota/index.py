@@ -12,6 +12,7 @@ from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
+    RESOURCES,
     UNITS,
     Amounts,
     minus,
@@ -63,7 +64,12 @@ class QuotaIndex(PolicyIndex):
                     pass
         self._due = True
         self._due_next = False
+        #: The same, of changes of the tasks that hold slots.
+        self._victims_due = True
+        self._victims_due_next = False
         self._shares_changed = True
+        #: Whether the shares may differ from those that were recorded.
+        self._shares_stale = True
 
     # Reading
 
@@ -74,12 +80,8 @@ class QuotaIndex(PolicyIndex):
         if self._topology != self._pool.topology:
             self._topology = self._pool.topology
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
-        for task in self._stale_tasks:
-            self._count_task(state, task)
-        self._stale_tasks.clear()
-        for group in self._stale_groups:
-            self._count_group(state, group)
-        self._stale_groups.clear()
+        if self._stale_tasks or self._stale_groups:
+            self._count(state)
         return self._root
 
     def queue_of(self, state: ClusterState, project: Project) -> Queue:
@@ -93,10 +95,17 @@ class QuotaIndex(PolicyIndex):
         total = self._total()
         if total != root.fair:
             root.fair = root.allocatable = total
-            root.divide_below = True
-            root.divided = False
-        divide_tree(root, total)
+            # What may be reclaimed depends on the total, also where no share changes.
+            for queue in (root, *self._queues.values()):
+                queue.divide_below = True
+                queue.divided = False
+        self._shares_changed |= divide_tree(root, total)
         return root
+
+    def take_news(self, state: ClusterState) -> bool:
+        """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
+        self.divide(state)
+        return self._shares_changed or self._victims_due
 
     def _total(self) -> Amounts:
         """What the nodes offer that take tasks."""
@@ -166,7 +175,22 @@ class QuotaIndex(PolicyIndex):
                 each.divide_below = True
         return queue
 
-    def _count_task(self, state: ClusterState, task: Task) -> None:
+    def _count(self, state: ClusterState) -> None:
+        """Count what changed; have those siblings divided again of which a wish changed.
+
+        A task that starts changes what its queues hold and request, but not their wish.
+        """
+        wishes: dict[Queue, Amounts] = {}
+        for task in self._stale_tasks:
+            self._count_task(state, task, wishes)
+        self._stale_tasks.clear()
+        for group in self._stale_groups:
+            self._count_group(state, group, wishes)
+        self._stale_groups.clear()
+        for queue, before in wishes.items():
+            _note_wish(queue, before)
+
+    def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
         known = self._tasks.get(task, _NOTHING)
         now = self._counted(task)
         if now == known:
@@ -175,18 +199,20 @@ class QuotaIndex(PolicyIndex):
             del self._tasks[task]
         else:
             self._tasks[task] = now
-        held, firm, leaving, returning, reserved = (
-            minus(a, b) for a, b in zip(now, known, strict=True)
-        )
+        held, firm, leaving, returning, reserved = map(minus, now, known)
         leaf = self._queue(state, task.job.project)
         for queue in leaf.path:
-            before = queue.wish
-            queue.held = plus(queue.held, held)
-            queue.firm = plus(queue.firm, firm)
-            queue.leaving = plus(queue.leaving, leaving)
-            queue.returning = plus(queue.returning, returning)
-            queue.reserved = plus(queue.reserved, reserved)
-            _note_wish(queue, before)
+            wishes.setdefault(queue, queue.wish)
+            if held != NOTHING:
+                queue.held = plus(queue.held, held)
+            if firm != NOTHING:
+                queue.firm = plus(queue.firm, firm)
+            if leaving != NOTHING:
+                queue.leaving = plus(queue.leaving, leaving)
+            if returning != NOTHING:
+                queue.returning = plus(queue.returning, returning)
+            if reserved != NOTHING:
+                queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
 
     def _counted(self, task: Task) -> Counted:
@@ -213,7 +239,7 @@ class QuotaIndex(PolicyIndex):
             firm = plus(plus(held, leaving), reserved)
         return held, firm, leaving, returning, reserved
 
-    def _count_group(self, state: ClusterState, group: Group) -> None:
+    def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
         shape = group.shape
         counts = 0
@@ -228,36 +254,37 @@ class QuotaIndex(PolicyIndex):
             self._groups.pop(group, None)
         more = minus(now, known)
         for queue in self._queue(state, state.projects[shape.project]).path:
-            before = queue.wish
+            wishes.setdefault(queue, queue.wish)
             queue.pending = plus(queue.pending, more)
-            _note_wish(queue, before)
 
     # Changes
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = self._shares_changed = True
+        self._due = self._due_next = self._shares_stale = True
+        self._victims_due = self._victims_due_next = True
         if self._root is not None:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = self._shares_changed = True
+        self._due = self._due_next = self._shares_stale = True
         if self._root is not None:
             self._stale_groups[group] = None
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
-        self._shares_changed = True
+        self._shares_stale = True
 
     def nodes_changed(self) -> None:
         """See `PolicyIndex.nodes_changed`."""
-        self._shares_changed = True
+        self._shares_stale = True
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`."""
         self._due = self._due_next = True
+        self._victims_due = self._victims_due_next = True
         return self._may_be_preempted(task)
 
     def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
@@ -273,6 +300,8 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.input_changed`."""
         self._due = True
         self._due_next |= later
+        self._victims_due = True
+        self._victims_due_next |= later
 
     @property
     def due(self) -> bool:
@@ -280,39 +309,51 @@ class QuotaIndex(PolicyIndex):
         return self._due
 
     @property
-    def shares_changed(self) -> bool:
-        """See `PolicyIndex.shares_changed`."""
-        return self._shares_changed
+    def shares_stale(self) -> bool:
+        """See `PolicyIndex.shares_stale`."""
+        return self._shares_stale
 
     def shares_compared(self) -> None:
         """See `PolicyIndex.shares_compared`."""
-        self._shares_changed = False
+        self._shares_stale = False
 
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
+        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        self._shares_changed = False
         self.touched.clear()
 
     def kept(self) -> Mapping[str, bool]:
         """See `PolicyIndex.kept`."""
-        return {"due": self._due, "due_next": self._due_next, "shares": self._shares_changed}
+        return {
+            "due": self._due,
+            "due_next": self._due_next,
+            "victims_due": self._victims_due,
+            "victims_due_next": self._victims_due_next,
+            "shares_stale": self._shares_stale,
+        }
 
     def restore(self, kept: Mapping[str, bool]) -> None:
         """See `PolicyIndex.restore`."""
         self._due, self._due_next = kept["due"], kept["due_next"]
+        self._victims_due = kept["victims_due"]
+        self._victims_due_next = kept["victims_due_next"]
         # Snapshots from before shares were recorded have none.
-        self._shares_changed = kept.get("shares", True)
+        self._shares_stale = kept.get("shares_stale", True)
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:
     """Have the siblings divided again, if a wish that is met or becomes met changed."""
-    now, fair = queue.wish, queue.fair
-    assert queue.parent is not None
-    if not queue.parent.divided or any(
-        now[i] != before[i] and min(now[i], before[i]) < fair[i] + UNITS[i] for i in range(3)
+    now, fair, parent = queue.wish, queue.fair, queue.parent
+    assert parent is not None
+    if now == before and parent.divided:
+        return
+    if not parent.divided or any(
+        now[i] != before[i] and min(now[i], before[i]) < fair[i] + UNITS[i] for i in RESOURCES
     ):
-        queue.parent.divided = False
-        above: Queue | None = queue.parent
+        parent.divided = False
+        above: Queue | None = parent
         while above is not None:
             above.divide_below = True
             above = above.parent

@@ -14,9 +14,7 @@ from yardmaster_core.scheduling.planner.group_queue import id_order
 from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
-    RESOURCES,
     Amounts,
-    minus,
     plus,
     requested,
 )
@@ -39,30 +37,37 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
         taken: what victims of the queue, found before, hold.
         all_over: whether a queue is above its share only if it is so in every resource.
     """
-    standing = minus(queue.standing, taken)
-    after = plus(standing, task)
-    fair, deserved, allocatable = queue.fair, queue.deserved, queue.allocatable
-    above = [fair[i] < standing[i] for i in RESOURCES]
-    is_over = all(above) if all_over else any(above)
-    starved = all(
-        bound is None or amount <= bound for amount, bound in zip(after, deserved, strict=True)
+    held, reserved = queue.held, queue.reserved
+    gpu, cpu, memory = (
+        held[0] + reserved[0] - taken[0],
+        held[1] + reserved[1] - taken[1],
+        held[2] + reserved[2] - taken[2],
     )
-    without_share = any(task[i] and not allocatable[i] for i in RESOURCES)
+    next_gpu, next_cpu, next_memory = gpu + task[0], cpu + task[1], memory + task[2]
+    fair, most = queue.fair, queue.allocatable
+    above = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
+    deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
+    starved = (
+        (deserved_gpu is None or next_gpu <= deserved_gpu)
+        and (deserved_cpu is None or next_cpu <= deserved_cpu)
+        and (deserved_memory is None or next_memory <= deserved_memory)
+    )
+    # A part of nothing counts as a very large ratio.
+    most_gpu, most_cpu, most_memory = most[0] or 1, most[1] or 1, most[2] or 1
     return (
-        is_over,
+        all(above) if all_over else any(above),
         not starved,
         -queue.rank,
-        without_share,
-        _dominant(after, allocatable),
-        _dominant(standing, allocatable),
-        *allocatable,
+        bool((task[0] and not most[0]) or (task[1] and not most[1]) or (task[2] and not most[2])),
+        max(
+            (next_gpu << 32) // most_gpu,
+            (next_cpu << 32) // most_cpu,
+            (next_memory << 32) // most_memory,
+        ),
+        max((gpu << 32) // most_gpu, (cpu << 32) // most_cpu, (memory << 32) // most_memory),
+        *most,
         *queue.age,
     )
-
-
-def _dominant(amounts: Amounts, allocatable: Amounts) -> int:
-    """The largest ratio of an amount to its share, in 1 / 2^32."""
-    return max((amounts[i] << 32) // (allocatable[i] or 1) for i in RESOURCES)
 
 
 class QueueHeap(Generic[T]):
@@ -129,7 +134,7 @@ class QueueOrder:
         turns: int,
         *,
         all_over: bool,
-        within: Callable[[PoolView, Group, Task], OrderKey],
+        within: Callable[[PoolView, Group], OrderKey],
         after: int,
     ) -> None:
         self._view = view
@@ -140,6 +145,8 @@ class QueueOrder:
         self._late = turns
         self._after = after
         self._count = 0
+        #: By group: its place within its project, without the submission.
+        self._places: dict[Group, OrderKey] = {}
         #: By leaf: the places of groups that wait for a turn up to `after`, and the groups that
         #: wait for these, with their first turn.
         self._ahead: dict[Queue, list[OrderKey]] = {}
@@ -151,16 +158,19 @@ class QueueOrder:
 
     def place(self, group: Group, task: Task) -> OrderKey:
         """See `CandidateOrder.place`."""
-        return self._within(self._view, group, task)
+        places = self._places
+        found = places.get(group)
+        if found is None:
+            found = places[group] = self._within(self._view, group)
+        return *found, task.key
 
     def push(self, candidate: Candidate) -> None:
         """See `CandidateOrder.push`."""
         group, task, _, turn = candidate
         index = index_of(self._view)
-        index.divide(self._view.state)
         leaf = index.queue_of(self._view.state, task.job.project)
         at = turn + self._late * group.shape.start_failed
-        entry = (self._within(self._view, group, task), id_order(task), candidate)
+        entry = (self.place(group, task), id_order(task), candidate)
         self._count += 1
         if 0 < at <= self._after:
             self._ahead.setdefault(leaf, []).append(self._rank(entry))
@@ -173,9 +183,7 @@ class QueueOrder:
         for at, turn in enumerate(self._turns):
             while turn.waiting:
                 index.divide(self._view.state)
-                turn.follow(index.touched)
-                entry = turn.heap.best()
-                assert entry is not None, "a group that waits has no place"
+                entry = turn.best(index.touched)
                 candidate = entry[2]
                 leaf = index.queue_of(self._view.state, candidate[1].job.project)
                 if not at and self._must_hold(leaf, entry):
@@ -220,8 +228,9 @@ class _Turn:
 
     def __init__(self, key: Callable[[Queue, Waiting], QueueKey]) -> None:
         self.waiting: dict[Queue, list[Waiting]] = {}
-        self.heap: QueueHeap[Waiting] = QueueHeap(self._head, key)
-        #: How many of the changes of queues it knows.
+        self._heap: QueueHeap[Waiting] = QueueHeap(self._head, key)
+        #: Leaves whose place may be another one now, and how many changes of queues it knows.
+        self._stale: dict[Queue, None] = {}
         self._followed = 0
 
     def _head(self, leaf: Queue) -> Waiting | None:
@@ -231,23 +240,29 @@ class _Turn:
     def push(self, leaf: Queue, entry: Waiting) -> None:
         """Add a group to a leaf."""
         heappush(self.waiting.setdefault(leaf, []), entry)
-        if self.waiting[leaf][0] is entry:
-            self.heap.refresh(leaf)
+        self._stale[leaf] = None
 
     def pop(self, leaf: Queue) -> None:
         """Remove the first group of a leaf."""
         heappop(self.waiting[leaf])
         if not self.waiting[leaf]:
             del self.waiting[leaf]
-        self.heap.refresh(leaf)
+        self._stale[leaf] = None
 
-    def follow(self, touched: list[Queue]) -> None:
-        """Find the places of queues that changed."""
-        changed = dict.fromkeys(touched[self._followed :])
-        self._followed = len(touched)
-        for leaf in changed:
-            # Of another leaf only the queues above it may have another place.
-            self.heap.refresh(leaf)
+    def best(self, touched: list[Queue]) -> Waiting:
+        """Return the first group; there must be one. `touched`: the queues that changed so far.
+
+        Of a leaf without groups only the queues above it may have another place.
+        """
+        if self._followed < len(touched):
+            self._stale.update(dict.fromkeys(touched[self._followed :]))
+            self._followed = len(touched)
+        for leaf in self._stale:
+            self._heap.refresh(leaf)
+        self._stale.clear()
+        found = self._heap.best()
+        assert found is not None, "a group that waits has no place"
+        return found
 
 
 def in_victim_order(

@@ -75,8 +75,18 @@ class Queue:
     @property
     def wish(self) -> Amounts:
         """What its tasks hold and request, within its limit."""
-        total = plus(plus(self.held, self.returning), plus(self.reserved, self.pending))
-        return within(total, self.limit)
+        held, returning, reserved, pending = (
+            self.held,
+            self.returning,
+            self.reserved,
+            self.pending,
+        )
+        total = (
+            held[0] + returning[0] + reserved[0] + pending[0],
+            held[1] + returning[1] + reserved[1] + pending[1],
+            held[2] + returning[2] + reserved[2] + pending[2],
+        )
+        return total if self.limit == UNLIMITED else within(total, self.limit)
 
     def ancestors(self) -> Iterator["Queue"]:
         """Itself and the queues above it, without the root, from the bottom."""

@@ -107,17 +107,16 @@ class QuotaOptions:
 CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
-def by_priority(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """Order within a project: the highest priority first, then by submission; last the tasks that
+def by_priority(view: PoolView, group: Group) -> OrderKey:
+    """Order within a project, before the submission: the highest priority first; last those that
     can never start, because a queue is represented by its first task.
     """
-    return _never_starts(view, group), group.priority, task.key
+    return _never_starts(view, group), group.priority
 
 
-def firm_first(view: PoolView, group: Group, task: Task) -> OrderKey:
+def firm_first(view: PoolView, group: Group) -> OrderKey:
     """Do the same, but tasks that cannot be preempted first."""
-    never = _never_starts(view, group)
-    return never, group.shape.preemptible, group.priority, task.key
+    return _never_starts(view, group), group.shape.preemptible, group.priority
 
 
 def _never_starts(view: PoolView, group: Group) -> bool:
@@ -209,11 +208,14 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def claimants(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
-    if not view.pool.index.due:
+    if not index_of(view).take_news(view.state):
         return
+    all_claims = claims(view.options)
     for group in list(view.state.blocked(view.pool)):
         if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
-            yield group
+            task = group.queue.first
+            if any(claim.applies(view, task) for claim in all_claims):
+                yield group
 
 
 def equivalence(view: PoolView, group: Group) -> Hashable:

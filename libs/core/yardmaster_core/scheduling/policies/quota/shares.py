@@ -10,11 +10,14 @@ from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divi
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 
-def divide_tree(queue: Queue, total: Amounts) -> None:
-    """Divide the share of `queue` among the queues below it; `total` is the pool's."""
+def divide_tree(queue: Queue, total: Amounts) -> bool:
+    """Divide the share of `queue` among the queues below it; return whether one of them changed.
+
+    `total` is the pool's.
+    """
     if not queue.divide_below:
-        return
-    queue.divide_below = False
+        return False
+    queue.divide_below = changed = False
     if not queue.divided and queue.children:
         queue.divided = True
         shares = [_shares(queue, resource) for resource in RESOURCES]
@@ -23,10 +26,11 @@ def divide_tree(queue: Queue, total: Amounts) -> None:
             if fair != child.fair:
                 child.fair = fair
                 child.divided = False
-                child.divide_below = True
+                child.divide_below = changed = True
             child.allocatable = _allocatable(child, total)
     for child in queue.children:
-        divide_tree(child, total)
+        changed |= divide_tree(child, total)
+    return changed
 
 
 def _shares(parent: Queue, resource: int) -> list[int]:

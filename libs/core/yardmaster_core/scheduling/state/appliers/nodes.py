@@ -134,9 +134,10 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
     _forget_sources(state, node, event.incarnation)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
         node.silent_ms = 0
+        # The agent may have been replaced by one with other executors or limits.
+        node.share_limits = event.share_limits
         state.dirty[node] = None
         if node.executors != event.executors:
-            # The agent was replaced by one with other executors.
             _change_executors(state, node, event.executors)
         return
     if node.open:
@@ -167,6 +168,7 @@ def _change_executors(
         for index in pool.indexes:
             index.set_images(node.free.ordinal, runs_images=node.runs_images)
         pool.nodes_changed()
+        check_reservations(state, node)
         state.wake_all(pool)
 
 
@@ -182,6 +184,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.node_type = event.node_type
     node.labels = dict(event.labels)
     node.executors = event.executors
+    node.share_limits = event.share_limits
     node.address = event.address
     node.gpus = event.gpus
     node.cpu_milli = event.cpu_milli

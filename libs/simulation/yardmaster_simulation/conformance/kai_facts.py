@@ -1,0 +1,210 @@
+"""The initial state of a KAI scenario's jobs, recorded as decisions and reports.
+
+Some of these states no decision of the core leads to, for example a task with reserved slots of
+which none is in use. They are recorded as facts that an earlier leader left.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from yardmaster_core.testing import DETAILS
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import (
+    Outcome,
+    Placement,
+    PreemptionRequestedV2,
+    SlotsAllocatedV1,
+    SlotsReservedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+)
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, StopCode
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
+from yardmaster_simulation.conformance.kai_form import ENDED, HOLDING, PLACED, Job, Status, Task
+from yardmaster_simulation.conformance.kai_terms import Units, resources_of
+from yardmaster_simulation.conformance.scenarios import Skip
+
+INCARNATION: Final = "0" * 12
+#: Longer than a scenario.
+GRACE_S: Final = 3600
+RULE: Final = "recorded"
+
+
+class Slots:
+    """The unused slots of each node, of which tasks get some from the start."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._unused = {node: list(range(size)) for node, size in sizes.items()}
+        self._groups: dict[tuple[str, str], int] = {}
+
+    def share(self, node: str, group: str) -> int:
+        """Return the slot of a group of tasks that share a GPU: the one with the group's number, if
+        it is unused.
+        """
+        slot = self._groups.get((node, group))
+        if slot is None:
+            unused = self._unused[node]
+            number = int(group) if group.isdecimal() else -1
+            if number in unused:
+                unused.remove(number)
+                slot = number
+            else:
+                slot = self.whole(node)
+            self._groups[node, group] = slot
+        return slot
+
+    def whole(self, node: str) -> int:
+        """Return the first unused slot."""
+        if not self._unused[node]:
+            raise Skip(f"more GPUs are in use than {node} has")
+        return self._unused[node].pop(0)
+
+    def release(self, node: str, slots: Iterable[int]) -> None:
+        """Let others have these slots, before the unused ones."""
+        self._unused[node] = sorted(slots) + self._unused[node]
+
+
+def place(jobs: Iterable[Job], sizes: Mapping[str, int], units: Units) -> dict[str, list[int]]:
+    """Return the slots of each task that is on a node from the start, by the task's name.
+
+    `sizes`: the number of GPUs of each node. Reserved slots are those that tasks release, then
+    unused ones.
+    """
+    slots = Slots(sizes)
+    placed = [task for job in jobs for task in job.tasks if task.state in PLACED - ENDED]
+    # Parts of GPUs first, because their groups name slots.
+    placed.sort(key=lambda task: not task.shares_gpus)
+    holding = [task for task in placed if task.state in HOLDING]
+    found = {task.name: _slots_of(task, slots, sizes, units) for task in holding}
+    for task in holding:
+        if task.state is Status.TERMINATING and task.node and not task.shares_gpus:
+            slots.release(task.node, found[task.name])
+    reserved = (task for task in placed if task.state is Status.PIPELINED)
+    return found | {task.name: _slots_of(task, slots, sizes, units) for task in reserved}
+
+
+def _slots_of(task: Task, slots: Slots, sizes: Mapping[str, int], units: Units) -> list[int]:
+    node = task.node
+    if node is None or node not in sizes:
+        raise Skip(f"{task.name} is {task.state}, but on no node of the scenario")
+    gpus = resources_of(task, units).gpus
+    if not task.shares_gpus:
+        return sorted(slots.whole(node) for _ in range(gpus))
+    groups = (*task.gpu_groups, *(f"{task.name}.{number}" for number in range(gpus)))
+    return sorted(slots.share(node, group) for group in groups[:gpus])
+
+
+def record(
+    cluster: KaiCluster, jobs: Sequence[Job], sizes: Mapping[str, int], *, requeued: Iterable[str]
+) -> None:
+    """Record the initial state of jobs, which were submitted: first allocations, then the rest.
+
+    Of the jobs that terminate, `requeued` are pending later, and the others end.
+    """
+    preempted = frozenset(requeued)
+    slots = place(jobs, sizes, cluster.units)
+    cell = cluster.cell
+    cell.record_cycle(
+        _allocated(cluster, job, slots) for job in jobs if job.status in HOLDING | ENDED
+    )
+    later: list[Event] = []
+    for job in jobs:
+        job_id = cluster.job_id(job.name)
+        if job.status in HOLDING | ENDED:
+            cell.starts(job_id)
+        if job.status in ENDED:
+            failed = job.status is Status.FAILED
+            cell.ends(job_id, exit_code=int(failed))
+            later.append(_ended(job_id, Outcome.FAILED if failed else Outcome.SUCCEEDED))
+        elif job.status is Status.PIPELINED:
+            later.append(_reserved(cluster, job, slots))
+        elif job.status is not Status.RUNNING and job.status in HOLDING:
+            later.append(_stopped(cluster, job, requeued=job.name in preempted))
+    cell.record_cycle(later)
+
+
+def _allocated(
+    cluster: KaiCluster, job: Job, slots: Mapping[str, Sequence[int]]
+) -> SlotsAllocatedV1:
+    return SlotsAllocatedV1(
+        task_id=f"{cluster.job_id(job.name)}.0",
+        attempt=1,
+        pool=POOL,
+        project=cluster.queue_id(job.project),
+        tasks=1,
+        placements=_placements(cluster, job, slots),
+        master_port=None,
+        details=DETAILS,
+        checkpoint=None,
+        start=Start(rule=RULE),
+        grace_s=GRACE_S,
+    )
+
+
+def _reserved(cluster: KaiCluster, job: Job, slots: Mapping[str, Sequence[int]]) -> SlotsReservedV1:
+    return SlotsReservedV1(
+        task_id=f"{cluster.job_id(job.name)}.0",
+        attempt=1,
+        pool=POOL,
+        placements=_placements(cluster, job, slots),
+    )
+
+
+def _placements(
+    cluster: KaiCluster, job: Job, slots: Mapping[str, Sequence[int]]
+) -> tuple[Placement, ...]:
+    resources = resources_of(job.tasks[0], cluster.units)
+    return tuple(
+        _placement(cluster, replica, task.node, slots.get(task.name, ()), resources)
+        for replica, task in enumerate(job.tasks)
+    )
+
+
+def _placement(
+    cluster: KaiCluster,
+    replica: int,
+    node: str | None,
+    slots: Sequence[int],
+    resources: Resources,
+) -> Placement:
+    if node is None:
+        raise Skip("a task has run, but on no node of the scenario")
+    return Placement(
+        replica=replica,
+        node=cluster.node_id(node),
+        incarnation=INCARNATION,
+        address="127.0.0.1",
+        slots=tuple(slots),
+        gpu_milli=resources.gpu_milli if slots else 0,
+        cpu_milli=resources.cpu_milli,
+        memory_mib=resources.memory_mib,
+    )
+
+
+def _stopped(cluster: KaiCluster, job: Job, *, requeued: bool) -> Event:
+    """Return the stop of a job, which was preempted, or its user cancelled it.
+
+    The deadline of a job that is stuck has passed.
+    """
+    stuck = job.status is Status.STUCK_TERMINATING
+    nodes = dict.fromkeys(cluster.node_id(task.node) for task in job.tasks if task.node)
+    attempt: dict[str, Any] = {
+        "task_id": f"{cluster.job_id(job.name)}.0",
+        "attempt": 1,
+        "nodes": tuple(nodes),
+        "grace_s": 0 if stuck else GRACE_S,
+        "deadline_at_ms": cluster.cell.now_ms + (0 if stuck else GRACE_S * 1000),
+    }
+    if requeued:
+        stop = PolicyStop(policy="quota", rule=RULE)
+        return PreemptionRequestedV2(stop=stop, **attempt)
+    cluster.cancel(job.name)
+    return StopRequestedV1(stop=Stop(code=StopCode.CANCELLED), **attempt)
+
+
+def _ended(job_id: str, outcome: Outcome) -> TaskEndedV1:
+    exit_code = int(outcome is Outcome.FAILED)
+    return TaskEndedV1(
+        task_id=f"{job_id}.0", attempt=1, outcome=outcome, code=EndCode.EXIT, exit_code=exit_code
+    )

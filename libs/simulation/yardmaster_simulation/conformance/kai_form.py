@@ -1,0 +1,247 @@
+"""The form of KAI-Scheduler's scenarios, and of those from the documentation of Run:ai.
+
+Both list nodes, queues and jobs in the same way. A KAI scenario has one initial state and one
+outcome; a scenario from the documentation is a series of steps, each with its outcome. `README.md`
+of the scenarios names the sources. Keys that are not listed here are ignored.
+"""
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from yardmaster_schemas.fields import MAX_SLOTS
+
+Count = Annotated[int, Field(ge=0)]
+#: KAI's number for "no limit".
+UNLIMITED: Final = -1
+#: A quota or limit; -1: unlimited.
+Bound = Annotated[Decimal, Field(ge=UNLIMITED)]
+WholeBound = Annotated[int, Field(ge=UNLIMITED)]
+
+
+class Status(StrEnum):
+    """The status of a task, at first or in the end."""
+
+    PENDING = "pending"
+    #: Nominated in an earlier cycle.
+    PIPELINED = "pipelined"
+    RUNNING = "running"
+    ALLOCATED = "allocated"
+    NOMINATED = "nominated"
+    MOVED = "moved"
+    EVICTED = "evicted"
+    TERMINATING = "terminating"
+    STUCK_TERMINATING = "stuck_terminating"
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+
+
+#: Statuses of tasks that hold resources.
+HOLDING: Final = frozenset({Status.RUNNING, Status.TERMINATING, Status.STUCK_TERMINATING})
+#: Statuses of tasks that have ended.
+ENDED: Final = frozenset({Status.FAILED, Status.SUCCEEDED})
+#: Statuses of tasks that have a node from the start.
+PLACED: Final = HOLDING | ENDED | {Status.PIPELINED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node; `gpu_memory_mib` is that of each GPU."""
+
+    name: str
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)]
+    node_type: str = ""
+    gpu_memory_mib: Count = 0
+    cpu_millis: Count
+    mem_bytes: Count
+    max_pods: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A department, a group below one, or a project; memory in 10^6 bytes."""
+
+    name: str
+    kind: Literal["department", "group", "project"]
+    parent: str | None
+    priority: Annotated[int, Field(ge=0, le=1000)]
+    created_seq: int
+    over_quota_weight: WholeBound
+    deserved_gpus: Bound
+    deserved_cpu_millis: WholeBound
+    deserved_mem_mb: WholeBound
+    max_allowed_gpus: Bound
+    max_allowed_cpu_millis: WholeBound
+    max_allowed_mem_mb: WholeBound
+    reclaim_min_runtime_s: Annotated[Decimal, Field(ge=0)] | None = None
+    preempt_min_runtime_s: Annotated[Decimal, Field(ge=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A pod: a replica of its job's gang. It requests whole GPUs, a part of one, or memory of one.
+
+    `gpu_groups` names the GPU whose parts it has.
+    """
+
+    name: str
+    state: Status
+    node: str | None = None
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None
+    gpu_fraction: Annotated[Decimal, Field(gt=0, lt=1)] | None = None
+    gpu_memory_mib: Annotated[int, Field(gt=0)] | None = None
+    gpu_devices: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
+    gpu_groups: tuple[str, ...] = ()
+    cpu_millis: Count
+    mem_bytes: Count
+    subgroup: str | None = None
+    allowed_node_types: tuple[str, ...] = ()
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether it requests parts of GPUs."""
+        return self.gpu_fraction is not None or self.gpu_memory_mib is not None
+
+    @property
+    def request(self) -> tuple[object, ...]:
+        """The properties in which the tasks of a gang must agree."""
+        return (
+            *(self.gpus, self.gpu_fraction, self.gpu_memory_mib, self.gpu_devices),
+            *(self.cpu_millis, self.mem_bytes, self.allowed_node_types),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A pod group; its tasks start together. `min_available` None: all of them.
+
+    `keeps_terminating`: what terminates at first does so to the end.
+    """
+
+    name: str
+    project: str
+    priority: int
+    priority_class: str | None = None
+    preemptible: bool
+    age_minutes: Count = 0
+    min_available: Count | None = None
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)]
+    subgroups: dict[str, Any] | None = None
+    stale_for_s: Decimal | None = None
+    preemption_delay_s: Annotated[Decimal, Field(ge=0)] | None = None
+    keeps_terminating: bool = False
+
+    @property
+    def status(self) -> Status:
+        """The initial status of its tasks, which is the same for all."""
+        return self.tasks[0].state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedStanding:
+    """The outcome of a job or task. None: the scenario does not state it.
+
+    `must_report_reason`: why it is pending must be recorded.
+    """
+
+    status: Status
+    node: str | None = None
+    gpus_allocated: Decimal | None = None
+    must_report_reason: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedNode:
+    """The GPUs of a node that are unused, and those that all their tasks release."""
+
+    idle_gpus: int | None = None
+    releasing_gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The outcome; what it does not name is not compared."""
+
+    jobs: dict[str, ExpectedStanding] = field(default_factory=dict)
+    tasks: dict[str, ExpectedStanding] = field(default_factory=dict)
+    nodes: dict[str, ExpectedNode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The cycles until the outcome must be reached, and the cycles for which it must last."""
+
+    until_match: Annotated[int, Field(ge=1)] = 1
+    after_match: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlacement:
+    """How KAI selects nodes: it fills them up (`binpack`), spreads, or has no preference."""
+
+    gpu: Literal["binpack", "spread"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How KAI is configured."""
+
+    node_placement: NodePlacement = field(default_factory=NodePlacement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KaiScenario:
+    """A cluster, and what one action or whole cycles of KAI-Scheduler make of it."""
+
+    id: str
+    mode: Literal["single_action", "full_cycle"]
+    actions: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    queues: tuple[Queue, ...]
+    jobs: tuple[Job, ...]
+    expected: Expected
+    topologies: tuple[dict[str, Any], ...] = ()
+    rounds: Rounds = field(default_factory=Rounds)
+    config: Config = field(default_factory=Config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepExpected:
+    """The outcome of a step: jobs by status, and GPUs by project and department."""
+
+    running: tuple[str, ...] | None = None
+    pending: tuple[str, ...] | None = None
+    gpus: dict[str, Decimal] = field(default_factory=dict)
+    department_gpus: dict[str, Decimal] = field(default_factory=dict)
+    free_gpus: Decimal | None = None
+    running_count: Count | None = None
+    pending_count: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Jobs are deleted and submitted, then cycles run.
+
+    `delete_running_of`: all running jobs of a project. `delete_one_of_two_on_the_full_node`: the
+    first of the two jobs on the only full node.
+    """
+
+    submit: tuple[Job, ...] = ()
+    delete: tuple[str, ...] = ()
+    delete_running_of: str | None = None
+    delete_one_of_two_on_the_full_node: bool = False
+    expect: StepExpected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentScenario:
+    """Steps that the documentation of Run:ai describes, each compared after so many `cycles`."""
+
+    id: str
+    nodes: tuple[Node, ...]
+    queues: tuple[Queue, ...]
+    steps: tuple[Step, ...]
+    cycles: Annotated[int, Field(ge=1, le=1000, validation_alias="settle_cycles")]

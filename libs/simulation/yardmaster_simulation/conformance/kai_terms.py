@@ -1,0 +1,121 @@
+"""Terms of KAI-Scheduler in those of the core: amounts, priorities, kinds, quotas.
+
+Amounts of memory are in 10^9 bytes where quotas are in 10^6. Rounding both to MiB would turn equal
+amounts into unequal ones, so 10^6 bytes become 1 MiB; in scenarios with smaller parts, 1 byte does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from yardmaster_schemas.events.requests import Kind, Quota
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, Queue, Task
+from yardmaster_simulation.conformance.scenarios import Skip
+
+MEGABYTE: Final = 10**6
+#: gpu_milli of a whole GPU.
+WHOLE: Final = 1000
+#: KAI rounds a part of a GPU that is requested as memory up to hundredths; one of them in milli.
+HUNDREDTH: Final = 10
+LOWEST_PRIORITY: Final = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How many bytes become 1 MiB, and the memory of each GPU; None: that of the nodes differs."""
+
+    bytes_per_mib: int
+    gpu_memory_mib: int | None
+
+    def memory_mib(self, amount_bytes: int) -> int:
+        """Return the amount in the scenario's unit."""
+        return amount_bytes // self.bytes_per_mib
+
+    def quota_mib(self, megabytes: int) -> int:
+        """Return an amount of a quota, which is in 10^6 bytes."""
+        return megabytes * (MEGABYTE // self.bytes_per_mib)
+
+
+def units_of(nodes: Sequence[Node], tasks: Iterable[Task]) -> Units:
+    """Return the units in which all amounts are whole numbers."""
+    amounts = [*(node.mem_bytes for node in nodes), *(task.mem_bytes for task in tasks)]
+    whole = all(amount % MEGABYTE == 0 for amount in amounts)
+    memories = {node.gpu_memory_mib for node in nodes if node.gpus}
+    return Units(MEGABYTE if whole else 1, memories.pop() if len(memories) == 1 else None)
+
+
+def resources_of(task: Task, units: Units) -> Resources:
+    """Return what a task requests.
+
+    Raises:
+        Skip: it requests memory of a GPU, and GPUs differ or have less.
+    """
+    if task.gpu_fraction is not None:
+        gpus, gpu_milli = task.gpu_devices or 1, milli(task.gpu_fraction)
+    elif task.gpu_memory_mib is not None:
+        gpus, gpu_milli = task.gpu_devices or 1, _part(task.gpu_memory_mib, units)
+    else:
+        gpus = task.gpus or 0
+        gpu_milli = WHOLE if gpus else 0
+    return Resources(
+        gpus=gpus,
+        gpu_milli=gpu_milli,
+        cpu_milli=task.cpu_millis,
+        memory_mib=units.memory_mib(task.mem_bytes),
+    )
+
+
+def _part(memory_mib: int, units: Units) -> int:
+    of = units.gpu_memory_mib
+    if not of:
+        raise Skip("GPU memory is requested, and the GPUs of the nodes differ in memory")
+    if memory_mib > of:
+        raise Skip("more GPU memory is requested than a GPU has")
+    return -(-memory_mib * 100 // of) * HUNDREDTH
+
+
+def milli(gpus: Decimal) -> int:
+    """Return GPUs in gpu_milli."""
+    return round(gpus * WHOLE)
+
+
+def priorities_of(jobs: Iterable[Job]) -> Mapping[int, int]:
+    """Return the core's priority of each of KAI's: the highest is 1."""
+    ranked = sorted({job.priority for job in jobs}, reverse=True)
+    if len(ranked) > LOWEST_PRIORITY:
+        raise Skip(f"jobs have more than {LOWEST_PRIORITY} priorities")
+    return {priority: rank for rank, priority in enumerate(ranked, 1)}
+
+
+def kind_of(job: Job) -> Kind:
+    """Return the kind of a job by its priority class."""
+    name = job.priority_class or ""
+    if name.startswith("build"):
+        return Kind.INTERACTIVE
+    return Kind.INFERENCE if name == "inference" else Kind.TRAINING
+
+
+def quota_of(queue: Queue, units: Units) -> Quota:
+    """Return the quota of a queue."""
+    gpus, most = queue.deserved_gpus, queue.max_allowed_gpus
+    return Quota(
+        deserved_milli=None if gpus == UNLIMITED else milli(gpus),
+        deserved_unlimited=gpus == UNLIMITED,
+        deserved_cpu_milli=_bound(queue.deserved_cpu_millis),
+        deserved_memory_mib=_memory_bound(queue.deserved_mem_mb, units),
+        limit_milli=None if most == UNLIMITED else milli(most),
+        limit_cpu_milli=_bound(queue.max_allowed_cpu_millis),
+        limit_memory_mib=_memory_bound(queue.max_allowed_mem_mb, units),
+        # Implicit departments have a weight of -1; they have no siblings.
+        over_quota_weight=max(0, queue.over_quota_weight),
+    )
+
+
+def _bound(amount: int) -> int | None:
+    return None if amount == UNLIMITED else amount
+
+
+def _memory_bound(megabytes: int, units: Units) -> int | None:
+    return None if megabytes == UNLIMITED else units.quota_mib(megabytes)

@@ -1,0 +1,146 @@
+"""Limit replicas to their shares of GPUs, through NVIDIA's Multi-Process Service (MPS).
+
+The scheduler counts shares; only something on the node can enforce them. Where an MPS control
+daemon runs, the variables of a replica tell CUDA how much memory and which part of the
+multiprocessors each of its processes may use. The operator starts the daemon; the agent never does,
+because a daemon concerns all programs of the machine and must outlive the agent.
+
+If a CUDA program cannot reach a daemon, it runs without one and without limits, and says nothing.
+Therefore the agent asks the daemon before it says that it enforces shares, and again before it
+starts a replica with a share.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from yardmaster_node_agent.devices import Devices
+from yardmaster_node_agent.errors import MpsUnusable
+from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.resources import is_share
+
+
+class ShareLimiter(Protocol):
+    """Limits replicas to their shares of the node's GPUs."""
+
+    @property
+    def limits(self) -> ShareLimits:
+        """The means of enforcement, which the node reports when it joins."""
+
+    async def missing(self) -> str | None:
+        """Return why shares cannot be enforced at present; None if they can."""
+
+    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
+        """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs.
+
+        None for whole GPUs.
+        """
+
+
+class NoLimits:
+    """Shares are counted by the scheduler, and not enforced."""
+
+    limits: Final = ShareLimits.NONE
+
+    async def missing(self) -> str | None:
+        """Return None: nothing was promised."""
+        return None
+
+    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
+        """Return no variables."""
+        return {}
+
+
+class MpsDaemon(Protocol):
+    """The MPS control daemon of the machine, which may not run."""
+
+    @property
+    def pipe_directory(self) -> Path:
+        """The directory of its pipes."""
+
+    def answers(self) -> bool:
+        """Return whether the daemon runs and answers; this may take seconds."""
+
+    async def ask(self) -> bool:
+        """Return the same as `answers`, without blocking the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsLimiter:
+    """Limits through an MPS daemon; `gpu_memory_mib` is the memory of the smallest GPU, above 0."""
+
+    daemon: MpsDaemon
+    log_directory: Path
+    gpu_memory_mib: int
+
+    @property
+    def limits(self) -> ShareLimits:
+        """MPS."""
+        return ShareLimits.MPS
+
+    async def missing(self) -> str | None:
+        """Return why the daemon cannot be used; None if it answers."""
+        return None if await self.daemon.ask() else _no_answer(self.daemon)
+
+    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
+        """Return the variables for CUDA; both limits are rounded down, and at least 1.
+
+        The memory limit names GPUs by their number in CUDA_VISIBLE_DEVICES.
+        Source: "Multi-Process Service", NVIDIA, appendix "Environment Variables".
+        """
+        if not is_share(gpu_milli):
+            return {}
+        memory_mib = max(self.gpu_memory_mib * gpu_milli // 1000, 1)
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.daemon.pipe_directory),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log_directory),
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(max(gpu_milli // 10, 1)),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(f"{n}={memory_mib}M" for n in range(gpus)),
+        }
+
+
+def _no_answer(daemon: MpsDaemon) -> str:
+    return f"no MPS control daemon answers at {daemon.pipe_directory}"
+
+
+def choose_limiter(
+    setting: bool | None,
+    *,
+    daemon: MpsDaemon,
+    log_directory: Path,
+    devices: Devices,
+    memory_of: Callable[[Sequence[str]], int],
+    blocked: Callable[[Path], Path | None],
+) -> tuple[ShareLimiter, str]:
+    """Return the limiter of a node, and why it enforces nothing (empty where it does).
+
+    Args:
+        setting: whether shares are limited through MPS; None: where that is possible.
+        memory_of: asks the driver for the memory of the smallest of these GPUs, if `devices` does
+            not know it; 0: unknown.
+        blocked: the first part of a path that is closed to the user of the tasks.
+
+    Raises:
+        MpsUnusable: the setting is true, and MPS cannot be used on a node with GPUs.
+    """
+    if not devices.names:
+        return NoLimits(), "the node has no GPUs"
+    if setting is False:
+        return NoLimits(), "the setting mps is false"
+    reason = None
+    memory_mib = devices.memory_mib
+    if not daemon.answers():
+        reason = _no_answer(daemon)
+    elif (closed := blocked(daemon.pipe_directory)) is not None:
+        reason = f"tasks cannot reach {daemon.pipe_directory}: {closed} is closed to their user"
+    else:
+        memory_mib = memory_mib or memory_of(devices.names)
+        if not memory_mib:
+            reason = "the memory of its GPUs is unknown (YARD_AGENT_GPU_MEMORY_MIB sets it)"
+    if reason is None:
+        limiter = MpsLimiter(daemon=daemon, log_directory=log_directory, gpu_memory_mib=memory_mib)
+        return limiter, ""
+    if setting:
+        raise MpsUnusable(found=reason)
+    return NoLimits(), reason

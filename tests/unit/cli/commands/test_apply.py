@@ -1,0 +1,85 @@
+"""`yard apply` and `yard diff`: the order and the rows of a file with nested departments."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.answers import Answer, answering
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
+
+ORG = """
+departments:
+  vision: {parent: labs, rank: 200}
+  labs:
+    parent: company
+    reclaim-min-runtime: 30m
+    quota:
+      h100: {deserved: unlimited, limit: 32, over-quota-weight: high, over-quota: off}
+      a100.deserved-cpus: 64
+      a100.deserved-memory: 2Ti
+  company:
+"""
+
+
+def found(name: str, parent: str | None = None) -> dict[str, Any]:
+    return {
+        **{"name": name, "revision": 3, "config": {"parent": parent}},
+        **{"used_milli": 0, "pending_milli": 0, "projects": [], "pools": []},
+    }
+
+
+def diff(text: str, folder: Path, *departments: dict[str, Any]) -> int:
+    (folder / "org.yaml").write_text(text)
+    page = Answer({"items": departments, "next_cursor": None, "position": "main@r1"})
+    with answering(page) as server:
+        words = ["diff", "-f", str(folder / "org.yaml"), "--server", server.url]
+        return run([*words, "-o", "csv", "--no-headers"])
+
+
+def test_parents_are_applied_before_their_departments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diff(ORG, tmp_path) == Exit.CHECK_FAILED
+    assert capsys.readouterr().out.splitlines() == [
+        "department,company,,,new",
+        "department,labs,,,new",
+        "department,labs,parent,,company",
+        "department,labs,quotas.a100.deserved_cpu_milli,,64000",
+        "department,labs,quotas.a100.deserved_memory_mib,,2097152",
+        "department,labs,quotas.a100.over_quota_weight,,1",
+        "department,labs,quotas.h100.deserved_unlimited,,yes",
+        "department,labs,quotas.h100.limit_milli,,32000",
+        "department,labs,quotas.h100.over_quota,,no",
+        "department,labs,quotas.h100.over_quota_weight,,3",
+        "department,labs,reclaim_min_runtime_s,,1800",
+        "department,vision,,,new",
+        "department,vision,parent,,labs",
+        "department,vision,rank,100,200",
+    ]
+
+
+def test_parents_that_only_the_server_knows_count_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "departments: {b: {parent: kept}, a: {}, c: {parent: b}}"
+    old = found("kept", "a"), found("a", "b"), found("b"), found("c")
+    assert diff(text, tmp_path, *old) == Exit.CHECK_FAILED
+    rows = [line.split(",")[1:] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [["a", "parent", "b", ""], ["b", "parent", "", "kept"], ["c", "parent", "", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "circle"),
+    [
+        ("departments: {a: {parent: a}}", "a in a"),
+        ("departments: {a: {parent: b}, b: {parent: a}}", "a in b in a"),
+        ("departments: {a: {parent: kept}}", "a in kept in a"),
+    ],
+)
+def test_a_department_in_itself_is_refused_before_anything_is_sent(
+    text: str, circle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diff(text, tmp_path, found("kept", "a"), found("a")) == Exit.USAGE
+    assert f"departments.a: it would be a part of itself: {circle}" in capsys.readouterr().err
