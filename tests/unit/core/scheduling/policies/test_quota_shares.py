@@ -232,4 +232,4 @@ def test_the_shares_of_projects_are_measured() -> None:
     assert pool.config is not None
     view = PoolView(cell.state, pool, options_of(pool.config.policy))
     shares = policy_of(pool.config.policy).project_shares(view)
-    assert shares == {"a": 0, "b": 3000, "idle": 0}
+    assert shares == {"b": 3000}

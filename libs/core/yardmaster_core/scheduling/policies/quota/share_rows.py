@@ -28,9 +28,13 @@ def queue_shares(view: PoolView) -> Iterator[QueueShare]:
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
-    """Return the share of each project by name (gpu_milli)."""
+    """Return the share of each project that has one or holds GPUs, by name (gpu_milli)."""
     root = index_of(view).divide(view.state)
-    return {queue.name: queue.fair[0] for queue in _below(root) if _level(queue) is Level.PROJECT}
+    return {
+        queue.name: queue.fair[0]
+        for queue in _below(root)
+        if _level(queue) is Level.PROJECT and (queue.fair[0] or queue.used[0])
+    }
 
 
 def _below(queue: Queue) -> Iterator[Queue]:
