@@ -207,7 +207,7 @@ class Bounds:
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShare:
-    """What a department or project has and requests in one pool, with the queues below it.
+    """The share of a department or project in one pool, and the amounts of the queues below it too.
 
     `parent` is the department above it. `held`: what its tasks hold, without those that are
     stopping. `requested`: what its tasks request in addition, except what is `reserved` for them.

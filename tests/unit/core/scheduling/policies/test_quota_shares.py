@@ -20,7 +20,7 @@ def recorded(decisions: Any) -> list[SharesDividedV1]:
 
 
 def gpus(event: SharesDividedV1) -> dict[str, tuple[int, ...]]:
-    """What each queue has as fair share, holds and requests, in GPUs."""
+    """The fair share of each queue, and the GPUs that it holds and requests."""
     return {
         each.name: tuple(
             of.gpu_milli // 1000 for of in (each.fair_share, each.held, each.requested)
