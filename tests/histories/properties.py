@@ -10,6 +10,8 @@
 5. A cell that is restored from a snapshot decides what the cell itself decides.
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
+7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
+   differ.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -21,8 +23,10 @@ from tests.histories.world import World
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
+from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
@@ -39,6 +43,8 @@ MIN_RUNTIME_S, STEP_S = 60, 10
 RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
+#: More than any amount.
+ANY: Final = 1 << 40
 
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
@@ -73,6 +79,7 @@ class CheckedCell(Cell):
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
+                self._loses_only_what_is_not_deserved(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
             case dec.SlotsReservedV1():
@@ -97,6 +104,35 @@ class CheckedCell(Cell):
         assert since != self.changes, (
             f"{decision.task_id} is preempted after its start without an input in between"
         )
+
+    # 7
+
+    def _loses_only_what_is_not_deserved(self, decision: dec.PreemptionRequestedV1) -> None:
+        """The victim's queue still holds more than it deserves of a resource, at the first level at
+        which it differs from the claimant's.
+        """
+        assert decision.stop.for_task is not None
+        if decision.stop.rule not in ("over_fair_share", "over_deserved"):
+            return
+        victim = self.state.task(decision.task_id)
+        claimant = self.state.task(decision.stop.for_task)
+        assert victim.run is not None
+        pool = victim.run.pool_name
+        for owner, other in zip(_path(victim), _path(claimant), strict=False):
+            if owner is other:
+                continue
+            held = [0, 0, 0]
+            for task in self.state.tasks.values():
+                if owner not in _path(task):
+                    continue
+                for placement in _standing(task, pool, plus=victim):
+                    held[0] += placement.gpu_milli * len(placement.slots)
+                    held[1] += placement.cpu_milli
+                    held[2] += placement.memory_mib
+            bounds = _deserved(self.state, owner, pool)
+            over = [b is not None and h > b for h, b in zip(held, bounds, strict=True)]
+            assert any(over), f"{owner.name} loses {victim.id}, but holds {held} of {bounds}"
+            return
 
     # 2
 
@@ -255,6 +291,50 @@ class RestoredCell(Cell):
             self.state, limit=limit, observed=observed
         )
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
+
+
+def _path(task: Task) -> tuple[Department | Project, ...]:
+    return task.job.project.department, task.job.project
+
+
+def _standing(task: Task, pool: str, *, plus: Task) -> list[dec.Placement]:
+    """What a task holds and will not release, and what is reserved for it; of `plus` also what it
+    will release.
+    """
+    run = task.run
+    found: list[dec.Placement] = []
+    if task.reserved is not None and task.reserved.pool_name == pool:
+        found += task.reserved.placements
+    if run is not None and run.pool_name == pool and (not task.releasing or task is plus):
+        states = zip(run.replicas, run.placements, strict=True)
+        found += [placement for state, placement in states if state < ReplicaState.RELEASED]
+    return found
+
+
+def _or_any(amount: int | None) -> int:
+    return ANY if amount is None else amount
+
+
+def _deserved(
+    state: ClusterState, owner: Department | Project, pool: str
+) -> tuple[int | None, int | None, int | None]:
+    """What a queue deserves; a department without a quota, what its projects deserve together."""
+    quota = owner.config.quotas.get(pool) if owner.config is not None else None
+    if quota is not None:
+        # More than the limit is nobody's due.
+        gpus = min(quota.deserved_milli or 0, _or_any(quota.limit_milli))
+        cpus = min(_or_any(quota.deserved_cpu_milli), _or_any(quota.limit_cpu_milli))
+        return gpus, cpus if cpus < ANY else None, quota.deserved_memory_mib
+    if isinstance(owner, Project):
+        return 0, 0, 0
+    projects = [one for one in state.projects.values() if one.department is owner]
+    rows = [_deserved(state, one, pool) for one in projects]
+
+    def sum_of(at: int) -> int | None:
+        amounts = [row[at] for row in rows]
+        return None if None in amounts else sum(amount or 0 for amount in amounts)
+
+    return sum_of(0), sum_of(1), sum_of(2)
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

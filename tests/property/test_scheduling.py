@@ -23,6 +23,11 @@ def test_a_cell_under_faults_decides_as_one_without(first: int) -> None:
         FaultyWorld().play(history(seed))
 
 
+def test_a_cell_with_quotas_under_faults_decides_as_one_without() -> None:
+    for seed in range(RUN):
+        FaultyWorld().play(history(seed, "quota"))
+
+
 #: Histories that broke a property once, each by another defect.
 ONCE_BROKEN = (1660, 1758, 1965, 3497, 3975, 5916, 7133, 7602, 8563, 8884)
 
@@ -36,6 +41,23 @@ def test_a_history_that_broke_a_property_once_has_all_now(seed: int) -> None:
 def test_histories_have_all_properties(first: int) -> None:
     for seed in range(first, first + RUN):
         assert broken_in(history(seed)) is None, f"make histories HISTORIES_ARGS='--seeds {seed}'"
+
+
+#: The same for histories of the policy `quota`.
+ONCE_BROKEN_QUOTA = (57, 79, 121, 257, 412, 587, 834, 1445, 2225)
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN_QUOTA)
+def test_a_history_of_quotas_that_broke_a_property_once_has_all_now(seed: int) -> None:
+    repeat = f"make histories HISTORIES_ARGS='--policy quota --seeds {seed}'"
+    assert broken_in(history(seed, "quota")) is None, repeat
+
+
+@pytest.mark.parametrize("first", range(1000, 1060, RUN))
+def test_histories_of_quotas_have_all_properties(first: int) -> None:
+    for seed in range(first, first + RUN):
+        repeat = f"make histories HISTORIES_ARGS='--policy quota --seeds {seed}'"
+        assert broken_in(history(seed, "quota")) is None, repeat
 
 
 def test_a_seed_gives_the_same_history() -> None:

@@ -32,7 +32,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, blocks
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, UNTIL, blocks
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import WaitCode
@@ -372,7 +372,10 @@ def _quota(state: ClusterState, pool: Pool) -> None:
 
 def _rows(queue: Queue) -> list[Any]:
     own = {name: getattr(queue, name) for name in Queue.__slots__ if name not in _LINKS}
-    return [own, [_rows(child) for child in sorted(queue.children, key=lambda one: one.age)]]
+    children = sorted(queue.children, key=lambda one: one.age)
+    # A project that never used the pool has no queue yet.
+    used = [one for one in children if any(map(any, (one.held, one.pending, one.reserved)))]
+    return [own, [_rows(child) for child in used]]
 
 
 _LINKS = ("parent", "path", "children", "divided", "divide_below")
@@ -523,7 +526,7 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
                 behind.add(group)
             if record[0].code in LIMITED:
                 limited.add((pool, group))
-            if record[0].code is WaitCode.VICTIMS_PROTECTED:
+            if record[0].code in UNTIL:
                 protected.add(group)
         assert {p: set(groups) for p, groups in queue_class.blocked.items()} == blocked
         assert queue_class.mask == sum(1 << priority for priority in blocked)

@@ -42,6 +42,8 @@ from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
     exceeded,
+    minus,
+    placed,
     plus,
     requested,
 )
@@ -182,10 +184,13 @@ def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts: within what its project deserves, or beyond."""
     index_of(view).divide(view.state)
     leaf = index_of(view).queue_of(view.state, task.job.project)
-    after = plus(leaf.standing, requested(task.job.shape))
+    standing = leaf.standing
+    if task.reserved is not None:
+        standing = minus(standing, placed(task.reserved.placements))
+    after = plus(standing, requested(task.job.shape))
     rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
     deserved = leaf.deserved[0]
-    numbers = {"fair_share_milli": leaf.fair[0], "used_milli": leaf.standing[0]}
+    numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
         numbers["deserved_milli"] = deserved
     return Start(rule=rule, numbers=numbers)
