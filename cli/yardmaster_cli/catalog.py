@@ -74,6 +74,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "set weight": _plain("set weight 4kq7w2mz9c1f 2"),
     "set max-slots": _plain("set max-slots 4kq7w2mz9c1f 16", "set max-slots 4kq7w2mz9c1f none"),
     "erase": _plain("erase 4kq7w2mz9c1f --yes"),
+    "shares": _list("shares --pool default", "shares --pool h100 -o wide"),
     "usage": _list("usage --from 7d --by user", "usage --from 2026-01-01 --bucket month -o csv"),
     "nodes": _plain("nodes", "nodes drain node-1 --wait"),
     "nodes ls": _list("nodes", "nodes ls --state drained"),

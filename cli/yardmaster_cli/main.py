@@ -36,6 +36,7 @@ COMMANDS: Final = {
         "erase",
         "Delete names, labels, commands, environments and notes of jobs.",
     ),
+    "shares": ("shares", "shares", "Show how a pool is divided among departments and projects."),
     "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),
     "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
     "cell": ("configured", "cell", "Show or set what applies to the whole cell."),

@@ -266,6 +266,11 @@ def trace_line(cell: Cell, event: Event) -> str:
                 f"{_name(cell, each.claimant)}={':'.join(map(str, each.rank[:1])) or 'none'}"
                 for each in event.ranks
             ]
+        case dec.SharesDividedV1():
+            words += [
+                f"{each.name}={each.fair_share.gpu_milli / 1000:g}:{each.held.gpu_milli / 1000:g}"
+                for each in event.queues
+            ]
         case dec.PreemptionRequestedV1() | dec.StopRequestedV1():
             words += [_name(cell, event.task_id), *_stop(cell, event.stop)]
             words += [f"grace={event.grace_s}s"]

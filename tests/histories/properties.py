@@ -326,7 +326,7 @@ def _deserved(
         cpus = min(_or_any(quota.deserved_cpu_milli), _or_any(quota.limit_cpu_milli))
         return gpus, cpus if cpus < ANY else None, quota.deserved_memory_mib
     if isinstance(owner, Project):
-        return 0, 0, 0
+        return 0, None, None
     projects = [one for one in state.projects.values() if one.department is owner]
     rows = [_deserved(state, one, pool) for one in projects]
 

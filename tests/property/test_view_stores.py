@@ -21,12 +21,13 @@ from yardmaster_projections.rows import (
     ProjectRow,
     Row,
     SeenRow,
+    SharesRow,
     TaskRow,
 )
 from yardmaster_projections.store import Change, Delete, Put, Query
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.api import Phase
-from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.decisions import Placement, SharesDividedV1
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
@@ -101,11 +102,27 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
         name=st.sampled_from(["pool/a", "project/b"]),
         used_milli=st.dictionaries(st.sampled_from("ab"), st.integers(0, 5)),
     ),
+    st.builds(
+        SharesRow,
+        pool=st.sampled_from(["h100", "a100"]),
+        part=st.integers(0, 2),
+        queues=st.sampled_from([(), sample(SharesDividedV1).data.queues]),
+        at_ms=st.integers(0, 9),
+        cycle=st.integers(0, 9),
+    ),
     st.builds(SeenRow, node=st.sampled_from(["n1", "n2"]), at_ms=st.integers(0, 9)),
 )
 CHANGES = st.lists(st.one_of(st.builds(Put, ROWS), st.builds(Delete, ROWS)), max_size=6)
 STEPS = st.lists(st.tuples(st.sampled_from(["apply", "apply", "note"]), CHANGES), max_size=8)
-KINDS: tuple[type[Row], ...] = (TaskRow, JobRow, ProjectRow, NodeRow, CountersRow, SeenRow)
+KINDS: tuple[type[Row], ...] = (
+    TaskRow,
+    JobRow,
+    ProjectRow,
+    NodeRow,
+    CountersRow,
+    SeenRow,
+    SharesRow,
+)
 VALUES = {
     "phase": ["pending", "running"],
     "project": ["nlp", "vision", "none"],

@@ -331,3 +331,40 @@ QUOTAS: Final = (
     Column("LIMIT_CPUS", _gpus("limit_cpu_milli"), wide=True, right=True),
     Column("LIMIT_MEMORY", _memory("limit_memory_mib"), wide=True, right=True),
 )
+
+
+#: Title and field of the amounts of a queue.
+_AMOUNTS: Final = (
+    ("DESERVED", "deserved"),
+    ("LIMIT", "limit"),
+    ("SHARE", "fair_share"),
+    ("HELD", "held"),
+    ("RESERVED", "reserved"),
+    ("REQUESTED", "requested"),
+)
+
+
+def share_columns(depths: Mapping[tuple[str, str], int]) -> Sequence[Column]:
+    """The columns of the queues of a pool, indented by the depth of each level and name."""
+
+    def queue(row: Row) -> Cell:
+        return "  " * depths.get((row["level"], row["name"]), 0) + str(row["name"])
+
+    def column(title: str, field: str, amount: str, show: Any) -> Column:
+        # No limit is shown like a missing one; what is deserved without a limit is much.
+        nothing = "unlimited" if field == "deserved" else None
+
+        def cell(row: Row) -> Cell:
+            found = row[field][amount]
+            return nothing if found is None else show(found)
+
+        return Column(title, cell, wide=amount != "gpu_milli", right=True)
+
+    return (
+        Column("QUEUE", queue),
+        Column("LEVEL", _key("level"), wide=True),
+        Column("PARENT", _key("parent"), wide=True),
+        *(column(title, field, "gpu_milli", Gpus) for title, field in _AMOUNTS),
+        *(column(f"{title}_CPUS", field, "cpu_milli", Gpus) for title, field in _AMOUNTS),
+        *(column(f"{title}_MEMORY", field, "memory_mib", mebibytes) for title, field in _AMOUNTS),
+    )

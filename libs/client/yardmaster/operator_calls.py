@@ -1,4 +1,4 @@
-"""The calls of `Client` for nodes, pools, projects, departments and usage."""
+"""The calls of `Client` for nodes, pools, projects, departments, shares and usage."""
 
 from collections.abc import Iterator
 
@@ -23,6 +23,7 @@ from yardmaster_schemas.api import (
     Quota,
     Rules,
     RulesSwitch,
+    Shares,
     Usage,
 )
 
@@ -183,6 +184,12 @@ class OperatorCalls(Connection):
     def put_rules(self, rules: int, *, if_match: str | None = None) -> Accepted:
         """Switch to newer rules after an upgrade; it cannot be taken back."""
         return self._put("/v1/rules", RulesSwitch(rules=rules), if_match, create=False)
+
+    # --- shares ---------------------------------------------------------------------------------
+
+    def shares(self, pool: str, *, min_position: str | None = None) -> Shares:
+        """The newest division of a pool among departments and projects."""
+        return self._get("/v1/shares", Shares, {"pool": pool, "min_position": min_position})
 
     # --- usage ----------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ VIEWS: Final[Fold] = Fold(
         *(rows.LogRow, rows.PoolRow, rows.DepartmentRow, rows.ProjectRow, rows.NodeRow),
         *(rows.JobRow, rows.TaskRow, rows.AttemptRow, rows.CountersRow, rows.WaitRow),
         *(rows.RequestRow, rows.CycleRow, rows.HistoryRow, rows.QueueRow, rows.RankRow),
+        rows.SharesRow,
     ),
     details=True,
     soft_state=True,

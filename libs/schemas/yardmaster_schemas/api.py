@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
+from yardmaster_schemas.events.decisions import QueueShare
 from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.node_events import Isolation, ShareLimits
 from yardmaster_schemas.events.requests import (
@@ -79,6 +80,7 @@ __all__ = [
     "Problem",
     "Project",
     "ProjectConfig",
+    "QueueShare",
     "QueueShown",
     "QueuedTasks",
     "Quota",
@@ -87,6 +89,7 @@ __all__ = [
     "Request",
     "RequestState",
     "RoleBinding",
+    "Shares",
     "Slot",
     "StopShown",
     "Submitted",
@@ -802,6 +805,20 @@ class Usage(Answer):
     by: UsageBy
     bucket: UsageBucket | None
     items: list[UsageSum]
+    position: PositionText
+
+
+class Shares(Answer):
+    """The newest division of a pool among departments and projects, each after the one above it.
+
+    Without `divided_at`, no division was recorded: the pool's policy divides nothing among them, or
+    none of them deserved, held or requested anything yet.
+    """
+
+    pool: Name
+    divided_at: At | None
+    cycle: int | None
+    items: list[QueueShare]
     position: PositionText
 
 

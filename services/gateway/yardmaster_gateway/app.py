@@ -26,6 +26,7 @@ from yardmaster_gateway import (
     problems,
     projects,
     rules,
+    shares,
     tasks,
     usage,
     watch,
@@ -180,7 +181,7 @@ def _api() -> APIRouter:
     )
     for module in (
         *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),
-        *(usage, events, watch, about, rules),
+        *(shares, usage, events, watch, about, rules),
     ):
         api.include_router(module.router)
     return api

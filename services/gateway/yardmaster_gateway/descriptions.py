@@ -69,6 +69,7 @@ PARAMETERS: Final[Texts] = {
     "phase": (f"Only in this phase; {_LISTED}", "pending,running"),
     "pieces": ("Return the output in pieces, as server-sent events.", True),
     "pool": (f"The name of a pool. As a filter, {_LISTED}", "default"),
+    "read_shares.pool": ("The name of the pool.", "default"),
     "project": (f"Only of this project; {_LISTED}", "nlp"),
     "ref": ("Only ids that start with this text.", "4kq7"),
     "replica": ("The number of a replica, starting at 0.", 0),
@@ -287,6 +288,8 @@ _RESOURCES: Final = {"gpus": 8, "gpu_milli": 1000, "cpu_milli": 32_000, "memory_
 _USED: Final = "The thousandths of a GPU that running tasks hold."
 _PENDING: Final = "The thousandths of a GPU that pending tasks ask for."
 _IN_ORDER: Final = "The pools that it may run in, in order of preference."
+_AMOUNTS: Final = {"gpu_milli": 8000, "cpu_milli": 64_000, "memory_mib": 524_288}
+_BOUNDS: Final = {"gpu_milli": 8000, "cpu_milli": None, "memory_mib": None}
 #: Of answers: by `Model.field`, else by the field's name, which means the same in each model.
 ANSWERS: Final[Texts] = {
     "about": ("The name that the reason is about, such as a limit or an axis.", "nlp"),
@@ -318,11 +321,13 @@ ANSWERS: Final[Texts] = {
     "count": ("The number of tasks in the group.", 17),
     "counted_most": ("No phase is counted further than this.", 100_000),
     "cpu_milli": ("Thousandths of a CPU.", 32_000),
+    "Bounds.cpu_milli": ("Thousandths of a CPU; null: unlimited.", None),
     "cpu_milli_used": ("The thousandths of a CPU that tasks hold.", 8000),
     "created_ms": ("When the log was created, in milliseconds since 1970.", 1_795_406_239_360),
     "credential_id": ("The id of the token.", "laptop"),
     "cycle": ("The number of the cycle that recorded the reason.", 88_121),
     "Cycle.cycle": ("The number of the cycle.", 88_121),
+    "Shares.cycle": ("The cycle that divided the pool; null: none did.", 88_121),
     "cycle_at": ("The time of that cycle.", _AT),
     "data": ("The event itself; its schema depends on type and version.", {"task_id": _TASK}),
     "deadline_at": ("When the agent kills what still runs.", _AT),
@@ -333,6 +338,7 @@ ANSWERS: Final[Texts] = {
     "default_pools": FIELDS[ProjectConfig]["default_pools"],
     "CellConfig.default_pools": FIELDS[CellConfig]["default_pools"],
     "departments": ("The departments whose parent it is.", ["vision"]),
+    "QueueShare.deserved": ("What it deserves.", _BOUNDS),
     "deserved_milli": ("The thousandths of a GPU that it deserves; 0: none.", 4000),
     "Quota.deserved_milli": FIELDS[Quota]["deserved_milli"],
     "deserved_unlimited": ("Whether it deserves all GPUs of the pool.", False),
@@ -342,6 +348,7 @@ ANSWERS: Final[Texts] = {
     "disabled": ("Whether no task starts on it.", False),
     "disabled_reason": ("Why slots are disabled.", "memory errors"),
     "disabled_slots": ("The numbers of the disabled slots.", [0]),
+    "Shares.divided_at": ("When the pool was divided; null: it was not.", _AT),
     "end": ("How the task ended; null while it has not.", _END),
     "Attempt.end": ("How the attempt ended; null while it runs.", "requeued"),
     "ended_at": ("When it ended.", _AT),
@@ -356,9 +363,21 @@ ANSWERS: Final[Texts] = {
     "exit_code": ("The exit code; null if a signal ended it.", 3),
     "exit_zero": ("What exit code 0 means after a request to stop.", "stopped"),
     "exited_at": ("When it exited.", _AT),
+    "QueueShare.fair_share": ("Its share of the pool at the time.", _AMOUNTS),
     "fence": FIELDS[PoolConfig]["fence"],
     "first": ("The offset of the first record.", 1204),
     "QueuedTasks.first": ("The first task of the group.", {"task_id": _TASK}),
+    "Bounds.gpu_milli": ("Thousandths of a GPU; null: unlimited.", 8000),
+    "QueueShare.held": ("What its tasks held, without those that were stopping.", _AMOUNTS),
+    "Shares.items": (
+        "Departments and projects, each after the department above it.",
+        [{"name": "nlp"}],
+    ),
+    "QueueShare.level": ("Whether it is a department or a project.", "project"),
+    "QueueShare.limit": ("The most that its tasks may hold.", _BOUNDS),
+    "Bounds.memory_mib": ("Memory in MiB; null: unlimited.", None),
+    "QueueShare.name": ("The name of the department or project.", "nlp"),
+    "QueueShare.parent": ("The department above it; null: none.", "research"),
     "QueuedTasks.position": ("The place of the first task in the queue, from 1.", 3),
     "QueueShown.items": ("The groups of this page, in order.", [{"position": 1}]),
     "QueueShown.policy": ("The policy that orders the queue.", {"name": "priority"}),
@@ -421,6 +440,8 @@ ANSWERS: Final[Texts] = {
     "max_pending": FIELDS[ProjectConfig]["max_pending"],
     "max_unfinished": FIELDS[ProjectConfig]["max_unfinished"],
     "project_tasks": FIELDS[CellConfig]["project_tasks"],
+    "QueueShare.requested": ("What its pending tasks requested in addition.", _AMOUNTS),
+    "QueueShare.reserved": ("What was reserved for its tasks.", _AMOUNTS),
     "tasks_of": FIELDS[CellConfig]["tasks_of"],
     "user_tasks": FIELDS[CellConfig]["user_tasks"],
     "max_restarts": ("The most restarts after failures.", 3),

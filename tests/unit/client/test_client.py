@@ -157,6 +157,24 @@ def test_filters_become_parameters() -> None:
     }
 
 
+def test_shares_are_of_one_pool() -> None:
+    nothing = {"gpu_milli": 0, "cpu_milli": 0, "memory_mib": 0}
+    unlimited = dict.fromkeys(nothing)
+    queue = {
+        **{"name": "nlp", "level": "project", "parent": "research"},
+        **{"deserved": {**unlimited, "gpu_milli": 8000}, "limit": unlimited},
+        **dict.fromkeys(("fair_share", "held", "reserved", "requested"), nothing),
+    }
+    body = {
+        **{"pool": "h100", "divided_at": "2026-11-24T10:20:11.000Z", "cycle": 7},
+        **{"items": [queue], "position": "main@r1"},
+    }
+    server = Server(httpx.Response(200, json=body))
+    found = server.client().shares("h100", min_position="main@r1")
+    assert (found.items[0].name, found.items[0].deserved.gpu_milli) == ("nlp", 8000)
+    assert dict(server.requests[0].url.params) == {"pool": "h100", "min_position": "main@r1"}
+
+
 def test_all_tasks_follows_the_cursors() -> None:
     def page(cursor: str | None) -> httpx.Response:
         return httpx.Response(200, json={"items": [], "next_cursor": cursor, "position": "main@r1"})

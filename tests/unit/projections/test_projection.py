@@ -23,10 +23,11 @@ from yardmaster_projections.rows import (
     PoolRow,
     ProjectRow,
     RequestRow,
+    SharesRow,
     TaskRow,
     WaitRow,
 )
-from yardmaster_projections.store import Put
+from yardmaster_projections.store import Put, Query
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.api import NodeState, Phase, RequestState
 from yardmaster_schemas.events import EVENTS
@@ -620,6 +621,53 @@ async def test_pools_projects_and_departments_come_and_go() -> None:
     assert await store.get(PoolRow, "default") is None
     assert await store.get(ProjectRow, "nlp") is None
     assert await store.get(DepartmentRow, "research") is None
+
+
+def share(name: str) -> d.QueueShare:
+    nothing = d.Amounts(gpu_milli=0, cpu_milli=0, memory_mib=0)
+    unlimited = d.Bounds(gpu_milli=None, cpu_milli=None, memory_mib=None)
+    return d.QueueShare(
+        name=name,
+        level=a.Level.PROJECT,
+        parent="research",
+        deserved=unlimited,
+        limit=unlimited,
+        fair_share=nothing,
+        held=nothing,
+        reserved=nothing,
+        requested=nothing,
+    )
+
+
+async def test_a_division_replaces_all_parts_of_the_former_one() -> None:
+    log = cell()
+    log.scheduler.rules = d.SharesDividedV1.RULES
+    log.scheduler.cycle(RulesEnabledV1(rules=d.SharesDividedV1.RULES))
+    followed = Followed(log, cached=2)
+    store = await followed.catch_up()
+
+    async def found() -> list[tuple[str, int, tuple[str, ...]]]:
+        await followed.catch_up()
+        rows = (await store.page(SharesRow, Query(facets={"pool": frozenset({"default"})}))).rows
+        return [(row.key, row.cycle, tuple(each.name for each in row.queues)) for row in rows]
+
+    def part(number: int, *names: str, pool: str = "default") -> d.SharesDividedV1:
+        return d.SharesDividedV1(pool=pool, part=number, queues=tuple(map(share, names)))
+
+    log.scheduler.cycle(part(0, "a", "b"), part(1, "c"), part(0, "x", pool="other"))
+    assert await found() == [("default/000000", 3, ("a", "b")), ("default/000001", 3, ("c",))]
+    # Both cycles are projected in one step.
+    log.scheduler.cycle(part(0, "a"), part(1, "b"))
+    log.scheduler.cycle(part(0, "b"))
+    assert await found() == [("default/000000", 5, ("b",))]
+    pool = await store.get(PoolRow, "default")
+    assert pool is not None
+    log.quota.cycle(a.PoolConfiguredV1(pool="default", revision=2, config=pool.config))
+    assert len(await found()) == 1
+    other = dataclasses.replace(pool.config, policy=r.PolicyRef(name="fifo"))
+    log.quota.cycle(a.PoolConfiguredV1(pool="default", revision=3, config=other))
+    assert await found() == []
+    assert await store.get(SharesRow, "other/000000") is not None
 
 
 async def test_a_wait_is_kept_until_another_takes_its_place() -> None:

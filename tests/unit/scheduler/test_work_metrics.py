@@ -264,6 +264,9 @@ async def test_projects_have_their_gpus_and_where_the_policy_divides_among_them_
     cell.pool("shared", policy="fair_share", among="job")
     cell.run_until_idle()
     assert cell.values("project_share", "shared") == {}, "jobs have the shares, not projects"
+    cell.pool("shared", policy="quota")
+    cell.run_until_idle()
+    assert cell.values("project_share", "shared") == {"alpha": 5, "beta": 1}
 
 
 async def test_projects_beyond_the_limit_are_one_series(

@@ -11,6 +11,7 @@ from yardmaster_core.scheduling.planner.lifecycle import decide_lifecycle
 from yardmaster_core.scheduling.planner.plan import plan
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry
 from yardmaster_core.scheduling.planner.refusals import refusal
+from yardmaster_core.scheduling.planner.share_records import record_shares
 from yardmaster_core.scheduling.policies import REGISTRY
 from yardmaster_core.scheduling.state import apply as applying
 from yardmaster_core.scheduling.state import snapshot
@@ -50,6 +51,7 @@ def _fill(draft: Draft, observed: Sequence[Decision], policies: PolicyRegistry) 
             draft.record(decision.event, decision.subject, decision.cause)
         decide_lifecycle(draft)
         plan(draft, policies)
+        record_shares(draft, policies)
     except CycleFull:
         return False
     finally:

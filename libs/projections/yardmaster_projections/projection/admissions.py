@@ -135,12 +135,16 @@ def _cell_configured_v1(draft: Draft, envelope: Envelope[a.CellConfiguredV1], _:
 
 def _pool_configured_v1(draft: Draft, envelope: Envelope[a.PoolConfiguredV1], _: Details) -> None:
     data = envelope.data
+    row = draft.find(PoolRow, data.pool)
+    if row is not None and row.config.policy.name != data.config.policy.name:
+        draft.drop_shares(data.pool)
     draft.put(PoolRow(name=data.pool, revision=data.revision, config=data.config))
 
 
 def _pool_deleted_v1(draft: Draft, envelope: Envelope[a.PoolDeletedV1], _: Details) -> None:
     row = draft.find(PoolRow, envelope.data.pool)
     if row is not None:
+        draft.drop_shares(row.name)
         draft.drop(row)
 
 

@@ -23,6 +23,7 @@ from yardmaster_projections.rows import (
     R,
     RequestRow,
     Row,
+    SharesRow,
     TaskRow,
 )
 from yardmaster_projections.rows.queue import section_of
@@ -168,6 +169,13 @@ class Draft:
     def drop(self, row: Row) -> None:
         """Delete a row."""
         self._rows[row.KIND, row.key] = Delete(row)
+
+    def drop_shares(self, pool: str) -> None:
+        """Delete the division of a pool, with all its parts."""
+        changed = [change.row for change in self._rows.values() if isinstance(change, Put)]
+        for row in (*self.having(SharesRow, ("pool", pool)), *changed):
+            if isinstance(row, SharesRow) and row.pool == pool:
+                self.drop(row)
 
     def add_task(self, task: TaskRow) -> None:
         """Insert a task and count it."""

@@ -15,6 +15,7 @@ from yardmaster_projections.rows import (
     RankRow,
     ReplicaRow,
     Reserved,
+    SharesRow,
     Stopping,
     TaskRow,
     WaitRow,
@@ -233,6 +234,21 @@ def _claimants_ranked_v1(draft: Draft, envelope: Envelope[d.ClaimantsRankedV1], 
             draft.drop(row)
 
 
+def _shares_divided_v1(draft: Draft, envelope: Envelope[d.SharesDividedV1], _: object) -> None:
+    data = envelope.data
+    if not data.part:
+        draft.drop_shares(data.pool)
+    draft.put(
+        SharesRow(
+            pool=data.pool,
+            part=data.part,
+            queues=data.queues,
+            at_ms=draft.now_ms,
+            cycle=draft.cycle,
+        )
+    )
+
+
 def _stop_requested_v1(draft: Draft, envelope: Envelope[Any], _: object) -> None:
     data = envelope.data
     stopping = Stopping(stop=data.stop, at_ms=draft.now_ms, deadline_at_ms=data.deadline_at_ms)
@@ -331,6 +347,7 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     d.SlotsReservedV1: _slots_reserved_v1,
     d.ReservationDroppedV1: _reservation_dropped_v1,
     d.ClaimantsRankedV1: _claimants_ranked_v1,
+    d.SharesDividedV1: _shares_divided_v1,
     d.PreemptionRequestedV1: _stop_requested_v1,
     d.PreemptionRequestedV2: _stop_requested_v1,
     d.StopRequestedV1: _stop_requested_v1,

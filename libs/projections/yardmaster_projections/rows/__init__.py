@@ -28,6 +28,7 @@ from yardmaster_projections.rows.jobs import (
 from yardmaster_projections.rows.queue import QueueRow, RankRow
 from yardmaster_projections.rows.records import CycleRow, HistoryRow, LogRow, RequestRow
 from yardmaster_projections.rows.row import Facet, Order, R, Row
+from yardmaster_projections.rows.shares import SharesRow
 
 __all__ = [
     "AttemptRow",
@@ -54,6 +55,7 @@ __all__ = [
     "Reserved",
     "Row",
     "SeenRow",
+    "SharesRow",
     "Stopping",
     "TaskRow",
     "WaitRow",

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from yardmaster_schemas.construct import LATER, writes_slots
 from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import Level
 from yardmaster_schemas.events.node_events import MAX_RUNNING, ReplicaRef
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.events.requests import DetailsRef
@@ -42,6 +43,8 @@ from yardmaster_schemas.topics import DECISIONS
 MAX_RANKED: Final = 256
 #: Numbers of a rank: four for each level of queues.
 MAX_RANK: Final = 36
+#: Queues that one SharesDivided names.
+MAX_SHARES: Final = 256
 
 Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 
@@ -175,6 +178,67 @@ class ClaimantsRankedV1(Event):
     pool: Name
     among: Among
     ranks: Annotated[tuple[ClaimantRank, ...], Field(min_length=1, max_length=MAX_RANKED)]
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """Amounts of GPUs, CPUs and memory."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    gpu_milli: Count
+    cpu_milli: Count
+    memory_mib: Count
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds of GPUs, CPUs and memory; None: unlimited."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    gpu_milli: Count | None
+    cpu_milli: Count | None
+    memory_mib: Count | None
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueShare:
+    """The share of a department or project in one pool, and the amounts of the queues below it too.
+
+    `parent` is the department above it. `held`: what its tasks hold, without those that are
+    stopping. `requested`: what its tasks request in addition, except what is `reserved` for them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    name: Name
+    level: Level
+    parent: Name | None
+    deserved: Bounds
+    limit: Bounds
+    fair_share: Amounts
+    held: Amounts
+    reserved: Amounts
+    requested: Amounts
+
+
+@event(DECISIONS, name="SharesDivided", rules=8)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesDividedV1(Event):
+    """A pool was divided among these departments and projects, each after the one above it.
+
+    Recorded when something changed, at most once a minute. Queues that deserve, hold and request
+    nothing are left out. A division of many queues is recorded in parts, all in one cycle: `part`
+    counts from 0 and replaces the former division.
+    """
+
+    pool: Name
+    part: Count
+    queues: Annotated[tuple[QueueShare, ...], Field(max_length=MAX_SHARES)]
 
 
 @event(DECISIONS, name="PreemptionRequested")

@@ -24,6 +24,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
+from yardmaster_schemas.events.decisions import SharesDividedV1
 
 #: Up to this number of deadlines, those that no longer apply are not removed.
 FEW: Final = 1024
@@ -109,6 +110,12 @@ def due_ms(state: ClusterState) -> int | None:
             moments.append(moment)
             break
         heappop(state.deadlines)
+    if state.rules >= SharesDividedV1.RULES:
+        moments += (
+            pool.shares.next_ms
+            for pool in state.pools.values()
+            if pool.shares is not None and pool.index.shares_stale
+        )
     return min(moments, default=None)
 
 
@@ -151,6 +158,14 @@ def _forget_deadlines(state: ClusterState) -> None:
     state.deadlines_kept = len(state.deadlines)
 
 
+def _shares_compared(state: ClusterState, pool: Pool) -> bool:
+    """Whether the cycle compared the pool's shares with those recorded before (`share_records`)."""
+    if state.rules < SharesDividedV1.RULES:
+        return False
+    shares = pool.shares
+    return shares is None or shares.cycle == state.cycle or shares.next_ms <= state.now_ms
+
+
 def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
@@ -174,6 +189,8 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     if not complete:
         return state
     for pool in state.pools.values():
+        if _shares_compared(state, pool):
+            pool.index.shares_compared()
         pool.index.cycle_ended()
         state.restless |= pool.index.due
     considered, state.node_attention = state.node_attention, {}

@@ -25,6 +25,9 @@ capacity waits too. Then `order` and `may_start` are those of `policies/strict.p
 `equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
 result: if the first of them neither fits nor finds victims, the later ones do not either.
 
+`shares` returns the queues that the pool is divided among, which the planner records
+(`share_records.py`) while the index says that they may have changed (`shares_stale`).
+
 `simulation_only` policies are refused outside simulations. The planner does not call
 `project_shares`: it returns the share of each project for metrics, by name, in gpu_milli.
 
@@ -48,7 +51,7 @@ from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_schemas.events.decisions import Among
+from yardmaster_schemas.events.decisions import Among, QueueShare
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Wait
 
@@ -256,6 +259,7 @@ class Policy:
     within: Callable[[Any, QueueTraits], Rank] = nothing_within
     claimants: Callable[[Any], Among | None] = no_claimants
     ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
+    shares: Callable[[PoolView], Iterable[QueueShare]] | None = None
     index: Callable[[Pool, Any], PolicyIndex] = no_index
     simulation_only: bool = False
 

@@ -73,6 +73,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.SlotsReservedV1: reservations.slots_reserved_v1,
     dec.ReservationDroppedV1: reservations.reservation_dropped_v1,
     dec.ClaimantsRankedV1: claimants.claimants_ranked_v1,
+    dec.SharesDividedV1: claimants.shares_divided_v1,
     dec.PreemptionRequestedV1: decisions.preemption_requested_v1,
     dec.PreemptionRequestedV2: decisions.preemption_requested_v1,
     dec.StopRequestedV1: decisions.stop_requested_v1,

@@ -638,7 +638,7 @@ class ClusterState:
         pool = self.pool_of(node)
         if pool is None:
             return
-        pool.topology += 1
+        pool.nodes_changed()
         for index, capacity in pool.capacities_of(node):
             if capacity.ordinal not in index.capacities:
                 continue

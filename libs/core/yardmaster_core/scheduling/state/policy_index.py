@@ -61,6 +61,9 @@ class PolicyIndex:
     def claimants_changed(self) -> None:
         """Owners have other limits or weights, or other tasks are equal."""
 
+    def nodes_changed(self) -> None:
+        """Nodes joined or left the pool, or offer something else."""
+
     def input_changed(self, *, later: bool) -> None:
         """Something changed on which the result for other tasks may depend.
 
@@ -80,6 +83,14 @@ class PolicyIndex:
     def due(self) -> bool:
         """Whether the pool must be planned although no group was woken."""
         return False
+
+    @property
+    def shares_stale(self) -> bool:
+        """Whether the shares of the queues may differ from those that were compared last."""
+        return False
+
+    def shares_compared(self) -> None:
+        """A cycle compared the shares with those that were recorded last."""
 
     def cycle_ended(self) -> None:
         """A cycle considered everything."""

@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
@@ -24,7 +25,8 @@ class Pool:
         *("all_woken", "blocked_woken", "max_free", "max_free_changes", "name", "nodes"),
         *("policy_cache", "protected", "queue_classes", "ranked", "ready", "recheck"),
         *("reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
-        *("reserved_milli", "resolved", "revision", "stopping", "stopping_firm", "topology"),
+        *("reserved_milli", "resolved", "revision", "shares", "stopping", "stopping_firm"),
+        "topology",
         *("usage_by_job", "usage_by_project", "used_milli", "woken", "workload"),
     )
 
@@ -49,6 +51,8 @@ class Pool:
         self.index = PolicyIndex()
         #: Claimants with a recorded place in the queue (derived).
         self.ranked: dict[Job | Project, None] = {}
+        #: The shares of its queues that were recorded last.
+        self.shares: RecordedShares | None = None
         #: (shape id, priority) -> pending tasks.
         self.groups: dict[tuple[str, int], Group] = {}
         #: Groups to consider in the next cycle.
@@ -104,6 +108,11 @@ class Pool:
         """The three indexes, each with the capacity of `node` in it."""
         return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
 
+    def nodes_changed(self) -> None:
+        """Note that nodes joined or left, or offer something else."""
+        self.topology += 1
+        self.index.nodes_changed()
+
     def add_usage(self, task: Task, milli: int) -> Iterable[OrderedTasks[Task]]:
         """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""
         job, project = task.job, task.job.project
@@ -139,9 +148,11 @@ class Pool:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = ("pool", self.name, self.revision)
-        workload = self.workload
-        return facts if workload is None or not workload.kept else (*facts, workload.facts())
+        facts: tuple[object, ...] = ("pool", self.name, self.revision)
+        workload, shares = self.workload, self.shares
+        if workload is not None and workload.kept:
+            facts = (*facts, workload.facts())
+        return facts if shares is None else (*facts, "shares", shares.at_ms, shares.digest)
 
 
 class IndexSource(Protocol):

@@ -15,6 +15,7 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import UNTIL
@@ -66,6 +67,7 @@ def dump(state: ClusterState) -> Plain:
                 "config": _or_none(p.config),
                 "index": dict(p.index.kept()),
                 "workload": p.workload.facts() if p.workload and p.workload.kept else None,
+                **_dump_shares(p),
             }
             for p in state.pools.values()
         ],
@@ -91,6 +93,11 @@ def dump(state: ClusterState) -> Plain:
         "jobs": [_dump_job(job) for job in state.jobs.values()],
         "groups": [_dump_group(state, group) for _, group in sorted(groups.items())],
     }
+
+
+def _dump_shares(pool: Pool) -> Plain:
+    shares = pool.shares
+    return {} if shares is None else {"shares": [shares.at_ms, shares.cycle, shares.digest]}
 
 
 def _dump_node(node: Node) -> Plain:
@@ -250,6 +257,8 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         pool.index = policies.index(pool)
         if row["workload"] is not None:
             pool.workload = WorkloadCounter.load(row["workload"])
+        if "shares" in row:
+            pool.shares = RecordedShares(*row["shares"])
         if pool.config is not None:
             for index in pool.indexes:
                 index.limit_gpuless(pool.config.gpuless_per_node)

@@ -70,6 +70,8 @@ class QuotaIndex(PolicyIndex):
         self._victims_due = True
         self._victims_due_next = False
         self._shares_changed = True
+        #: Whether the shares may differ from those that were recorded.
+        self._shares_stale = True
 
     # Reading
 
@@ -270,20 +272,25 @@ class QuotaIndex(PolicyIndex):
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = True
+        self._due = self._due_next = self._shares_stale = True
         self._victims_due = self._victims_due_next = True
         if self._root is not None:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = True
+        self._due = self._due_next = self._shares_stale = True
         if self._root is not None:
             self._stale_groups[group] = None
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._shares_stale = True
+
+    def nodes_changed(self) -> None:
+        """See `PolicyIndex.nodes_changed`."""
+        self._shares_stale = True
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`."""
@@ -312,6 +319,15 @@ class QuotaIndex(PolicyIndex):
         """Whether a task may claim more than before."""
         return self._due
 
+    @property
+    def shares_stale(self) -> bool:
+        """See `PolicyIndex.shares_stale`."""
+        return self._shares_stale
+
+    def shares_compared(self) -> None:
+        """See `PolicyIndex.shares_compared`."""
+        self._shares_stale = False
+
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
@@ -326,6 +342,7 @@ class QuotaIndex(PolicyIndex):
             "due_next": self._due_next,
             "victims_due": self._victims_due,
             "victims_due_next": self._victims_due_next,
+            "shares_stale": self._shares_stale,
         }
 
     def restore(self, kept: Mapping[str, bool]) -> None:
@@ -333,6 +350,8 @@ class QuotaIndex(PolicyIndex):
         self._due, self._due_next = kept["due"], kept["due_next"]
         self._victims_due = kept["victims_due"]
         self._victims_due_next = kept["victims_due_next"]
+        # Snapshots from before shares were recorded have none.
+        self._shares_stale = kept.get("shares_stale", True)
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

@@ -148,6 +148,10 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
 
 
 def _sum(queue: Queue) -> Bounds:
+    """What the queues below deserve together; a project without a quota deserves no GPUs."""
+    if not queue.children:
+        return 0, None, None
+
     def of(resource: int) -> int | None:
         total = 0
         for child in queue.children:

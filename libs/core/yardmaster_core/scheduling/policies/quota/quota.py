@@ -51,6 +51,7 @@ from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
+from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
@@ -300,4 +301,6 @@ QUOTA: Final = Policy(
     within=within_project,
     claimants=projects,
     ranks=changed_ranks,
+    project_shares=project_shares,
+    shares=queue_shares,
 )

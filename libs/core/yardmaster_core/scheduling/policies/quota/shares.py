@@ -49,7 +49,10 @@ def _shares(parent: Queue, resource: int) -> list[int]:
     ]
     if not any(unmet):
         # The frequent case: no queue requests more than it deserves.
-        return [min(total, wish) for wish in wishes]
+        return [
+            wish if child.deserved[resource] is not None else min(total, wish)
+            for child, wish in zip(children, wishes, strict=True)
+        ]
     demands = [
         QueueDemand(
             name=str(at),

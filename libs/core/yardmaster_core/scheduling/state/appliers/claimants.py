@@ -1,10 +1,17 @@
-"""The applier of ranks of claimants; it can be undone while a draft is open."""
+"""The appliers of ranks and shares of claimants; they can be undone while a draft is open."""
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.recorded_shares import with_part
 from yardmaster_core.scheduling.state.tasks import Job
-from yardmaster_schemas.events.decisions import Among, ClaimantsRankedV1
+from yardmaster_schemas.events.decisions import Among, ClaimantsRankedV1, SharesDividedV1
+
+
+def shares_divided_v1(state: ClusterState, event: SharesDividedV1, _: str) -> None:
+    pool = state.pool(event.pool)
+    state.put(pool, "shares", with_part(pool.shares, event, state.now_ms, state.cycle))
+    state.dirty[pool] = None
 
 
 def claimants_ranked_v1(state: ClusterState, event: ClaimantsRankedV1, _: str) -> None:

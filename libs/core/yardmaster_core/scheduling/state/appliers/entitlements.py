@@ -15,6 +15,8 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
     pool = state.pool(event.pool)
     if pool.revision == event.revision and pool.config == event.config:
         return  # a repeat
+    if pool.config is None or pool.config.policy.name != event.config.policy.name:
+        pool.shares = None
     pool.config = event.config
     pool.revision = event.revision
     if state.rules < ENDED_LEAVE:
@@ -64,6 +66,7 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
 def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> None:
     pool = state.pool(event.pool)
     pool.config = None
+    pool.shares = None
     _follow_policy(state, pool)
     pool.revision = 0
     for index in pool.indexes:

@@ -56,7 +56,7 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
             schedule_decision(state, task)
     pool = state.pool_of(node)
     if pool is not None:
-        pool.topology += 1
+        pool.nodes_changed()
         state.wake_all(pool)
 
 
@@ -167,7 +167,7 @@ def _change_executors(
     if pool is not None:
         for index in pool.indexes:
             index.set_images(node.free.ordinal, runs_images=node.runs_images)
-        pool.topology += 1
+        pool.nodes_changed()
         check_reservations(state, node)
         state.wake_all(pool)
 
@@ -225,7 +225,7 @@ def _uninstall(state: ClusterState, node: Node) -> None:
     if node.ordinal in pool.free.capacities:
         for index, capacity in pool.capacities_of(node):
             index.remove(capacity, node.node_type, node.name)
-    pool.topology += 1
+    pool.nodes_changed()
     node.pool_name = None
     state.wake_all(pool)
 

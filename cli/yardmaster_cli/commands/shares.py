@@ -1,0 +1,35 @@
+"""`yard shares`: how a pool was divided among departments and projects."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from yardmaster_cli.output.columns import share_columns
+from yardmaster_cli.server.remote import plain
+from yardmaster_cli.session import Session, command
+
+
+@command("shares")
+@click.option("--pool", required=True, metavar="NAME", help="Pool whose division is shown.")
+def shares(session: Session, pool: str) -> None:
+    """Show what departments and projects deserve, get, hold and request in a pool.
+
+    The numbers are GPUs; -o wide adds CPUs and memory. They are those that the policy quota last
+    recorded, which it does at most once a minute.
+    """
+    found = plain(session.remote.client.shares(pool))
+    if found["divided_at"] is None:
+        session.out.note(f"pool {pool} was not divided: its policy is not quota, or it is unused")
+    items = found["items"]
+    depths = _depths(items) if session.out.for_people else {}
+    session.out.items(items, share_columns(depths), name="name", document=found)
+
+
+def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """The number of departments above each queue, by level and name; they come before it."""
+    depths: dict[tuple[str, str], int] = {}
+    for row in rows:
+        above = depths.get(("department", row["parent"]), -1)
+        depths[row["level"], row["name"]] = above + 1
+    return depths
