@@ -144,7 +144,7 @@ async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/nope", 404),
-        ("GET", "/v1/shares", 404),
+        ("GET", "/v1/nothing", 404),
         ("GET", "/v1/tasks/", 404),
         ("GET", "/v1/tasks/nope", 404),
         ("GET", "/v1/jobs/%00", 404),
