@@ -148,7 +148,7 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
 
 
 def _sum(queue: Queue) -> Bounds:
-    """What the queues below deserve together; a project without a quota deserves no GPUs."""
+    """Return what the queues below deserve together; a project without a quota has no GPUs."""
     if not queue.children:
         return 0, None, None
 

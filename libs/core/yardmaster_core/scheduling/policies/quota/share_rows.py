@@ -18,7 +18,8 @@ def queue_shares(view: PoolView) -> Iterator[QueueShare]:
     root = index_of(view).divide(view.state)
     kept: set[Queue] = set()
     for queue in _below(root):
-        if any(deserved != 0 for deserved in queue.deserved) or any(
+        deserves = queue.quota is not None and any(bound != 0 for bound in queue.deserved)
+        if deserves or any(
             amount != NOTHING for amount in (queue.held, queue.reserved, _requested(queue))
         ):
             kept.update(queue.path)
