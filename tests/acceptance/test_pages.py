@@ -55,6 +55,7 @@ NO_COMMANDS: Final = ("nginx", "properties", "python", "sql", "text", "yaml")
 NOT_HERE: Final = {
     "explanation/fitgpp.md": (1, "hours of simulation"),
     "how-to/tls.md": (4, "a broker, Redis and a proxy with TLS"),
+    "how-to/nodes.md": (1, "a GPU with the control daemon of MPS"),
     "how-to/users.md": (1, "Kubernetes"),
     "how-to/monitor.md": (3, "kubectl, and promtool of Prometheus"),
     "explanation/simulator.md": (1, "traces that are not in the tree, and long simulations"),

@@ -4,6 +4,7 @@ Called after every cycle of the property tests, and by other tests at interestin
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.policies.quota.ranks import place_of
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
@@ -123,7 +125,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
         assert job.live == live, f"{job.id} counts {job.live} live tasks, has {live}"
         most = job.spec.max_concurrent or len(job.tasks)
         assert live <= most
-        left = [t for t in job.tasks if not t.released and not t.phase.final]
+        left = [t for t in job.tasks if not (t.released or t.paused or t.phase.final)]
         assert not left or live == most, f"{job.id} holds tasks back with {live} of {most} live"
 
 
@@ -367,7 +369,19 @@ def _quota(state: ClusterState, pool: Pool) -> None:
         return
     fresh = REGISTRY.index(pool)
     assert isinstance(fresh, QuotaIndex)
-    assert _rows(kept.divide(state)) == _rows(fresh.divide(state)), f"queues of {pool.name}"
+    root = kept.divide(state)
+    assert _rows(root) == _rows(fresh.divide(state)), f"queues of {pool.name}"
+    assert pool.config is not None
+    all_over = pool.config.policy.options.get("order") == "kai"
+    for queue in _below(root):
+        known = queue in kept.unranked or queue.place == place_of(queue, all_over=all_over)
+        assert known, f"the place of {queue.name} in {pool.name} changed"
+
+
+def _below(queue: Queue) -> Iterator[Queue]:
+    for child in queue.children:
+        yield child
+        yield from _below(child)
 
 
 def _rows(queue: Queue) -> list[Any]:
@@ -378,7 +392,8 @@ def _rows(queue: Queue) -> list[Any]:
     return [own, [_rows(child) for child in used]]
 
 
-_LINKS = ("parent", "path", "children", "divided", "divide_below")
+#: Links, and what a new index does not know yet.
+_LINKS = ("parent", "path", "children", "divided", "divide_below", "place")
 
 
 def _contents(demands: DemandTracker) -> dict[str, Any]:
