@@ -6,7 +6,6 @@ refuses too.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 QUOTA: Final = "scheduling/policies/quota"
@@ -21,17 +20,16 @@ class Rule:
     old: str
     new: str
 
-    def delete(self, core: Path) -> None:
-        """Delete the rule from the package in the folder `core`.
+    def deleted_from(self, text: str) -> str:
+        """Return the text of the file without the rule.
 
         Raises:
-            ValueError: the file does not contain the code of the rule exactly once.
+            ValueError: the text does not contain the code of the rule exactly once.
         """
-        path = core / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times: {self.old}")
-        path.write_text(text.replace(self.old, self.new))
+        found = text.count(self.old)
+        if found != 1:
+            raise ValueError(f"{self.name}: {self.file} contains {found} times: {self.old}")
+        return text.replace(self.old, self.new)
 
 
 def _order(name: str, old: str, new: str) -> Rule:
@@ -66,7 +64,7 @@ def _admission(name: str, old: str, new: str) -> Rule:
     return Rule(name, "admission/submission.py", old, new)
 
 
-RULES: Final = (
+_ALL: Final = (
     _order("above its share last", "all(above) if all_over else any(above),", "False,"),
     _order("any resource", "all(above) if all_over else any(above),", "all(above),"),
     _order("all resources (kai)", "all(above) if all_over else any(above),", "any(above),"),
@@ -130,6 +128,7 @@ RULES: Final = (
         "    within = by_priority if kai else firm_first",
         "    within = firm_first",
     ),
+    _order("failed starts last", "turn + self._late * group.shape.start_failed", "turn"),
     _order("earlier submission", "        return *found, task.key\n", "        return found\n"),
     # Preempt
     _claims("preempt: strictly lower", "priority <= below:", "priority < below:"),
@@ -161,7 +160,9 @@ RULES: Final = (
         "        until_ms = min_runtime_until_ms(view.state, victim)\n",
         "        until_ms = 0\n",
     ),
-    _claims("protections: of queues", "        if seconds and run is not None:", "        if False:"),
+    _claims(
+        "protections: of queues", "        if seconds and run is not None:", "        if False:"
+    ),
     _claims(
         "protections: of the nearest queue",
         "    for each in queue.ancestors():",
@@ -239,7 +240,11 @@ RULES: Final = (
         "            or (deserves and not _deserves(its, remaining))\n",
         "            or not _deserves(its, remaining)\n",
     ),
-    _claims("reclaim: saturation guard", "    return not any(\n        _saturates", "    return not any(\n        0 and _saturates"),
+    _claims(
+        "reclaim: saturation guard",
+        "    return not any(\n        _saturates",
+        "    return not any(\n        0 and _saturates",
+    ),
     _claims(
         "reclaim: saturation below the share",
         "    if after <= own.fair[i]:\n        return False\n",
@@ -268,7 +273,8 @@ RULES: Final = (
     # Quotas
     _policy(
         "limits",
-        "            if found is not None and ask[found]:\n                return _wait(WaitCode.AT_LIMIT",
+        "            if found is not None and ask[found]:\n"
+        "                return _wait(WaitCode.AT_LIMIT",
         "            if False:\n                return _wait(WaitCode.AT_LIMIT",
     ),
     _policy(
@@ -291,6 +297,12 @@ RULES: Final = (
         "at_deserved: counts tasks that are not preemptible",
         "exceeded(plus(queue.firm, ask), queue.deserved)",
         "exceeded(plus(queue.used, ask), queue.deserved)",
+    ),
+    _policy(
+        "limits: of requested resources only",
+        "            if found is not None and ask[found]:\n"
+        "                return _wait(WaitCode.AT_LIMIT",
+        "            if found is not None:\n                return _wait(WaitCode.AT_LIMIT",
     ),
     _policy("exceeds_limit and exceeds_deserved", "    if asked > bound:\n", "    if False:\n"),
     _queues(
@@ -448,9 +460,13 @@ RULES: Final = (
         "        if self.strict_order:\n            return False\n        later",
         "        later",
     ),
-    _admission("pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"),
     _admission(
-        "pools: default list of the cell", "config.default_pools or _of_cell(state, config) or", "config.default_pools or"
+        "pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"
+    ),
+    _admission(
+        "pools: default list of the cell",
+        "config.default_pools or _of_cell(state, config) or",
+        "config.default_pools or",
     ),
     _admission(
         "pools: allowed list",
@@ -474,3 +490,6 @@ RULES: Final = (
         "node_types=spec.node_types,",
     ),
 )
+
+#: By file.
+RULES: Final = tuple(sorted(_ALL, key=lambda rule: rule.file))
