@@ -6,6 +6,7 @@ state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -40,6 +41,7 @@ class QuotaIndex(PolicyIndex):
     """The queues of a pool."""
 
     preempts = True
+    follows_pools = True
 
     def __init__(self, pool: Pool, *, by_weight: bool) -> None:
         self._pool = pool
@@ -66,7 +68,11 @@ class QuotaIndex(PolicyIndex):
                     pass
         self._due = True
         self._due_next = False
-        #: The same, of changes of the tasks that hold slots.
+        #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
+        #: other pools may claim more than before, or less.
+        self._moved: dict[str, None] = {}
+        self._moved_next: dict[str, None] = {}
+        #: Whether tasks hold other slots since the last cycle, or in it.
         self._victims_due = True
         self._victims_due_next = False
         self._shares_changed = True
@@ -108,6 +114,13 @@ class QuotaIndex(PolicyIndex):
         """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
         self.divide(state)
         return self._shares_changed or self._victims_due
+
+    def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+        """Yield the projects whose standing in another pool changed since the last cycle."""
+        for name, pool in sorted(state.pools.items()):
+            if name != self._pool.name and isinstance(pool.index, QuotaIndex):
+                for project in pool.index._moved:
+                    yield state.projects[project]
 
     def _total(self) -> Amounts:
         """The amounts of the nodes that take tasks."""
@@ -274,6 +287,8 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.standing_changed`."""
         self._due = self._due_next = self._shares_stale = True
         self._victims_due = self._victims_due_next = True
+        name = task.job.project.name
+        self._moved[name] = self._moved_next[name] = None
         if self._root is not None:
             self._stale_tasks[task] = None
 
@@ -332,10 +347,11 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
         self._victims_due, self._victims_due_next = self._victims_due_next, False
+        self._moved, self._moved_next = self._moved_next, {}
         self._shares_changed = False
         self.touched.clear()
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
         return {
             "due": self._due,
@@ -343,15 +359,20 @@ class QuotaIndex(PolicyIndex):
             "victims_due": self._victims_due,
             "victims_due_next": self._victims_due_next,
             "shares_stale": self._shares_stale,
+            "moved": list(self._moved),
+            "moved_next": list(self._moved_next),
         }
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
         self._due, self._due_next = kept["due"], kept["due_next"]
         self._victims_due = kept["victims_due"]
         self._victims_due_next = kept["victims_due_next"]
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
+        # Snapshots from before quotas were added up over pools have none.
+        self._moved = dict.fromkeys(kept.get("moved", ()))
+        self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:
