@@ -206,7 +206,9 @@ def on_kafka(folder: Path) -> Iterator[Site]:
 
         def verify() -> None:
             verified(cluster.yard("replay", "verify"))
-            verified(cluster.yard("replay", "verify", "--views", "--redis", cluster.fleet.redis.url))
+            verified(
+                cluster.yard("replay", "verify", "--views", "--redis", cluster.fleet.redis.url)
+            )
 
         yield Site(folder, user, cluster.client(), verify)
         cluster.prove()
@@ -226,7 +228,9 @@ def verified(said: str) -> None:
         ),
     ],
 )
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     """The cluster that all tests of a mode share."""
     with request.param(tmp_path_factory.mktemp("share")) as site:
         for pool, *keys in (("four",), ("hall",), ("pair", "placement=worst_fit")):
@@ -241,7 +245,7 @@ def jobs(site: Site) -> Iterator[Jobs]:
     jobs = site.jobs()
     yield jobs
     jobs.end()
-    site.yard("cancel", "-A", "--phase", "active", "--now", "--yes", "-q", code=None)
+    site.yard("cancel", "-A", "--phase", "active", "--now", "--yes", "-q")
     until(lambda: not site.listed("-o", "name"), "no task is left", site.listed)
 
 

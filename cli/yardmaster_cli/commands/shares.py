@@ -23,7 +23,9 @@ def shares(session: Session, pool: str) -> None:
     if found["divided_at"] is None:
         session.out.note(f"pool {pool} was not divided: its policy is not quota, or it is unused")
     elif session.out.for_people:
-        session.out.note(f"as of {clock_time(found['divided_at'])}Z, recorded at most once a minute")
+        session.out.note(
+            f"as of {clock_time(found['divided_at'])}Z, recorded at most once a minute"
+        )
     items = found["items"]
     depths = _depths(items) if session.out.for_people else {}
     session.out.items(items, share_columns(depths), name="name", document=found)

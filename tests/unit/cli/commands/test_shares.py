@@ -80,7 +80,9 @@ def test_the_time_of_the_division_is_a_note_for_people(capsys: pytest.CaptureFix
     with answering(Answer(SHARES), Answer(SHARES)) as server:
         for words in ([], ["-o", "json"]):
             assert run(["shares", "--pool", "h100", *words, "--server", server.url]) == 0
-    assert capsys.readouterr().err.splitlines() == ["as of 10:20:11Z, recorded at most once a minute"]
+    assert capsys.readouterr().err.splitlines() == [
+        "as of 10:20:11Z, recorded at most once a minute"
+    ]
 
 
 def test_a_pool_that_was_not_divided_says_so(capsys: pytest.CaptureFixture[str]) -> None:
