@@ -8,6 +8,7 @@ of the state, when the policy next reads it, so a cycle costs what changed.
 from collections.abc import Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
+from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
@@ -65,6 +66,8 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        #: Whether all was counted once; before, changes are not noted.
+        self._built = False
         self._stale_tasks: dict[Task, None] = {}
         self._stale_groups: dict[Group, None] = {}
         #: By owner and priority.
@@ -83,16 +86,31 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         """Return the owner of a job's tasks."""
         raise NotImplementedError
 
+    def running(self, view: PoolView, owner: O, *, below: int | None = None) -> Iterator[Task]:
+        """Yield the preemptible tasks of an owner, the lowest priority and latest submission first;
+        with `below` those of a lower priority only.
+        """
+        of = self.victims.get(owner, {})
+        for priority in sorted(of, reverse=True):
+            if below is not None and priority <= below:
+                return
+            scan = view.memo.get(("victims", owner, priority))
+            if scan is None:
+                scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
+            yield from scan
+
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
         self._due = self._due_next = True
         self._victims_due = self._victims_due_next = True
-        self._stale_tasks[task] = None
+        if self._built:
+            self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
         self._due = self._due_next = True
-        self._stale_groups[group] = None
+        if self._built:
+            self._stale_groups[group] = None
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`."""

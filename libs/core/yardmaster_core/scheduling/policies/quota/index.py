@@ -96,6 +96,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def _build(self, state: ClusterState) -> Queue:
         root = Queue("", None, (0, 0))
+        self._built = True
         self._queues.clear()
         self.unranked.clear()
         self._tasks.clear()
@@ -232,6 +233,7 @@ class QuotaIndex(ClaimingIndex[Project]):
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._built = False
         self._shares_stale = True
 
     def nodes_changed(self) -> None:
