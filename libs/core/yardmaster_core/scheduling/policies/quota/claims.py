@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
-from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.amounts import (
     CPU,
     GPU,
@@ -30,7 +30,6 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import (
     sum_over_pools,
 )
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
-from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -43,44 +42,12 @@ def _all_over(view: PoolView) -> bool:
     return bool(view.options.order == "kai")
 
 
-def _running(view: PoolView, project: Project, *, below: int | None = None) -> Iterator[Task]:
-    """Yield the preemptible tasks of a project, the lowest priority and latest submission first;
-    with `below` those of a lower priority only.
-    """
-    of = index_of(view).victims.get(project, {})
-    for priority in sorted(of, reverse=True):
-        if below is not None and priority <= below:
-            return
-        scan = view.memo.get(("victims", project, priority))
-        if scan is None:
-            scan = view.memo["victims", project, priority] = of[priority].reverse_scan()
-        yield from scan
-
-
 def delayed_until_ms(view: PoolView, task: Task) -> int:
     """Return until when a task must not preempt others (ms); 0: it may."""
     delay_ms: int = view.options.preemption_delay_s * 1000
     until_ms = task.queued_ms + delay_ms
     # The clock of its gateway may be ahead.
     return until_ms if delay_ms and until_ms > view.state.now_ms else 0
-
-
-def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
-    """Yield the tasks that are not within their minimum run time; note until when the others are.
-
-    `seconds`: the minimum run time of their queue.
-    """
-    now_ms = view.state.now_ms
-    for victim in tasks:
-        until_ms = min_runtime_until_ms(view.state, victim)
-        run = victim.run
-        if seconds and run is not None:
-            since_ms = run.running_ms if victim.phase is Phase.RUNNING else now_ms
-            until_ms = max(until_ms, since_ms + seconds * 1000)
-        if until_ms <= now_ms:
-            yield victim
-        else:
-            view.memo.setdefault(("protected", task), []).append(until_ms)
 
 
 def _nearest(queue: Queue, *, reclaim: bool) -> int:
@@ -104,8 +71,8 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     job = task.job
     document = not _all_over(view)
     below = None if document and not job.shape.preemptible else job.priority
-    tasks = _running(view, job.project, below=below)
-    yield from _unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
+    tasks = index_of(view).running(view, job.project, below=below)
+    yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
 def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
@@ -132,7 +99,8 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project may have tasks that `own_victims` yields."""
     firm_first = not _all_over(view) and not task.job.shape.preemptible
     below = None if firm_first else task.job.priority
-    return next(_running(view, task.job.project, below=below), None) is not None
+    running = index_of(view).running(view, task.job.project, below=below)
+    return next(running, None) is not None
 
 
 PREEMPT: Final = Claim(
@@ -166,7 +134,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     leaves = (
         (
             other,
-            _unprotected(view, task, _running(view, project), _reclaim_s(view, leaf, other)),
+            unprotected(view, task, index.running(view, project), _reclaim_s(view, leaf, other)),
         )
         for other, project in others
     )
@@ -396,7 +364,10 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         return
     index: QuotaIndex = index_of(view)
     leaves = (
-        (index.queue_of(view.state, project), _unprotected(view, task, _running(view, project), 0))
+        (
+            index.queue_of(view.state, project),
+            unprotected(view, task, index.running(view, project)),
+        )
         for project in list(index.victims)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))

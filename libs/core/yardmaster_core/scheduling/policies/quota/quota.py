@@ -38,6 +38,7 @@ from yardmaster_core.scheduling.planner.policy import (
     Rank,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
@@ -277,11 +278,7 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     delay_ms = claiming.delayed_until_ms(view, task)
     if delay_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
-    until_ms: list[int] = view.memo.get(("protected", task), [])
-    if not until_ms:
-        return None
-    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
-    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+    return protected_wait(view, task)
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
