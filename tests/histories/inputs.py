@@ -172,6 +172,7 @@ class _Inputs:
             "limit_milli": chance.choice(LIMITS_MILLI),
             "main": chance.choice(LIMITS_MILLI),
             "quota": self.quota() if self.only is not None else {},
+            "side_milli": self.side_milli() if self.only is not None else None,
         }
 
     def quota(self) -> dict[str, Any]:
@@ -184,6 +185,10 @@ class _Inputs:
             "limit_cpu_milli": chance.choice((None, None, None, 4000)),
             "over_quota": chance.choice((True, True, True, False)),
         }
+
+    def side_milli(self) -> int | None:
+        """Return what a project deserves in pool `side`; None: it has no quota there."""
+        return self.chance.choice((None, None, 0, 1000, 2000))
 
     # Jobs
 

@@ -11,7 +11,7 @@
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ.
+   differ; but a project may that has more in all its pools than it deserves in all.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -46,6 +46,8 @@ SLOT_MILLI: Final = 1000
 #: More than any amount.
 ANY: Final = 1 << 40
 
+#: Amounts of GPUs, CPUs and memory; None: unlimited.
+Bounds = tuple[int | None, int | None, int | None]
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
 
@@ -121,18 +123,37 @@ class CheckedCell(Cell):
         for owner, other in zip(_path(victim), _path(claimant), strict=False):
             if owner is other:
                 continue
-            held = [0, 0, 0]
-            for task in self.state.tasks.values():
-                if owner not in _path(task):
-                    continue
-                for placement in _standing(task, pool, plus=victim):
-                    held[0] += placement.gpu_milli * len(placement.slots)
-                    held[1] += placement.cpu_milli
-                    held[2] += placement.memory_mib
+            held = self._held(owner, (pool,), plus=victim)
             bounds = _deserved(self.state, owner, pool)
-            over = [b is not None and h > b for h, b in zip(held, bounds, strict=True)]
-            assert any(over), f"{owner.name} loses {victim.id}, but holds {held} of {bounds}"
+            if _is_over(held, bounds):
+                return
+            pools = tuple(
+                name
+                for name, each in self.state.pools.items()
+                if each.config is not None and each.config.policy.name == "quota"
+            )
+            in_all = self._held(owner, pools, plus=victim)
+            sums = _added(_deserved(self.state, owner, name) for name in pools)
+            assert isinstance(owner, Project), f"{owner.name} loses {victim.id}"
+            assert _is_over(in_all, sums), (
+                f"{owner.name} loses {victim.id}, but holds {held} of {bounds}, "
+                f"and {in_all} of {sums} in all pools"
+            )
             return
+
+    def _held(
+        self, owner: Department | Project, pools: Sequence[str], *, plus: Task
+    ) -> tuple[int, int, int]:
+        gpu = cpu = memory = 0
+        for task in self.state.tasks.values():
+            if owner not in _path(task):
+                continue
+            for pool in pools:
+                for placement in _standing(task, pool, plus=plus):
+                    gpu += placement.gpu_milli * len(placement.slots)
+                    cpu += placement.cpu_milli
+                    memory += placement.memory_mib
+        return gpu, cpu, memory
 
     # 2
 
@@ -315,9 +336,7 @@ def _or_any(amount: int | None) -> int:
     return ANY if amount is None else amount
 
 
-def _deserved(
-    state: ClusterState, owner: Department | Project, pool: str
-) -> tuple[int | None, int | None, int | None]:
+def _deserved(state: ClusterState, owner: Department | Project, pool: str) -> Bounds:
     """The amounts that a queue deserves: a department without a quota those of its projects."""
     quota = owner.config.quotas.get(pool) if owner.config is not None else None
     if quota is not None:
@@ -328,13 +347,21 @@ def _deserved(
     if isinstance(owner, Project):
         return 0, None, None
     projects = [one for one in state.projects.values() if one.department is owner]
-    rows = [_deserved(state, one, pool) for one in projects]
+    return _added(_deserved(state, one, pool) for one in projects)
 
-    def sum_of(at: int) -> int | None:
-        amounts = [row[at] for row in rows]
-        return None if None in amounts else sum(amount or 0 for amount in amounts)
 
-    return sum_of(0), sum_of(1), sum_of(2)
+def _added(rows: Iterable[Bounds]) -> Bounds:
+    gpu, cpu, memory = (
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for amounts in zip(*rows, strict=True)
+    )
+    return gpu, cpu, memory
+
+
+def _is_over(amounts: tuple[int, int, int], bounds: Bounds) -> bool:
+    return any(
+        bound is not None and amount > bound for amount, bound in zip(amounts, bounds, strict=True)
+    )
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:
