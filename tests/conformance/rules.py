@@ -52,6 +52,18 @@ def _division(name: str, old: str, new: str) -> Rule:
     return Rule(f"shares: {name}", f"{QUOTA}/division.py", old, new)
 
 
+def _claiming(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/claiming_index.py", old, new)
+
+
+def _protections(name: str, old: str, new: str) -> Rule:
+    return Rule(f"protections: {name}", "scheduling/policies/min_runtime.py", old, new)
+
+
+def _sums(name: str, old: str, new: str) -> Rule:
+    return Rule(f"sum over pools: {name}", f"{QUOTA}/pool_sums.py", old, new)
+
+
 def _moves(name: str, old: str, new: str) -> Rule:
     return Rule(f"moves: {name}", "scheduling/planner/moving_search.py", old, new)
 
@@ -69,6 +81,11 @@ _ALL: Final = (
     _order("any resource", "all(above) if all_over else any(above),", "all(above),"),
     _order("all resources (kai)", "all(above) if all_over else any(above),", "any(above),"),
     _order("deserved first", "        not starved,\n", ""),
+    _order(
+        "deserved first, within the sum over pools",
+        "        guaranteed\n        and (",
+        "        (",
+    ),
     _order("higher rank", "        -queue.rank,\n", ""),
     _order(
         "a share of all that is requested",
@@ -131,7 +148,7 @@ _ALL: Final = (
     _order("failed starts last", "turn + self._late * group.shape.start_failed", "turn"),
     _order("earlier submission", "        return *found, task.key\n", "        return found\n"),
     # Preempt
-    _claims("preempt: strictly lower", "priority <= below:", "priority < below:"),
+    _claiming("preempt: strictly lower", "priority <= below:", "priority < below:"),
     _claims(
         "preempt: any priority for a firm task",
         "    below = None if document and not job.shape.preemptible else job.priority",
@@ -142,8 +159,8 @@ _ALL: Final = (
         "    document = not _all_over(view)\n",
         "    document = True\n",
     ),
-    _claims("victims: lowest priority first", "sorted(of, reverse=True)", "sorted(of)"),
-    _claims(
+    _claiming("victims: lowest priority first", "sorted(of, reverse=True)", "sorted(of)"),
+    _claiming(
         "victims: latest submission first",
         "of[priority].reverse_scan()",
         "[*of[priority].reverse_scan()][::-1]",
@@ -155,13 +172,15 @@ _ALL: Final = (
         "    state.may_be_preempted(task, pool)",
     ),
     # Protections
-    _claims(
-        "protections: of the job",
-        "        until_ms = min_runtime_until_ms(view.state, victim)\n",
-        "        until_ms = 0\n",
+    _protections(
+        "of the job",
+        "    least_s = max(least_s, victim.job.spec.min_runtime_s)\n",
+        "",
     ),
-    _claims(
-        "protections: of queues", "        if seconds and run is not None:", "        if False:"
+    _protections(
+        "of queues",
+        "    least_s = max(least_s, victim.job.spec.min_runtime_s)\n",
+        "    least_s = victim.job.spec.min_runtime_s\n",
     ),
     _claims(
         "protections: of the nearest queue",
@@ -317,18 +336,18 @@ _ALL: Final = (
     ),
     _queues(
         "a department without a quota deserves the sum",
-        "        total += deserved\n",
-        "        total += 0\n",
+        "return added(queue.children) if queue.children else",
+        "return NOTHING if queue.children else",
     ),
     _queues(
         "a project without a quota deserves no GPUs",
-        "        return 0, None, None\n",
-        "        return UNLIMITED\n",
+        "if queue.children else (0, None, None)",
+        "if queue.children else UNLIMITED",
     ),
     _queues(
         "a project without a quota may use any CPUs",
-        "        return 0, None, None\n",
-        "        return NOTHING\n",
+        "if queue.children else (0, None, None)",
+        "if queue.children else NOTHING",
     ),
     # Shares
     _queues("shares: limits bound requests", "within(total, self.limit)", "total"),
@@ -459,6 +478,22 @@ _ALL: Final = (
         "strict",
         "        if self.strict_order:\n            return False\n        later",
         "        later",
+    ),
+    _sums(
+        "is all that is guaranteed",
+        "sums is None or exceeded(plus(sums.standing, more), sums.deserved) is None",
+        "True",
+    ),
+    _sums("what exceeds it is reclaimed", "max(0, left[i] - bound)", "0"),
+    _sums(
+        "unlimited in one pool",
+        "added(queues)",
+        "(sum(queue.deserved[0] or 0 for queue in queues), None, None)",
+    ),
+    _policy(
+        "sum over pools: bounds tasks that are not preemptible",
+        "        return _wait_for_sum(view, leaf, task)\n",
+        "        return None\n",
     ),
     _admission(
         "pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"

@@ -146,6 +146,24 @@ def test_a_limit_that_was_lowered_stops_no_task_without_that_resource() -> None:
     assert cell.wait_code("more") == "at_limit"
 
 
+def test_tasks_that_cannot_be_preempted_stay_within_the_sum_over_pools() -> None:
+    cell = Cell(policy="quota")
+    cell.pool("side", policy="quota")
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2, pool="side")
+    cell.entitle("p", quotas=dict.fromkeys(("main", "side"), Quota(deserved_milli=2000)))
+    cell.submit("first", gpus=2, preemptible=False)
+    cell.cycle()
+    lower = {"main": Quota(deserved_milli=1000), "side": Quota(deserved_milli=2000)}
+    cell.entitle("p", quotas=lower)
+    cell.submit("one", gpus=1, preemptible=False, pools=("side",))
+    cell.cycle()
+    cell.submit("more", gpus=1, preemptible=False, pools=("side",))
+    cell.cycle()
+    assert cell.phase("one") == "starting"
+    assert cell.wait_code("more", "side") == "at_deserved"
+
+
 def test_a_task_whose_starts_failed_comes_after_all_others() -> None:
     cell = Cell(policy="quota")
     cell.node("n1", gpus=1)
