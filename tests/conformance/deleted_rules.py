@@ -1,4 +1,4 @@
-"""Delete each rule of the policy `quota` from a copy of the code, and see which scenarios fail.
+"""Delete each rule of the policy `quota` from a copy of the code, and see which of our scenarios fail.
 
 `make rules`. Exits with 1 if a rule is deleted and nothing fails, or if its code has changed so
 that the change that deletes it does not apply. It prints the rows of the table in
@@ -22,10 +22,10 @@ import yardmaster_core
 from tests.conformance.rules import RULES, Rule
 
 ROOT: Final = Path(__file__).parents[2]
-SCENARIOS: Final = ROOT / "tests" / "conformance" / "scenarios"
-FILES: Final = ("quota", "runai_doc", "kai_fairshare", "kai")
-#: How the ids of our own scenarios begin.
-OWN: Final = "quota/"
+SCENARIOS: Final = "tests/conformance/scenarios/quota.jsonl"
+#: How the ids of its scenarios begin.
+PREFIX: Final = "quota/"
+#: They run where no scenario fails.
 TESTS: Final = "tests/conformance/test_quota_rules.py"
 #: Scenarios, and tests, that are named in a row.
 MOST_NAMED: Final = 3
@@ -35,21 +35,16 @@ CONFORMANCE: Final = """
 import sys, yardmaster_core
 assert yardmaster_core.__file__.startswith(sys.argv[1]), yardmaster_core.__file__
 from yardmaster_cli.main import run
-for path in sys.argv[2:]:
-    run(["conformance", path])
+sys.exit(run(["conformance", sys.argv[2]]))
 """
 
 
-def failed_scenarios(core: Path) -> list[str]:
-    """Return the scenarios that fail with the package in the folder `core`."""
-    paths = [str(SCENARIOS / f"{name}.jsonl") for name in FILES]
-    return _run(core, "-c", CONFORMANCE, str(core), *paths)
-
-
-def failed_tests(core: Path) -> list[str]:
-    """Return the tests of rules that fail with it."""
-    found = _run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", TESTS)
-    return [name.split("::")[-1] for name in found]
+def failures(core: Path) -> list[str]:
+    """Return the scenarios that fail with the package in the folder `core`, else the tests."""
+    found = _run(core, "-c", CONFORMANCE, str(core), SCENARIOS)
+    if not found:
+        found = _run(core, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", TESTS)
+    return [name.split("::")[-1].removeprefix(PREFIX) for name in found]
 
 
 def _run(core: Path, *arguments: str) -> list[str]:
@@ -100,14 +95,14 @@ def main() -> int:
     unnoticed = []
     with TemporaryDirectory() as folder:
         copy = CoreCopy(Path(folder))
-        always = set(failed_scenarios(copy.core))
+        if failed := failures(copy.core):
+            raise SystemExit(f"without a change fail {named(failed)}")
         for file, rules in groupby(RULES, attrgetter("file")):
             print(f"\n`libs/core/yardmaster_core/{file}`:\n")
             print("| rule | without it fail |\n| --- | --- |")
             for rule in rules:
                 copy.without(rule)
-                failed = [name for name in failed_scenarios(copy.core) if name not in always]
-                failed = failed or failed_tests(copy.core)
+                failed = failures(copy.core)
                 copy.restore(rule)
                 print(f"| {rule.name} | {named(failed) or 'none'} |", flush=True)
                 if not failed:
@@ -117,17 +112,10 @@ def main() -> int:
 
 
 def named(failed: Sequence[str]) -> str:
-    """Return the names of scenarios and tests that failed: our own, or the number of the others."""
-    own = [f"`{name.removeprefix(OWN)}`" for name in failed if name.startswith(OWN)]
-    tests = [f"`{name}`" for name in failed if name.startswith("test_")]
-    others = len(failed) - len(own) - len(tests)
-    shown = [*own[:MOST_NAMED], *tests[:MOST_NAMED]]
-    more = len(own) + len(tests) - len(shown)
-    if more:
-        shown.append(f"{more} more")
-    if others:
-        shown.append(f"{others} of others")
-    return ", ".join(shown)
+    """Return the names of some scenarios or tests, and the number of the others."""
+    shown = [f"`{name}`" for name in failed[:MOST_NAMED]]
+    more = len(failed) - len(shown)
+    return ", ".join([*shown, f"{more} more"] if more else shown)
 
 
 if __name__ == "__main__":

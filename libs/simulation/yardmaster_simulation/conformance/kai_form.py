@@ -199,8 +199,8 @@ class Expected:
 class Rounds:
     """The cycles until the outcome must be reached, and the cycles for which it must last."""
 
-    until_match: Annotated[int, Field(ge=1)] = 1
-    after_match: Count = 0
+    until_match: Annotated[int, Field(ge=1, le=1000)] = 1
+    after_match: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
