@@ -12,6 +12,7 @@
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
    differ; but a project may that has more in all its pools than it deserves in all.
+8. The auditor, which shares no code with the scheduler, finds no broken guarantee.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.world import World
+from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
@@ -263,6 +265,8 @@ class CheckedWorld(World):
         waiting = sorted(self.cell.reserved)
         assert not waiting, f"reserved slots never start their tasks: {waiting}"
         self.let_tasks_arrive_behind_a_first_one()
+        findings = audit_steps(self.cell.steps)
+        assert not findings, f"{len(findings)} findings, the first: {findings[0]}"
 
     def let_tasks_arrive_behind_a_first_one(self) -> None:
         """A gang of the highest priority must start although others come and go below it."""
