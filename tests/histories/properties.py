@@ -12,7 +12,10 @@
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
    differ; but a project may that has more in all its pools than it deserves in all.
-8. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
+   below its part has a task that would start without them; and it loses no other
+   (`equal_parts.py`).
+9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -20,6 +23,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
 from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -41,8 +45,8 @@ IDLE_AFTER: Final = 3
 PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
 #: Of the tasks that might pass another one (s).
 MIN_RUNTIME_S, STEP_S = 60, 10
-#: Rules of `quota` by which other queues take slots.
-RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
+#: Rules of `quota` and `starved_first` by which others take slots.
+RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 #: More than any amount.
@@ -66,11 +70,14 @@ class CheckedCell(Cell):
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
+        #: Tasks of the present cycle that get other slots.
+        self.moving: list[Task] = []
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
+        self.moving.clear()
         for decision in verdict.decisions:
             self._apply(decision.event)
             self.on_decision(decision.event)
@@ -84,6 +91,7 @@ class CheckedCell(Cell):
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
                 self._loses_only_what_is_not_deserved(decision)
+                self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
             case dec.SlotsReservedV1():
@@ -156,6 +164,17 @@ class CheckedCell(Cell):
                     cpu += placement.cpu_milli
                     memory += placement.memory_mib
         return gpu, cpu, memory
+
+    # 8
+
+    def _loses_only_above_its_part(self, decision: dec.PreemptionRequestedV1) -> None:
+        assert decision.stop.for_task is not None
+        victim = self.state.task(decision.task_id)
+        if decision.stop.rule == "moved":
+            self.moving.append(victim)
+        elif decision.stop.rule == "above_equal_part":
+            moving = [task for task in self.moving if task.reserved is None]
+            assert_may_lose(self.state, victim, self.state.task(decision.stop.for_task), moving)
 
     # 2
 
@@ -259,6 +278,7 @@ class CheckedWorld(World):
         assert not last, f"the cycle after {IDLE_AFTER} without inputs decides {last[:3]}"
         moved = self.decided_if_all_are_considered()
         assert not moved, f"considering all tasks again decides {moved[:3]}"
+        assert_equal_parts(self.state)
 
     def end(self) -> None:
         super().end()
