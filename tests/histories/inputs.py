@@ -68,7 +68,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 #: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
 OF_THEIR_OWN: Final = ("quota",)
-DESERVED_MILLI: Final = (None, 0, 1000, 2000, 3000, 4000)
+DESERVED_MILLI: Final = (None, 0, 1000, 1000, 2000, 2000, 3000, 4000)
 #: Departments of these histories; the parent of each is one of those before it.
 DEPARTMENTS: Final = ("d", "e", "f", "g")
 QUOTA_PROJECTS: Final = ("p", "q", "r", "s")
@@ -85,7 +85,11 @@ WEIGHTS: Final[Mapping[str, int]] = {
 }
 #: Kinds of inputs of the policies with histories of their own.
 WEIGHTS_OF: Final[Mapping[str, Mapping[str, int]]] = {
-    "quota": {**WEIGHTS, "organize": 6, "disturb": 4, "restart": 4},
+    "quota": {
+        **WEIGHTS,
+        **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
+        **{"start": 8, "round": 10, "restart": 4},
+    },
 }
 
 
@@ -129,15 +133,14 @@ class _Inputs:
         if self.only is not None:
             names = (*DEPARTMENTS, *QUOTA_PROJECTS)
             inputs += [
-                Input("organize", self.organize(name)) for name in names if chance.random() < 0.5
+                Input("organize", self.organize(name)) for name in names if chance.random() < 0.8
             ]
         inputs += [
             Input("join", self.node(name) | {"pool": "main"})
             for name in NODES[: chance.randint(1, 4)]
         ]
-        inputs += [
-            Input("submit", self.submit() | {"at_once": False}) for _ in range(chance.randint(2, 5))
-        ]
+        first = chance.randint(2, 5) if self.only is None else chance.randint(3, 10)
+        inputs += [Input("submit", self.submit() | {"at_once": False}) for _ in range(first)]
         of = WEIGHTS if self.only is None else WEIGHTS_OF[self.only]
         kinds = [kind for kind in of if chance.random() < 0.8]
         weights = [of[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
@@ -209,7 +212,7 @@ class _Inputs:
         }
         if name in DEPARTMENTS:
             above = DEPARTMENTS[: DEPARTMENTS.index(name)]
-            config["parent"] = chance.choice((None, *above))
+            config["parent"] = chance.choice((None, *above, *above[-2:]))
         else:
             config["department"] = chance.choice(DEPARTMENTS)
             config["limit_milli"] = chance.choice((*[None] * 6, 3000))
@@ -222,13 +225,13 @@ class _Inputs:
         return {
             "deserved_milli": chance.choice(DESERVED_MILLI),
             "deserved_unlimited": chance.random() < 0.05,
-            "limit_milli": chance.choice((*[None] * 5, 2000, 4000)),
+            "limit_milli": chance.choice((*[None] * 9, 2000, 4000)),
             "over_quota_weight": chance.choice((0, 1, 1, 2, 3)),
             "deserved_cpu_milli": chance.choice((*[None] * 3, 2000, 0)),
             "deserved_memory_mib": chance.choice((*[None] * 5, 3000)),
-            "limit_cpu_milli": chance.choice((*[None] * 5, 4000)),
+            "limit_cpu_milli": chance.choice((*[None] * 9, 4000)),
             "limit_memory_mib": chance.choice((*[None] * 8, 6000)),
-            "over_quota": chance.choice((True, True, True, True, False)),
+            "over_quota": chance.random() < 0.9,
         }
 
     # Jobs
@@ -277,6 +280,7 @@ class _Inputs:
         low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4)}
         return {
             "name": f"job{self.jobs - 2:02d}",
+            **({} if self.only is None else {"project": chance.choice(QUOTA_PROJECTS)}),
             "spec": urgent,
             "low_name": f"job{self.jobs - 1:02d}",
             "low": chance.choice((None, low)),

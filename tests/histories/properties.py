@@ -24,6 +24,8 @@ from tests.histories.world import World
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
@@ -232,6 +234,8 @@ class CheckedWorld(World):
             ours, theirs = _without_equals(decided, expected)
             assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
+        for node in self.state.nodes.values():
+            _holds_no_more_than_it_has(node, self.state)
         return decided
 
     def restart(self) -> None:
@@ -247,7 +251,11 @@ class CheckedWorld(World):
         assert not moved, f"considering all tasks again decides {moved[:3]}"
 
     def end(self) -> None:
+        self.cell.preempted.clear()
         super().end()
+        pairs = set(self.cell.preempted)
+        for one, other in pairs:
+            assert (other, one) not in pairs, f"{one} and {other} preempt each other"
         waiting = sorted(self.cell.reserved)
         assert not waiting, f"reserved slots never start their tasks: {waiting}"
         self.let_tasks_arrive_behind_a_first_one()
@@ -300,6 +308,36 @@ class RestoredCell(Cell):
             self.state, limit=limit, observed=observed
         )
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
+
+
+def _holds_no_more_than_it_has(node: Node, state: ClusterState) -> None:
+    """Per slot at most 1,000 milli, and the CPUs and memory of the node: of what tasks hold, and of
+    what they will hold once those that stop are gone.
+    """
+    held, kept = ([0] * node.gpus + [0, 0] for _ in range(2))
+
+    def count(totals: list[int], placement: dec.Placement) -> None:
+        for slot in placement.slots:
+            totals[slot] += placement.gpu_milli
+        totals[-2] += placement.cpu_milli
+        totals[-1] += placement.memory_mib
+
+    for (_, replica), task in node.open.items():
+        run = task.run
+        assert run is not None
+        placement = run.placements[replica]
+        if placement.incarnation == node.incarnation:
+            count(held, placement)
+            if run.stop is None:
+                count(kept, placement)
+    for task in node.reserved:
+        assert task.reserved is not None
+        for placement in task.reserved.placements:
+            if (placement.node, placement.incarnation) == (node.name, node.incarnation):
+                count(kept, placement)
+    most = [SLOT_MILLI] * node.gpus + [node.cpu_milli, node.memory_mib]
+    for totals in (held, kept):
+        assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

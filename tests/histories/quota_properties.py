@@ -59,6 +59,15 @@ def exceeds(amounts: Amounts, bounds: Bounds, *, of: Amounts = (1, 1, 1)) -> boo
     )
 
 
+def smaller(a: Bounds, b: Bounds) -> Bounds:
+    """Return the smaller bound of each resource."""
+    gpu, cpu, memory = (
+        min((bound for bound in pair if bound is not None), default=None)
+        for pair in zip(a, b, strict=True)
+    )
+    return gpu, cpu, memory
+
+
 def asked_by(task: Task) -> Amounts:
     """Return what a task requests; on whole nodes with the CPUs and memory of one."""
     resources, replicas = task.job.spec.resources, task.job.shape.replicas
@@ -94,10 +103,8 @@ class Queues:
         self.state = state
         self._pool = pool
         self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
-        self._ages: dict[Queue, int] = {
-            queue: at
-            for at, queue in enumerate((*state.departments.values(), *state.projects.values()))
-        }
+        every: list[Queue] = [*state.departments.values(), *state.projects.values()]
+        self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
         self.held = {queue: Held() for queue in self._ages}
         for task in state.tasks.values():
@@ -198,9 +205,7 @@ class Queues:
         limits = quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib
         if quota.over_quota:
             return limits
-        pairs = zip(limits, self.deserved(queue), strict=True)
-        gpu, cpu, memory = (min((b for b in pair if b is not None), default=None) for pair in pairs)
-        return gpu, cpu, memory
+        return smaller(limits, self.deserved(queue))
 
     # Shares
 
@@ -361,7 +366,8 @@ def _loses_only_what_is_not_its_own(
     for victim in victims:
         own, its = queues.differing(claimant, victim)
         pairs[its] = own
-        deserved = queues.deserved(its)
+        # A limit below what is deserved holds, so the rest may be taken.
+        deserved = smaller(queues.deserved(its), queues.limit(its))
         what = f"{its.name} loses {victim.id}, but holds {left[its]}"
         assert exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
         claimed = plus(queues.held[own].standing, ask)
@@ -411,6 +417,9 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
     deserves, after a task started or got reserved slots.
     """
     queues, ask = Queues(state, state.pools[pool_name]), asked_by(task)
+    if task.job.shape.whole_nodes:
+        # How many nodes it gets is not known before; the CPUs and memory of one count.
+        ask = ask[0], 0, 0
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
         assert not exceeds(held.used, limit, of=ask), (

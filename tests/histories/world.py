@@ -73,12 +73,18 @@ class World:
             self.cycle()
 
     def urgent(
-        self, *, name: str, spec: dict[str, Any], low_name: str, low: dict[str, Any] | None
+        self,
+        *,
+        name: str,
+        spec: dict[str, Any],
+        low_name: str,
+        low: dict[str, Any] | None,
+        project: str = "p",
     ) -> None:
         """Tasks run, more tasks wait, and a job arrives that may preempt them."""
         if self.start_replicas():
             self.cycle()
-        self.submit(name=name, spec=spec)
+        self.submit(name=name, spec=spec, project=project)
         if low is not None:
             self.submit(name=low_name, project="q", spec=low)
 

@@ -158,12 +158,12 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     own = task.reserved
     for queue in leaf.ancestors():
         if own is None:
-            found = exceeded(plus(queue.used, ask), queue.limit)
-            if found is not None and ask[found]:
+            found = exceeded(plus(queue.used, ask), queue.limit, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
         if not group.shape.preemptible and own is None:
-            found = exceeded(plus(queue.firm, ask), queue.deserved)
-            if found is not None and ask[found]:
+            found = exceeded(plus(queue.firm, ask), queue.deserved, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
     return None
 
