@@ -126,3 +126,20 @@ def test_a_project_whose_preemptible_tasks_have_ended_has_none_to_lose() -> None
     cell.submit("c", project="c")
     cell.run()
     assert cell.wait_of("c") is WaitCode.INSUFFICIENT_FREE
+
+
+def test_a_task_that_starts_in_the_same_cycle_is_no_protected_victim() -> None:
+    cell = QuotaCell({"n1": 3}, order="kai")
+    cell.entitle_to("a", 0, reclaim_min_runtime_s=600)
+    cell.entitle_to("b", 0, reclaim_min_runtime_s=600)
+    cell.entitle_to("c", 3)
+    cell.submit("a", project="a")
+    cell.run()
+    cell.submit("b", project="b")
+    cell.submit("c", project="c", gpus=3)
+    cell.cycle()
+    assert cell.held("b") == 1
+    group = cell.task("c").group
+    assert group is not None
+    wait = group.waits["main"][0]
+    assert (wait.code, wait.numbers["victims"]) == (WaitCode.VICTIMS_PROTECTED, 1)

@@ -49,7 +49,8 @@ def _running(view: PoolView, project: Project, *, below: int | None = None) -> I
         scan = view.memo.get(("victims", project, priority))
         if scan is None:
             scan = view.memo["victims", project, priority] = of[priority].reverse_scan()
-        yield from scan
+        # Whether the scan has a task that started since it began depends on former entries.
+        yield from (task for task in scan if task not in view.placed)
 
 
 def delayed_until_ms(view: PoolView, task: Task) -> int:
