@@ -42,10 +42,7 @@ from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
-    RESOURCES,
     SUFFIXES,
-    Amounts,
-    Bounds,
     exceeded,
     minus,
     placed,
@@ -167,11 +164,11 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     kept = own is not None and own.pool_name == view.pool.name
     mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        found = _exceeded(minus(queue.used, mine), ask, queue.limit)
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
         if found is not None:
             return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
         if not group.shape.preemptible:
-            found = _exceeded(minus(queue.firm, mine), ask, queue.deserved)
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
             if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
     if not group.shape.preemptible and own is None:
@@ -184,20 +181,11 @@ def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
     this pool, but beyond what its project deserves in all its pools; else None.
     """
     sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
-    found = None if sums is None else _exceeded(sums.firm, ask, sums.deserved)
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
     if sums is None or found is None:
         return None
     known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
     return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
-
-
-def _exceeded(used: Amounts, ask: Amounts, bounds: Bounds) -> int | None:
-    """Return the first requested resource of which there is not so much left, or None."""
-    for i in RESOURCES:
-        bound = bounds[i]
-        if bound is not None and ask[i] and used[i] + ask[i] > bound:
-            return i
-    return None
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
