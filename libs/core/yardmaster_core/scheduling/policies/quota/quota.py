@@ -41,6 +41,7 @@ from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
     SUFFIXES,
     exceeded,
     minus,
@@ -151,21 +152,24 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
     preempted; else None.
 
-    Checked from the project up: the first queue that refuses is named.
+    Checked from the project up: the first queue that refuses is named. Only what the task requests
+    counts: a limit of GPUs that was lowered below what is held keeps no task without GPUs waiting.
     """
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
     ask = requested(group.shape)
     own = task.reserved
+    # Its reserved slots here are part of what its queues use.
+    kept = own is not None and own.pool_name == view.pool.name
+    mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        if own is None:
-            found = exceeded(plus(queue.used, ask), queue.limit)
-            if found is not None and ask[found]:
-                return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
-        if not group.shape.preemptible and own is None:
-            found = exceeded(plus(queue.firm, ask), queue.deserved)
-            if found is not None and ask[found]:
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
+        if found is not None:
+            return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+        if not group.shape.preemptible:
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
     if not group.shape.preemptible and own is None:
         return _wait_for_sum(view, leaf, task)
@@ -177,8 +181,8 @@ def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
     this pool, but beyond what its project deserves in all its pools; else None.
     """
     sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
-    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved)
-    if sums is None or found is None or not ask[found]:
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
+    if sums is None or found is None:
         return None
     known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
     return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
