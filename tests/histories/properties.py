@@ -12,6 +12,7 @@
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
    differ.
+8. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -76,6 +77,7 @@ class CheckedCell(Cell):
         match decision:
             case dec.SlotsAllocatedV1():
                 self._starts_on_its_slots(decision)
+                self._shares_its_gpus(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
@@ -159,6 +161,21 @@ class CheckedCell(Cell):
             if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
                 held += placement.gpu_milli * (index in placement.slots)
         return held
+
+    # 8
+
+    def _shares_its_gpus(self, decision: dec.SlotsAllocatedV1) -> None:
+        for name in dict.fromkeys(placement.node for placement in decision.placements):
+            node = self.state.nodes[name]
+            milli, memory_mib = [0] * node.gpus, [0] * node.gpus
+            for (_, replica), task in node.open.items():
+                assert task.run is not None
+                placement = task.run.placements[replica]
+                for slot in placement.slots:
+                    milli[slot] += placement.gpu_milli
+                    memory_mib[slot] += placement.gpu_memory_mib
+            assert max(milli, default=0) <= SLOT_MILLI, f"{name} has {milli} gpu_milli in use"
+            assert max(memory_mib, default=0) <= node.gpu_memory_mib, f"{name} has {memory_mib}"
 
     # 3
 

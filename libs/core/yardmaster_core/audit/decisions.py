@@ -184,7 +184,7 @@ class Decisions:
         cluster = self.cluster
         job, project, pool = attempt.job, attempt.project, attempt.pool
         job_id = attempt.task_id.partition(".")[0]
-        requested = attempt.gpu_milli
+        requested = self._least_milli(attempt)
         department = cluster.department_of(project, job)
         of_project = cluster.projects.get(project)
         of_department = cluster.departments.get(department)
@@ -224,6 +224,22 @@ class Decisions:
                 fed,
                 f"{label}: job {job_id} max_concurrent {job.spec.max_concurrent}, has {running}",
             )
+
+    def _least_milli(self, attempt: Attempt) -> int:
+        """What an attempt counts as in checks of limits: of memory of GPUs, as its part of the
+        largest GPUs of the pool.
+        """
+        requested = attempt.job.spec.resources
+        if not requested.gpu_memory_mib:
+            return attempt.gpu_milli
+        largest_mib = max(
+            mib
+            for node in self.cluster.nodes.values()
+            if node.pool == attempt.pool and node.gpus
+            for mib in node.gpu_memories_mib
+        )
+        each = -(-requested.gpu_memory_mib * 100 // max(largest_mib, 1)) * 10
+        return min(attempt.gpu_milli, attempt.replicas * requested.gpus * each)
 
     # Stops
 

@@ -1,7 +1,8 @@
 """Limits on what a job, a project and a department hold at once. They apply under every policy.
 
 Slots that are reserved for their tasks count as held: else more tasks would be preempted than the
-limits let start. A project that may not use a pool any more has the limit 0 there.
+limits let start. A project that may not use a pool any more has the limit 0 there. A request for
+memory of GPUs counts as its part of the largest GPUs of the pool; what it then holds, as placed.
 """
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -21,7 +22,7 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
     """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
-    requested = job.shape.total_gpu_milli
+    requested = pool.least_milli(job.shape)
     config = project.config
     if config is not None and not is_allowed(project, pool):
         return _limit(0, 0, max(requested, 1), project.name)

@@ -15,11 +15,13 @@ from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolV
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     Amounts,
+    held,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: A place among siblings: the smaller comes first.
@@ -220,7 +222,8 @@ class QueueOrder:
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
         shape = entry[2][0].shape
-        return queue_key(queue, requested(shape), all_over=self._all_over)
+        ask = requested(self._view.pool, shape)
+        return queue_key(queue, ask, all_over=self._all_over)
 
 
 class _Turn:
@@ -266,7 +269,7 @@ class _Turn:
 
 
 def in_victim_order(
-    leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+    pool: Pool, leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
 ) -> Iterator[Task]:
     """Yield the tasks of all leaves: the next one of the queue that would come last.
 
@@ -279,7 +282,7 @@ def in_victim_order(
     def key(queue: Queue, task: Task) -> QueueKey:
         own = queue_key(
             queue,
-            requested(task.job.shape),
+            held(pool, task),
             taken=taken.get(queue, NOTHING),
             all_over=all_over,
         )
@@ -296,7 +299,7 @@ def in_victim_order(
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)
-        amounts = requested(task.job.shape)
+        amounts = held(pool, task)
         for queue in leaf.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
         following = heads[leaf] = next(tasks[leaf], None)

@@ -42,6 +42,7 @@ from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
@@ -127,7 +128,7 @@ def firm_first(view: PoolView, group: Group) -> OrderKey:
 def _never_starts(view: PoolView, group: Group) -> bool:
     """Whether a group exceeds all nodes, or a bound of a queue by itself."""
     shape = group.shape
-    index, ask = index_of(view), requested(shape)
+    index, ask = index_of(view), limited(view.pool, shape)
     leaf = index.queue_of(view.state, view.state.projects[shape.project])
     return never_fits(view.pool, shape) or any(
         exceeded(ask, queue.limit) is not None
@@ -154,7 +155,7 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
     for queue in leaf.ancestors():
         if own is None:
@@ -190,7 +191,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
+    after = plus(standing, requested(view.pool, task.job.shape))
     rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
