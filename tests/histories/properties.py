@@ -16,6 +16,7 @@
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -102,6 +103,7 @@ class CheckedCell(Cell):
             case dec.SlotsAllocatedV1():
                 self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
+                self._shares_its_gpus(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
@@ -193,6 +195,21 @@ class CheckedCell(Cell):
             if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
                 held += placement.gpu_milli * (index in placement.slots)
         return held
+
+    # 10
+
+    def _shares_its_gpus(self, decision: dec.SlotsAllocatedV1) -> None:
+        for name in dict.fromkeys(placement.node for placement in decision.placements):
+            node = self.state.nodes[name]
+            milli, memory_mib = [0] * node.gpus, [0] * node.gpus
+            for (_, replica), task in node.open.items():
+                assert task.run is not None
+                placement = task.run.placements[replica]
+                for slot in placement.slots:
+                    milli[slot] += placement.gpu_milli
+                    memory_mib[slot] += placement.gpu_memory_mib
+            assert max(milli, default=0) <= SLOT_MILLI, f"{name} has {milli} gpu_milli in use"
+            assert max(memory_mib, default=0) <= node.gpu_memory_mib, f"{name} has {memory_mib}"
 
     # 3
 

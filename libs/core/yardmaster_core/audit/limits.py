@@ -76,7 +76,7 @@ class Limits:
     def _everywhere(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
         job_id = body.task_id.partition(".")[0]
-        asked = amounts_of(body.placements)[0]
+        asked = self._milli(body, job)
         used = cluster.job_used.get(job_id, 0)
         bounds: list[Bound] = [(f"job {job_id} max_slots", job.max_slots_milli, used, asked)]
         config = cluster.projects.get(job.project)
@@ -95,7 +95,7 @@ class Limits:
         config = cluster.pools.get(pool)
         if config is None or config.policy.name != QUOTA_POLICY:
             return
-        asked = _requested(body, job)
+        asked = self._requested(body, job)
         for queue in quotas.path(job.project):
             name, quota = " ".join(queue), quotas.quota(queue, pool)
             limit, deserved = quotas.limit(queue, pool), quotas.deserved(queue, pool)
@@ -108,15 +108,30 @@ class Limits:
                 if not job.spec.preemptible:
                     yield f"{what} (not preemptible)", deserved[i], firm[i], asked[i]
 
+    def _requested(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Amounts:
+        """Return the amounts that a task counts as before it has slots.
 
-def _requested(body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Amounts:
-    """Return the amounts that a task counts as before it has slots.
+        A task on whole nodes counts with the CPUs and memory of one, because how many nodes it
+        takes is found only then.
+        """
+        _, cpu, memory = amounts_of(body.placements)
+        if job.spec.layout is Layout.WHOLE_NODES:
+            resources = job.spec.resources
+            cpu, memory = resources.cpu_milli, resources.memory_mib
+        return self._milli(body, job), cpu, memory
 
-    A task on whole nodes counts with the CPUs and memory of one, because how many nodes it takes is
-    found only then.
-    """
-    gpu, cpu, memory = amounts_of(body.placements)
-    if job.spec.layout is Layout.WHOLE_NODES:
-        resources = job.spec.resources
-        return gpu, resources.cpu_milli, resources.memory_mib
-    return gpu, cpu, memory
+    def _milli(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> int:
+        """Return the gpu_milli that a task counts as: of a request for memory of GPUs, its part of
+        the largest GPUs of the pool.
+        """
+        placed, requested = amounts_of(body.placements)[0], job.spec.resources
+        if not requested.gpu_memory_mib:
+            return placed
+        largest_mib = max(
+            mib
+            for node in self.cluster.nodes.values()
+            if node.pool == body.pool and node.gpus
+            for mib in node.gpu_memories_mib
+        )
+        each = -(-requested.gpu_memory_mib * 100 // max(largest_mib, 1)) * 10
+        return min(placed, len(body.placements) * requested.gpus * each)

@@ -2,7 +2,8 @@
 
 Slots that are reserved for their tasks count as held: else more tasks would be preempted than the
 limits let start. What a project holds counts in its department and in those above. A project that
-may not use a pool any more has the limit 0 there.
+may not use a pool any more has the limit 0 there. A request for memory of GPUs counts as its part
+of the largest GPUs of the pool; what it then holds, as placed.
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
     """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
-    requested = job.shape.total_gpu_milli
+    requested = pool.least_milli(job.shape)
     config = project.config
     if config is not None and not is_allowed(project, pool):
         return _limit(0, 0, max(requested, 1), project.name)

@@ -22,7 +22,7 @@ def may_claim(view: PoolView, task: Task) -> bool:
     """Whether an owner may lose tasks to the owner of `task`, and the task could fit then."""
     index = index_of(view)
     owner = index.owner(task.job)
-    asked = task.job.shape.total_gpu_milli
+    asked = view.pool.most_milli(task.job.shape)
     if not asked or owner.standing >= index.part(owner):
         return False
     most = next(index.above(), None)
@@ -39,7 +39,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     if not may_claim(view, task):
         return
     index = index_of(view)
-    after = index.owner(task.job).standing + task.job.shape.total_gpu_milli
+    after = index.owner(task.job).standing + view.pool.most_milli(task.job.shape)
     owners = takewhile(lambda owner: owner.standing > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
@@ -63,7 +63,7 @@ def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     before it gone, still holds more than its equal part, and more than the task's owner will.
     """
     index = index_of(view)
-    after = index.owner(task.job).standing + task.job.shape.total_gpu_milli
+    after = index.owner(task.job).standing + view.pool.most_milli(task.job.shape)
     left: dict[Owner, int] = {}
     for victim in stopped:
         owner = index.owner(victim.job)
@@ -88,7 +88,7 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
             "for_equal_part_milli": index.part(starved),
             "for_used_milli": starved.standing,
             "held_milli": index.held_by(victim),
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
         about=name if kind == "project" else None,
     )
