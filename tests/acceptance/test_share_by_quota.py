@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -137,7 +137,7 @@ class Site:
     def used(self, pool: str) -> dict[str, str]:
         """The used GPUs of each node of a pool, as `yard nodes` lists them."""
         lines = self.yard("nodes", "ls", "--pool", pool, "--columns", "name,used").lines
-        return dict(line.split() for line in lines[1:])  # type: ignore[misc]
+        return dict(line.split() for line in lines[1:])
 
     def shares(self, pool: str) -> dict[str, tuple[str, str]]:
         """What each queue of a pool deserves and gets, as `yard shares` lists them."""
@@ -446,3 +446,34 @@ def test_a_department_that_deserves_2_keeps_2_for_two_projects_that_deserve_2_ea
     assert rows["left"] == ["2", "2", "6"]
     assert rows["right"] == ["2", "2", "2"]
     assert site.stops(of["r1"]) == []
+
+
+def test_a_live_pool_switched_to_quota_and_back_loses_nothing(site: Site, jobs: Jobs) -> None:
+    site.yard("pools", "set", "hall", "policy=priority")
+    site.yard("projects", "create", "old", "quota.hall.deserved=1")
+    site.yard("projects", "create", "new", "quota.hall.deserved=3")
+    old = jobs.submit("old", "hall", "--gpus", "1", "--tasks", "5")
+    site.until_phases(old, running=4, pending=1)
+    new = jobs.submit("new", "hall", "--gpus", "1", "--tasks", "5")
+    site.waits(f"{new}.0", "insufficient_free")
+
+    # Quotas that were stored before take effect with the switch.
+    site.yard("pools", "set", "hall", "policy=quota")
+    site.until_phases(old, running=1, stopping=3, pending=1)
+    waiting = [site.waits(f"{new}.{index}", "waiting_for_victims") for index in range(3)]
+    assert all("Waits for slot" in why for why in waiting)
+
+    # The way back, while tasks stop and others have reservations: the earlier job gets all GPUs.
+    site.yard("pools", "set", "hall", "policy=priority")
+    jobs.let_leave()
+    site.until_phases(old, running=4, pending=1)
+    site.until_phases(new, pending=5)
+    shown = site.yard("pools", "show", "hall", "-o", "json").json["config"]["policy"]
+    assert shown["name"] == "priority"
+    stops = Counter(one.task_id for job in (old, new) for one in site.stops(job))
+    jobs.end()
+    site.yard("wait", old, new, "--timeout", "60s", "-q")
+    for task in (*site.tasks(old), *site.tasks(new)):
+        assert task.attempt == 1 + stops[task.task_id]
+        site.until_printed(task.task_id, f"starts at step {stops[task.task_id]}")
+    site.yard("pools", "set", "hall", "policy=quota")

@@ -25,7 +25,7 @@ def task(index: int) -> dict[str, Any]:
 
 
 def verdict(state: str, refusal: str | None = None) -> Answer:
-    found = refusal and {"code": refusal, "numbers": {}, "about": None}
+    found: dict[str, Any] | None = None if refusal is None else {"code": refusal, "numbers": {}, "about": None}
     return Answer(
         {
             **{"request_id": "main.5", "type": "T", "subject": "s", "state": state},
