@@ -140,7 +140,7 @@ class Site:
         return dict(line.split() for line in lines[1:])
 
     def shares(self, pool: str) -> dict[str, tuple[str, str]]:
-        """What each queue of a pool deserves and gets, as `yard shares` lists them."""
+        """The deserved GPUs and the share of each queue of a pool, as `yard shares` lists them."""
         words = ("shares", "--pool", pool, "--columns", "queue,deserved,share", "--no-headers")
         rows = [line.split() for line in self.yard(*words).lines]
         return {name: (deserved, share) for name, deserved, share in rows}
