@@ -253,12 +253,7 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     site: Site, jobs: Jobs
 ) -> None:
     org = site.folder / "org.yaml"
-    org.write_text(
-        "departments: {lab: {}}\n"
-        "projects:\n"
-        "  alpha: {department: lab, quota: {default: {deserved: 3}}}\n"
-        "  beta: {department: lab, quota: {default: {deserved: 1}}}\n"
-    )
+    org.write_text("{departments: {lab: }, projects: {alpha: {department: lab}, beta: {department: lab}}}\n")
     site.yard("apply", "-f", str(org))
     alpha = jobs.submit("alpha", "default", "--gpus", "1", "--tasks", "12")
     site.yard("wait", alpha, "--for", "running", "--timeout", "45s")
@@ -267,7 +262,17 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     jobs.let_leave()
 
     # The day on which the quotas take effect: beta gets what it deserves and its part of the rest.
-    site.yard("pools", "set", "default", "policy=quota")
+    org.write_text(
+        "pools: {default: {policy: quota}}\n"
+        "departments: {lab: {}}\n"
+        "projects:\n"
+        "  alpha: {department: lab, quota: {default: {deserved: 3}}}\n"
+        "  beta: {department: lab, quota: {default: {deserved: 1}}}\n"
+    )
+    assert "pool default policy.name priority quota" in " ".join(
+        site.yard("diff", "-f", str(org), code=1).out.split()
+    )
+    site.yard("apply", "-f", str(org))
     site.until_phases(beta, running=3, pending=9)
     site.until_phases(alpha, running=9, pending=3)
     assert site.runs("default") == {"alpha": 9, "beta": 3}
