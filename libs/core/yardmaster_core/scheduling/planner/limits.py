@@ -57,7 +57,7 @@ def reserved_for(pool: Pool, task: Task, owner: Job | Project | Department) -> i
     """Return the gpu_milli of a pool that are reserved for other tasks of the task's owner."""
     found = pool.reserved_milli.get(owner, 0)
     own = task.reserved
-    return found - own.gpu_milli if own is not None and own.pool_name == pool.name else found
+    return found - own.counted if own is not None and own.pool_name == pool.name else found
 
 
 def _reserved(state: ClusterState, task: Task, owner: Job | Project) -> int:

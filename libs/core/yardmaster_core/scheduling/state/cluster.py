@@ -603,6 +603,10 @@ class ClusterState:
             for tasks in pool.add_usage(task, milli):
                 self.prune(tasks)
             self.recount(job)
+        reservation = task.reserved
+        if reservation is not None and reservation.pool_name == name:
+            # Of a task that is moved, what it still holds is not counted twice.
+            pool.count_reserved(task, reservation, -milli)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
