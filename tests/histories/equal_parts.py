@@ -99,7 +99,7 @@ class _Division:
         return found
 
     def requested(self, task: Task) -> int:
-        """What a task requests, or will request again when its preemption is over."""
+        """The amount that a task requests, or will request again when its preemption is over."""
         run, group = task.run, task.group
         if task.reserved is not None or task in self.moving:
             return 0

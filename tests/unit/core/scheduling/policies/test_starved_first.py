@@ -175,7 +175,7 @@ def test_what_a_small_owner_does_not_need_goes_to_the_others() -> None:
     assert cell.gpus_of("carol") == [1]
 
 
-def test_equal_requests_settle_where_equal_parts_are_no_whole_gpus() -> None:
+def test_equal_requests_settle_where_equal_parts_are_parts_of_gpus() -> None:
     cell = OwnersCell({"n1": 8})
     cell.submit_all("bob", 20)
     cell.run()
@@ -307,12 +307,12 @@ def test_starts_and_stops_carry_the_numbers_that_decided() -> None:
     stop = only(decided, dec.PreemptionRequestedV2).stop
     assert (stop.rule, stop.about) == ("above_equal_part", None)
     assert stop.numbers == {
-        **{"equal_part_milli": 3000, "used_milli": 4000, "held_milli": 1000},
-        **{"for_equal_part_milli": 1000, "for_used_milli": 0, "asked_milli": 1000},
+        **{"fair_share_milli": 3000, "used_milli": 4000, "held_milli": 1000},
+        **{"for_fair_share_milli": 1000, "for_used_milli": 0, "asked_milli": 1000},
     }
     start = only(decided, dec.SlotsAllocatedV1).start
     assert start is not None
-    assert start.numbers == {"equal_part_milli": 1000, "used_milli": 0}
+    assert start.numbers == {"fair_share_milli": 1000, "used_milli": 0}
 
 
 # The life of a pool

@@ -83,9 +83,9 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         rule="above_equal_part",
         for_task=task.id,
         numbers={
-            "equal_part_milli": index.part(owner),
+            "fair_share_milli": index.part(owner),
             "used_milli": owner.standing,
-            "for_equal_part_milli": index.part(starved),
+            "for_fair_share_milli": index.part(starved),
             "for_used_milli": starved.standing,
             "held_milli": index.held_by(victim),
             "asked_milli": task.job.shape.total_gpu_milli,
