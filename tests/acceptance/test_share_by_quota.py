@@ -1,4 +1,6 @@
-"""Teams share a cluster under the policy `quota`: the embedded mode, and services on real Kafka.
+"""Teams share a cluster under `quota`, and users under `starved_first`: live, and by commands.
+
+Each test runs in the embedded mode, and with services on real Kafka.
 
 The tests type what a platform team and its users type, and read the outcome with the command line
 and through the REST API. All tests of a mode share one cluster; each has a pool of its own, or
@@ -9,11 +11,13 @@ The tasks are shell programs. A file ends them, and a file lets a stopped task e
 step is stable while a test checks it.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -55,10 +59,11 @@ class Jobs:
     site: "Site"
     folder: Path
 
-    def submit(self, project: str, pool: str, *options: str) -> str:
-        """Submit a job with `yard submit`; return its id."""
+    def submit(self, project: str, pool: str, *options: str, user: str | None = None) -> str:
+        """Submit a job with `yard submit`, as its operator or as a user; return its id."""
         words = ["submit", "-p", project, "--pool", pool, "--grace", "60s", *options]
-        return self.site.yard(*words, "--", "sh", "-c", WORK, str(self.folder)).out.strip()
+        words += ["--", "sh", "-c", WORK, str(self.folder)]
+        return self.site.yard(*words, user=user).out.strip()
 
     def let_leave(self) -> None:
         """Let tasks that were asked to stop exit."""
@@ -80,9 +85,10 @@ class Site:
     verify: Callable[[], None]
     made: list[Jobs] = field(default_factory=list)
 
-    def yard(self, *words: str, code: int | None = 0) -> Said:
-        """Run a command as its operator types it."""
-        said = run_yard(words, self.env, self.folder)
+    def yard(self, *words: str, code: int | None = 0, user: str | None = None) -> Said:
+        """Run a command as its operator types it, or a user."""
+        token = {} if user is None else {"YARD_TOKEN": token_of(user)}
+        said = run_yard(words, {**self.env, **token}, self.folder)
         assert code is None or said.code == code, f"yard {' '.join(words)}: {said}"
         return said
 
@@ -134,6 +140,11 @@ class Site:
             found[task["project"]] += task["gpu_milli"]
         return Counter({project: milli // 1000 for project, milli in found.items()})
 
+    def runs_of(self, pool: str) -> Counter[str]:
+        """The number of running tasks of each user of a pool, as `yard ls` lists them."""
+        words = ("ls", "-A", "--pool", pool, "--phase", "running", "-o", "json")
+        return Counter(task["user"] for task in self.yard(*words).json["items"])
+
     def used(self, pool: str) -> dict[str, str]:
         """The used GPUs of each node of a pool, as `yard nodes` lists them."""
         lines = self.yard("nodes", "ls", "--pool", pool, "--columns", "name,used").lines
@@ -176,9 +187,12 @@ def embedded(folder: Path) -> Iterator[Site]:
         for name, (pool, slots) in NODES.items()
     ]
     file.write_text("\n".join(["nodes:", *nodes, ""]))
+    tokens = folder / "tokens.json"
+    add_users(tokens)
+    flags = ("--cluster", str(file), "--token-file", str(tokens))
     # `running_dev` verifies the log after the end too.
     with (
-        running_dev(folder, nodes=len(NODES), extra=("--cluster", str(file))) as dev,
+        running_dev(folder, nodes=len(NODES), extra=flags) as dev,
         Client.from_env(dev.env) as client,
     ):
         yield Site(folder, dev.env, client, lambda: verified(dev.yard("replay", "verify").out))
@@ -204,6 +218,9 @@ def on_kafka(folder: Path) -> Iterator[Site]:
             "NO_COLOR": "1",
         }
 
+        # The gateway reads the file again when it has changed.
+        add_users(cluster.data.tokens_file)
+
         def verify() -> None:
             verified(cluster.yard("replay", "verify"))
             verified(
@@ -212,6 +229,27 @@ def on_kafka(folder: Path) -> Iterator[Site]:
 
         yield Site(folder, user, cluster.client(), verify)
         cluster.prove()
+
+
+def token_of(user: str) -> str:
+    """The token of a user."""
+    return f"the-token-of-{user}-{'0' * 32}"
+
+
+def add_users(file: Path) -> None:
+    """Add Alice and Bob, who may submit jobs in the project `default`, to a token file."""
+    known = json.loads(file.read_text()) if file.exists() else {"version": 1, "tokens": []}
+    known["tokens"] += [
+        {
+            **{"id": user, "digest": sha256(token_of(user).encode()).hexdigest(), "user": user},
+            "roles": [{"role": "user", "scope": "project", "name": "default"}],
+        }
+        for user in ("alice", "bob")
+    ]
+    part = file.with_suffix(".part")
+    part.touch(mode=0o600)
+    part.write_text(json.dumps(known))
+    part.rename(file)
 
 
 def verified(said: str) -> None:
@@ -235,6 +273,8 @@ def site(
     with request.param(tmp_path_factory.mktemp("share")) as site:
         for pool, *keys in (("four",), ("hall",), ("pair", "placement=worst_fit")):
             site.yard("pools", "create", pool, "policy=quota", *keys)
+        for user in ("alice", "bob"):
+            until(lambda: site.yard("whoami", user=user, code=None).code == 0, f"{user} is known")
         yield site
         site.verify()
 
@@ -253,7 +293,9 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     site: Site, jobs: Jobs
 ) -> None:
     org = site.folder / "org.yaml"
-    org.write_text("{departments: {lab: }, projects: {alpha: {department: lab}, beta: {department: lab}}}\n")
+    org.write_text(
+        "{departments: {lab: }, projects: {alpha: {department: lab}, beta: {department: lab}}}\n"
+    )
     site.yard("apply", "-f", str(org))
     alpha = jobs.submit("alpha", "default", "--gpus", "1", "--tasks", "12")
     site.yard("wait", alpha, "--for", "running", "--timeout", "45s")
@@ -482,3 +524,37 @@ def test_a_live_pool_switched_to_quota_and_back_loses_nothing(site: Site, jobs: 
         assert task.attempt == 1 + stops[task.task_id]
         site.until_printed(task.task_id, f"starts at step {stops[task.task_id]}")
     site.yard("pools", "set", "hall", "policy=quota")
+
+
+@pytest.mark.parametrize(
+    "bobs",
+    [
+        pytest.param(("--tasks", "4"), id="bob_holds_all"),
+        pytest.param(("--tasks", "54", "--priority", "1"), id="bob_asks_for_more_and_first"),
+    ],
+)
+def test_under_starved_first_alice_gets_2_of_the_4_gpus_that_bob_holds(
+    bobs: tuple[str, ...], site: Site, jobs: Jobs
+) -> None:
+    site.yard("pools", "set", "four", "policy=starved_first")
+    jobs.let_leave()
+    bob = jobs.submit("default", "four", "--gpus", "1", *bobs, user="bob")
+    until(lambda: site.runs_of("four") == {"bob": 4}, "bob holds all GPUs", site.listed)
+    alice = jobs.submit("default", "four", "--gpus", "1", "--tasks", "2", user="alice")
+    site.until_phases(alice, running=2)
+    until(lambda: site.runs_of("four") == {"bob": 2, "alice": 2}, "each has 2", site.listed)
+
+    # Another job ends, so the scheduler had a cycle to decide more, and did not.
+    site.yard("submit", "--pool", "four", "--wait", "--timeout", "45s", "--", "true")
+    assert site.runs_of("four") == {"bob": 2, "alice": 2}
+    assert site.used("four") == {"n6": "4.0"}
+    stops = site.stops(bob)
+    assert [(one.stop.code, one.stop.rule) for one in stops if one.stop] == [
+        ("starved_first", "above_equal_part")
+    ] * 2
+    assert {one.stop.for_task for one in stops if one.stop} == {f"{alice}.0", f"{alice}.1"}
+    assert site.stops(alice) == []
+    why = site.why(stops[0].task_id)
+    assert "Last stop starved_first, rule above_equal_part, for " in why
+    assert "Started rule within_equal_part" in site.why(f"{alice}.0")
+    site.yard("pools", "set", "four", "policy=quota")
