@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -91,6 +91,10 @@ class Site:
         said = run_yard(words, {**self.env, **token}, self.folder)
         assert code is None or said.code == code, f"yard {' '.join(words)}: {said}"
         return said
+
+    def until_known(self, user: str) -> None:
+        """Wait until the gateway knows a user's token."""
+        until(lambda: self.yard("whoami", user=user, code=None).code == 0, f"{user} is known")
 
     def jobs(self) -> Jobs:
         """The jobs of one test."""
@@ -238,7 +242,9 @@ def token_of(user: str) -> str:
 
 def add_users(file: Path) -> None:
     """Add Alice and Bob, who may submit jobs in the project `default`, to a token file."""
-    known = json.loads(file.read_text()) if file.exists() else {"version": 1, "tokens": []}
+    known: dict[str, Any] = {"version": 1, "tokens": []}
+    if file.exists():
+        known = json.loads(file.read_text())
     known["tokens"] += [
         {
             **{"id": user, "digest": sha256(token_of(user).encode()).hexdigest(), "user": user},
@@ -274,7 +280,7 @@ def site(
         for pool, *keys in (("four",), ("hall",), ("pair", "placement=worst_fit")):
             site.yard("pools", "create", pool, "policy=quota", *keys)
         for user in ("alice", "bob"):
-            until(lambda: site.yard("whoami", user=user, code=None).code == 0, f"{user} is known")
+            site.until_known(user)
         yield site
         site.verify()
 
