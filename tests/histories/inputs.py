@@ -59,11 +59,11 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
     "order": ("document", "document", "kai"),
-    "actions": (None, None, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
+    "actions": (*[None] * 5, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
     "over_quota": ("deserved", "weight"),
-    "max_moves": (16, 1, 0),
-    "saturation_permille": (1000, 1500, 0),
-    "preemption_delay_s": (0, 0, 20),
+    "max_moves": (16, 16, 1, 0),
+    "saturation_permille": (1000, 1000, 1500, 0),
+    "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
 }
 #: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
@@ -215,7 +215,7 @@ class _Inputs:
             config["parent"] = chance.choice((None, *above, *above[-2:]))
         else:
             config["department"] = chance.choice(DEPARTMENTS)
-            config["limit_milli"] = chance.choice((*[None] * 6, 3000))
+            config["limit_milli"] = chance.choice((*[None] * 9, 3000))
             config["pools"] = chance.choice((*[()] * 8, ("main",), ("side",)))
         return {"name": name, "config": config}
 
@@ -225,13 +225,13 @@ class _Inputs:
         return {
             "deserved_milli": chance.choice(DESERVED_MILLI),
             "deserved_unlimited": chance.random() < 0.05,
-            "limit_milli": chance.choice((*[None] * 9, 2000, 4000)),
+            "limit_milli": chance.choice((*[None] * 12, 2000, 4000)),
             "over_quota_weight": chance.choice((0, 1, 1, 2, 3)),
             "deserved_cpu_milli": chance.choice((*[None] * 3, 2000, 0)),
             "deserved_memory_mib": chance.choice((*[None] * 5, 3000)),
-            "limit_cpu_milli": chance.choice((*[None] * 9, 4000)),
-            "limit_memory_mib": chance.choice((*[None] * 8, 6000)),
-            "over_quota": chance.random() < 0.9,
+            "limit_cpu_milli": chance.choice((*[None] * 12, 4000)),
+            "limit_memory_mib": chance.choice((*[None] * 12, 6000)),
+            "over_quota": chance.random() < 0.93,
         }
 
     # Jobs
