@@ -65,9 +65,12 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "saturation_permille": (1000, 1000, 1500, 0),
     "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
+    "owners": ("user", "user", "project"),
 }
-#: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
-OF_THEIR_OWN: Final = ("quota",)
+#: Policies with histories of their own, with quotas or users. The others keep the histories of
+#: their seeds.
+OF_THEIR_OWN: Final = ("quota", "starved_first")
+USERS: Final = ("ann", "ann", "bob", "cy", None)
 DESERVED_MILLI: Final = (None, 0, 1000, 1000, 2000, 2000, 3000, 4000)
 #: Departments of these histories; the parent of each is one of those before it.
 DEPARTMENTS: Final = ("d", "e", "f", "g")
@@ -83,8 +86,8 @@ WEIGHTS: Final[Mapping[str, int]] = {
     **{"cycle": 8, "round": 6, "wait_until_due": 3, "become_idle": 3, "restart": 2},
     **{"lie": 1, "repeat": 1},
 }
-#: Kinds of inputs of the policies with histories of their own.
-WEIGHTS_OF: Final[Mapping[str, Mapping[str, int]]] = {
+#: The same in the histories of a policy, where it differs.
+WEIGHTS_OF: Final[Mapping[str | None, Mapping[str, int]]] = {
     "quota": {
         **WEIGHTS,
         **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
@@ -117,6 +120,7 @@ class _Inputs:
     def __init__(self, chance: random.Random, only: str | None) -> None:
         self.chance = chance
         self.only = only
+        self.with_quotas = only == "quota"
         self.jobs = 0
         #: Options of jobs that this history uses.
         self.unusual = [kind for kind in _UNUSUAL if chance.random() < 0.6]
@@ -130,7 +134,7 @@ class _Inputs:
             Input("configure_pool", self.pool("side")),
             Input("configure_pool", self.pool("main")),
         ]
-        if self.only is not None:
+        if self.with_quotas:
             names = (*DEPARTMENTS, *QUOTA_PROJECTS)
             inputs += [
                 Input("organize", self.organize(name)) for name in names if chance.random() < 0.8
@@ -139,9 +143,9 @@ class _Inputs:
             Input("join", self.node(name) | {"pool": "main"})
             for name in NODES[: chance.randint(1, 4)]
         ]
-        first = chance.randint(2, 5) if self.only is None else chance.randint(3, 10)
+        first = chance.randint(3, 10) if self.with_quotas else chance.randint(2, 5)
         inputs += [Input("submit", self.submit() | {"at_once": False}) for _ in range(first)]
-        of = WEIGHTS if self.only is None else WEIGHTS_OF[self.only]
+        of = WEIGHTS_OF.get(self.only, WEIGHTS)
         kinds = [kind for kind in of if chance.random() < 0.8]
         weights = [of[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
         for kind in chance.choices(kinds, weights, k=chance.randint(20, MOST_INPUTS)):
@@ -182,7 +186,7 @@ class _Inputs:
             "seed": chance.randrange(3),
             "unequal_gangs": chance.choice((False, False, True)),
             "gpuless_per_node": chance.choice((None, None, None, 0, 1, 2)),
-            **({} if self.only is None else {"pool_order": chance.choice(ORDERS)}),
+            **({"pool_order": chance.choice(ORDERS)} if self.with_quotas else {}),
             **self.policy(),
         }
 
@@ -258,14 +262,18 @@ class _Inputs:
                 spec |= _UNUSUAL[kind](chance)
         return spec
 
+    def user(self) -> dict[str, Any]:
+        """Return the user of a job, where the policy asks for users."""
+        return {"user": self.chance.choice(USERS)} if self.only == "starved_first" else {}
+
     def submit(self) -> dict[str, Any]:
         chance = self.chance
         self.jobs += 1
         return {
             "name": f"job{self.jobs - 1:02d}",
-            "project": chance.choice(PROJECTS if self.only is None else QUOTA_PROJECTS),
+            "project": chance.choice(QUOTA_PROJECTS if self.with_quotas else PROJECTS),
             "at_once": chance.random() < 0.5,
-            "spec": self.spec(),
+            "spec": self.spec() | self.user(),
         }
 
     def urgent(self) -> dict[str, Any]:
@@ -276,11 +284,12 @@ class _Inputs:
             "replicas": chance.choice((1, 1, 2)),
             "priority": chance.randint(1, 9),
             "preemptible": chance.choice((True, False)),
+            **self.user(),
         }
-        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4)}
+        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4), **self.user()}
         return {
             "name": f"job{self.jobs - 2:02d}",
-            **({} if self.only is None else {"project": chance.choice(QUOTA_PROJECTS)}),
+            **({"project": chance.choice(QUOTA_PROJECTS)} if self.with_quotas else {}),
             "spec": urgent,
             "low_name": f"job{self.jobs - 1:02d}",
             "low": chance.choice((None, low)),

@@ -11,7 +11,11 @@
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ.
+   differ; but a project may that has more in all its pools than it deserves in all.
+8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
+   below its part has a task that would start without them; and it loses no other
+   (`equal_parts.py`).
+9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -19,8 +23,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
 from tests.histories.quota_properties import Batch, batch_at, check_batch, check_taken
 from tests.histories.world import World
+from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
@@ -41,8 +47,8 @@ IDLE_AFTER: Final = 3
 PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
 #: Of the tasks that might pass another one (s).
 MIN_RUNTIME_S, STEP_S = 60, 10
-#: Rules of `quota` by which other queues take slots.
-RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
+#: Rules of `quota` and `starved_first` by which others take slots.
+RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 
@@ -66,12 +72,15 @@ class CheckedCell(Cell):
         self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
+        #: Tasks of the present cycle that get other slots.
+        self.moving: list[Task] = []
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
         self.elsewhere.clear()
+        self.moving.clear()
         events = [decision.event for decision in verdict.decisions]
         batch: Batch | None = None
         for at, event in enumerate(events):
@@ -94,6 +103,7 @@ class CheckedCell(Cell):
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
+                self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
                 self.preempted.append((decision.stop.for_task, decision.task_id))
@@ -144,6 +154,17 @@ class CheckedCell(Cell):
             if not victim.job.shape.whole_nodes:
                 placement = any_placement(pool.future, victim.job.shape, pool.config)
                 assert placement is None, f"{victim.id} is preempted, but need only be moved"
+
+    # 8
+
+    def _loses_only_above_its_part(self, decision: dec.PreemptionRequestedV1) -> None:
+        assert decision.stop.for_task is not None
+        victim = self.state.task(decision.task_id)
+        if decision.stop.rule == "moved":
+            self.moving.append(victim)
+        elif decision.stop.rule == "above_equal_part":
+            moving = [task for task in self.moving if task.reserved is None]
+            assert_may_lose(self.state, victim, self.state.task(decision.stop.for_task), moving)
 
     # 2
 
@@ -249,6 +270,7 @@ class CheckedWorld(World):
         assert not last, f"the cycle after {IDLE_AFTER} without inputs decides {last[:3]}"
         moved = self.decided_if_all_are_considered()
         assert not moved, f"considering all tasks again decides {moved[:3]}"
+        assert_equal_parts(self.state)
 
     def end(self) -> None:
         self.cell.preempted.clear()
@@ -259,6 +281,8 @@ class CheckedWorld(World):
         waiting = sorted(self.cell.reserved)
         assert not waiting, f"reserved slots never start their tasks: {waiting}"
         self.let_tasks_arrive_behind_a_first_one()
+        findings = audit_steps(self.cell.steps)
+        assert not findings, f"{len(findings)} findings, the first: {findings[0]}"
 
     def let_tasks_arrive_behind_a_first_one(self) -> None:
         """A gang of the highest priority must start although others come and go below it."""

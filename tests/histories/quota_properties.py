@@ -59,6 +59,15 @@ def exceeds(amounts: Amounts, bounds: Bounds, *, of: Amounts = (1, 1, 1)) -> boo
     )
 
 
+def added(rows: Sequence[Bounds]) -> Bounds:
+    """Return the sum; what is unlimited in one row is unlimited."""
+    gpu, cpu, memory = (
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for amounts in zip(*rows, strict=True)
+    )
+    return gpu, cpu, memory
+
+
 def smaller(a: Bounds, b: Bounds) -> Bounds:
     """Return the smaller bound of each resource."""
     gpu, cpu, memory = (
@@ -117,6 +126,34 @@ class Queues:
                         one = self.held[queue]
                         one.requested = plus(one.requested, asked_by(task))
         self.total = self._total()
+
+    @cached_property
+    def in_all(self) -> list["Queues"] | None:
+        """The queues of all pools with this policy; None: this is the only one."""
+        pools = [
+            pool
+            for pool in self.state.pools.values()
+            if pool.config is not None and pool.config.policy.name == "quota"
+        ]
+        return [Queues(self.state, pool) for pool in pools] if len(pools) > 1 else None
+
+    def has_more_in_all(self, project: Project, more: Amounts) -> bool:
+        """Whether a project with `more` has more in all pools than it deserves in all."""
+        if self.in_all is None:
+            return False
+        for queues in self.in_all:
+            more = plus(more, queues.held[project].standing)
+        return exceeds(more, added([each.deserved(project) for each in self.in_all]))
+
+    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools than it
+        deserves in all, of resources of which `of` has some.
+        """
+        firm = NONE
+        for queues in self.in_all or ():
+            firm = plus(firm, queues.held[project].firm)
+        bounds = [each.deserved(project) for each in self.in_all or ()]
+        return bool(bounds) and exceeds(firm, added(bounds), of=of)
 
     @cached_property
     def fair(self) -> dict[Queue, Amounts]:
@@ -188,14 +225,7 @@ class Queues:
             gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
             return gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib
         below = [self.deserved(each) for each in self._below(queue)]
-        if not below:
-            return 0, None, None
-
-        def sum_at(at: int) -> int | None:
-            amounts = [row[at] for row in below]
-            return None if None in amounts else sum(amount or 0 for amount in amounts)
-
-        return sum_at(0), sum_at(1), sum_at(2)
+        return added(below) if below else (0, None, None)
 
     def limit(self, queue: Queue) -> Bounds:
         """Return its limit, which is what it deserves if over-quota is off."""
@@ -353,8 +383,9 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
 def _loses_only_what_is_not_its_own(
     queues: Queues, claimant: Task, victims: Sequence[Task], saturation_permille: int
 ) -> None:
-    """Each victim leaves a queue that holds more than its share; or more than it deserves, if the
-    claimant's stays within what it deserves. And the claimant's does not become fuller.
+    """Each victim leaves a queue that holds more than its share; or more than it deserves (in the
+    pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
+    the claimant's does not become fuller.
     """
     ask, leaf = asked_by(claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
@@ -369,9 +400,12 @@ def _loses_only_what_is_not_its_own(
         # A limit below what is deserved holds, so the rest may be taken.
         deserved = smaller(queues.deserved(its), queues.limit(its))
         what = f"{its.name} loses {victim.id}, but holds {left[its]}"
-        assert exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
+        taken = minus(left[its], queues.held[its].standing)
+        more_in_all = isinstance(its, Project) and queues.has_more_in_all(its, taken)
+        assert more_in_all or exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
         claimed = plus(queues.held[own].standing, ask)
-        if exceeds(claimed, queues.deserved(own)):
+        guaranteed = not queues.has_more_in_all(leaf, ask)
+        if not guaranteed or exceeds(claimed, queues.deserved(own)):
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
@@ -429,6 +463,9 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
             assert not exceeds(held.firm, deserved, of=ask), (
                 f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
             )
+    if not task.job.spec.preemptible:
+        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
 def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:
