@@ -347,6 +347,17 @@ def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch 
 # The properties
 
 
+def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
+    """Whether the project of the task would be above its share, in the state before."""
+    queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
+    project = task.job.project
+    after = plus(queues.held[project].standing, asked_by(task))
+    for victim in map(state.task, batch.stopped):
+        if victim.job.project is project:
+            after = minus(after, asked_by(victim))
+    return exceeds(after, queues.most(project))
+
+
 def check_batch(state: ClusterState, batch: Batch) -> None:
     """Check what is decided for a task, in the state before."""
     pool = state.pools[batch.pool]
