@@ -16,6 +16,7 @@ NOT_READ: Final = {
 WIDENED: Final = {
     # For `isolation: user`; `share_limits` since 8.
     "NodeJoined.v1": 2,
+    "TaskAdmitted.v1": 8,
     "CycleCommitted.v1": 4,
     "CycleCommitted.v2": 4,
     "RecordQuarantined.v1": 4,

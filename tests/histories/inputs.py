@@ -59,9 +59,12 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "saturation_permille": (1000, 1500, 0),
     "preemption_delay_s": (0, 0, 20),
     "min_runtime_of": ("lca", "queue"),
+    "owners": ("user", "user", "project"),
 }
-#: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
-OF_THEIR_OWN: Final = ("quota",)
+#: Policies with histories of their own, with quotas or users. The others keep the histories of
+#: their seeds.
+OF_THEIR_OWN: Final = ("quota", "starved_first")
+USERS: Final = ("ann", "ann", "bob", "cy", None)
 DESERVED_MILLI: Final = (None, 0, 1000, 2000, 3000, 4000)
 
 #: How often each kind of input comes, relative to the others.
@@ -171,7 +174,8 @@ class _Inputs:
             "department": chance.choice(("d", "e")),
             "limit_milli": chance.choice(LIMITS_MILLI),
             "main": chance.choice(LIMITS_MILLI),
-            "quota": self.quota() if self.only is not None else {},
+            "quota": self.quota() if self.only == "quota" else {},
+            "side_milli": self.side_milli() if self.only == "quota" else None,
         }
 
     def quota(self) -> dict[str, Any]:
@@ -184,6 +188,10 @@ class _Inputs:
             "limit_cpu_milli": chance.choice((None, None, None, 4000)),
             "over_quota": chance.choice((True, True, True, False)),
         }
+
+    def side_milli(self) -> int | None:
+        """Return what a project deserves in pool `side`; None: it has no quota there."""
+        return self.chance.choice((None, None, 0, 1000, 2000))
 
     # Jobs
 
@@ -209,6 +217,10 @@ class _Inputs:
                 spec |= _UNUSUAL[kind](chance)
         return spec
 
+    def user(self) -> dict[str, Any]:
+        """Return the user of a job, where the policy asks for users."""
+        return {"user": self.chance.choice(USERS)} if self.only == "starved_first" else {}
+
     def submit(self) -> dict[str, Any]:
         chance = self.chance
         self.jobs += 1
@@ -216,7 +228,7 @@ class _Inputs:
             "name": f"job{self.jobs - 1:02d}",
             "project": chance.choice(PROJECTS),
             "at_once": chance.random() < 0.5,
-            "spec": self.spec(),
+            "spec": self.spec() | self.user(),
         }
 
     def urgent(self) -> dict[str, Any]:
@@ -227,8 +239,9 @@ class _Inputs:
             "replicas": chance.choice((1, 1, 2)),
             "priority": chance.randint(1, 9),
             "preemptible": chance.choice((True, False)),
+            **self.user(),
         }
-        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4)}
+        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4), **self.user()}
         return {
             "name": f"job{self.jobs - 2:02d}",
             "spec": urgent,

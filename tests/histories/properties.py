@@ -11,8 +11,11 @@
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
 7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ.
-8. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+   differ; but a project may that has more in all its pools than it deserves in all.
+8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
+   below its part has a task that would start without them; and it loses no other
+   (`equal_parts.py`).
+9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -20,6 +23,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
 from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -41,13 +45,15 @@ IDLE_AFTER: Final = 3
 PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
 #: Of the tasks that might pass another one (s).
 MIN_RUNTIME_S, STEP_S = 60, 10
-#: Rules of `quota` by which other queues take slots.
-RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
+#: Rules of `quota` and `starved_first` by which others take slots.
+RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 #: More than any amount.
 ANY: Final = 1 << 40
 
+#: Amounts of GPUs, CPUs and memory; None: unlimited.
+Bounds = tuple[int | None, int | None, int | None]
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
 
@@ -64,11 +70,14 @@ class CheckedCell(Cell):
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
+        #: Tasks of the present cycle that get other slots.
+        self.moving: list[Task] = []
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
+        self.moving.clear()
         for decision in verdict.decisions:
             self._apply(decision.event)
             self.on_decision(decision.event)
@@ -82,6 +91,7 @@ class CheckedCell(Cell):
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
                 self._loses_only_what_is_not_deserved(decision)
+                self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
             case dec.SlotsReservedV1():
@@ -123,18 +133,48 @@ class CheckedCell(Cell):
         for owner, other in zip(_path(victim), _path(claimant), strict=False):
             if owner is other:
                 continue
-            held = [0, 0, 0]
-            for task in self.state.tasks.values():
-                if owner not in _path(task):
-                    continue
-                for placement in _standing(task, pool, plus=victim):
-                    held[0] += placement.gpu_milli * len(placement.slots)
-                    held[1] += placement.cpu_milli
-                    held[2] += placement.memory_mib
+            held = self._held(owner, (pool,), plus=victim)
             bounds = _deserved(self.state, owner, pool)
-            over = [b is not None and h > b for h, b in zip(held, bounds, strict=True)]
-            assert any(over), f"{owner.name} loses {victim.id}, but holds {held} of {bounds}"
+            if _is_over(held, bounds):
+                return
+            pools = tuple(
+                name
+                for name, each in self.state.pools.items()
+                if each.config is not None and each.config.policy.name == "quota"
+            )
+            in_all = self._held(owner, pools, plus=victim)
+            sums = _added(_deserved(self.state, owner, name) for name in pools)
+            assert isinstance(owner, Project), f"{owner.name} loses {victim.id}"
+            assert _is_over(in_all, sums), (
+                f"{owner.name} loses {victim.id}, but holds {held} of {bounds}, "
+                f"and {in_all} of {sums} in all pools"
+            )
             return
+
+    def _held(
+        self, owner: Department | Project, pools: Sequence[str], *, plus: Task
+    ) -> tuple[int, int, int]:
+        gpu = cpu = memory = 0
+        for task in self.state.tasks.values():
+            if owner not in _path(task):
+                continue
+            for pool in pools:
+                for placement in _standing(task, pool, plus=plus):
+                    gpu += placement.gpu_milli * len(placement.slots)
+                    cpu += placement.cpu_milli
+                    memory += placement.memory_mib
+        return gpu, cpu, memory
+
+    # 8
+
+    def _loses_only_above_its_part(self, decision: dec.PreemptionRequestedV1) -> None:
+        assert decision.stop.for_task is not None
+        victim = self.state.task(decision.task_id)
+        if decision.stop.rule == "moved":
+            self.moving.append(victim)
+        elif decision.stop.rule == "above_equal_part":
+            moving = [task for task in self.moving if task.reserved is None]
+            assert_may_lose(self.state, victim, self.state.task(decision.stop.for_task), moving)
 
     # 2
 
@@ -238,6 +278,7 @@ class CheckedWorld(World):
         assert not last, f"the cycle after {IDLE_AFTER} without inputs decides {last[:3]}"
         moved = self.decided_if_all_are_considered()
         assert not moved, f"considering all tasks again decides {moved[:3]}"
+        assert_equal_parts(self.state)
 
     def end(self) -> None:
         super().end()
@@ -319,9 +360,7 @@ def _or_any(amount: int | None) -> int:
     return ANY if amount is None else amount
 
 
-def _deserved(
-    state: ClusterState, owner: Department | Project, pool: str
-) -> tuple[int | None, int | None, int | None]:
+def _deserved(state: ClusterState, owner: Department | Project, pool: str) -> Bounds:
     """The amounts that a queue deserves: a department without a quota those of its projects."""
     quota = owner.config.quotas.get(pool) if owner.config is not None else None
     if quota is not None:
@@ -332,13 +371,21 @@ def _deserved(
     if isinstance(owner, Project):
         return 0, None, None
     projects = [one for one in state.projects.values() if one.department is owner]
-    rows = [_deserved(state, one, pool) for one in projects]
+    return _added(_deserved(state, one, pool) for one in projects)
 
-    def sum_of(at: int) -> int | None:
-        amounts = [row[at] for row in rows]
-        return None if None in amounts else sum(amount or 0 for amount in amounts)
 
-    return sum_of(0), sum_of(1), sum_of(2)
+def _added(rows: Iterable[Bounds]) -> Bounds:
+    gpu, cpu, memory = (
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for amounts in zip(*rows, strict=True)
+    )
+    return gpu, cpu, memory
+
+
+def _is_over(amounts: tuple[int, int, int], bounds: Bounds) -> bool:
+    return any(
+        bound is not None and amount > bound for amount, bound in zip(amounts, bounds, strict=True)
+    )
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

@@ -102,6 +102,7 @@ class World:
         limit_milli: int | None,
         main: int | None,
         quota: Mapping[str, Any],
+        side_milli: int | None,
     ) -> None:
         if name == "spare pool":
             pool = self.state.pools.get("spare")
@@ -113,6 +114,8 @@ class World:
             self.send("entitle_department", name[-1], main=main, side=limit_milli, quota=quota)
         else:
             quotas = {"main": Quota(limit_milli=main, **quota)}
+            if side_milli is not None:
+                quotas["side"] = Quota(deserved_milli=side_milli, limit_milli=None)
             config = {"quotas": quotas, "limit_milli": limit_milli}
             self.send("entitle", name, department=department, **config)
 

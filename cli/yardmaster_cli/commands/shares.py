@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from yardmaster_cli.output.cells import clock_time
 from yardmaster_cli.output.columns import share_columns
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session, command
@@ -21,6 +22,10 @@ def shares(session: Session, pool: str) -> None:
     found = plain(session.remote.client.shares(pool))
     if found["divided_at"] is None:
         session.out.note(f"pool {pool} was not divided: its policy is not quota, or it is unused")
+    elif session.out.for_people:
+        session.out.note(
+            f"as of {clock_time(found['divided_at'])}Z, recorded at most once a minute"
+        )
     items = found["items"]
     depths = _depths(items) if session.out.for_people else {}
     session.out.items(items, share_columns(depths), name="name", document=found)

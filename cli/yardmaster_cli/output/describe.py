@@ -189,14 +189,14 @@ def _request(wait: Row) -> str:
 
 
 def stop_words(out: Output, stop: Row) -> str:
-    """`priority, rule x, for 4kq7w2mz9c1f.0; priority 50, for priority 10`."""
+    """`quota, rule over_fair_share (nlp), for 4kq7w2mz9c1f.0, until 12:31`."""
     text = str(stop["code"])
     if stop.get("rule"):
         text += f", rule {stop['rule']}"
-    if stop.get("for_task"):
-        text += f", for {stop['for_task']}"
     if stop.get("about"):
         text += f" ({stop['about']})"
+    if stop.get("for_task"):
+        text += f", for {stop['for_task']}"
     if stop.get("deadline_at"):
         text += f", until {_at(out, stop['deadline_at'])}"
     return text

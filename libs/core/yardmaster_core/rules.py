@@ -28,7 +28,7 @@ them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the f
 | 6 | ended jobs leave the states; quota reads their ends and limits unfinished tasks |
 | 7 | epochs of agents are bounded; ranks of claimants, policies of stops are events; see below |
 | 8 | quotas of CPUs and memory, ranks, minimum run times of queues, nested departments |
-| 8 | default pools, node types of kinds, the order of pools |
+| 8 | default pools, node types of kinds, the order of pools; admissions name the user |
 """
 
 from typing import Final
@@ -80,3 +80,5 @@ HELD_COUNT_NOTHING: Final = 7
 RESERVED_ON_IMAGES: Final = 8
 #: Since these rules a node says what limits tasks to their shares of GPUs.
 SHARE_LIMITS_REPORTED: Final = 8
+#: Since these rules the admission of a job names the user who submitted it.
+USERS_ADMITTED: Final = 8

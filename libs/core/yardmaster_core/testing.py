@@ -175,7 +175,13 @@ class Cell:
         self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
 
     def submit(
-        self, name: str, *, project: str = "p", department: str = "d", **changes: Any
+        self,
+        name: str,
+        *,
+        project: str = "p",
+        department: str = "d",
+        user: str | None = None,
+        **changes: Any,
     ) -> str:
         """Admit a job; return its id. `gpus=` is short for whole GPUs of a replica."""
         self.submitted += 1
@@ -194,6 +200,7 @@ class Cell:
                 spec=admitted_spec(**changes),
                 submitted_at_ms=self.now_ms + self.submitted,
                 details=DETAILS,
+                user=user,
             )
         )
         return id_

@@ -187,6 +187,9 @@ def test_a_field_added_later_is_written_only_if_it_differs_from_its_default() ->
     spec = dataclasses.replace(admitted.data.spec, image=True)
     with_image = dataclasses.replace(admitted, data=dataclasses.replace(admitted.data, spec=spec))
     assert decode(encode(with_image, "main")) == with_image
+    assert b'"user"' not in (encode(with_image, "main").value or b"")
+    of_user = dataclasses.replace(admitted, data=dataclasses.replace(admitted.data, user="ada"))
+    assert decode(encode(of_user, "main")) == of_user
 
 
 @pytest.mark.parametrize("key", sorted(EVENTS))

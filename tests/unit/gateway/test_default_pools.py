@@ -19,6 +19,7 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("/v1/projects/nlp", PROJECT | {"default_pools": ["h100"]}),
     ("/v1/projects/nlp", PROJECT | {"kind_node_types": {"interactive": ["pcie"]}}),
     ("/v1/pools/h100", POOL | {"pool_order": "strict"}),
+    ("/v1/pools/h100", POOL | {"gpu_placement": "spread"}),
 ]
 
 
@@ -91,6 +92,7 @@ async def test_jobs_of_a_kind_use_the_node_types_of_that_kind(cell: TestCell) ->
             "/kind_node_types/hobby/[key]",
         ),
         ("/v1/pools/h100", POOL | {"pool_order": "any"}, "/pool_order"),
+        ("/v1/pools/h100", POOL | {"gpu_placement": "any"}, "/gpu_placement"),
     ],
 )
 async def test_an_invalid_value_is_refused_with_its_place(

@@ -5,7 +5,7 @@ jobs by age. So the core's ties, which nodes, queues and jobs are known first, a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from yardmaster_core.testing import DETAILS, Cell, admitted_spec
 from yardmaster_schemas.envelope import Event
@@ -15,12 +15,10 @@ from yardmaster_schemas.events.admissions import (
     Level,
     TaskAdmittedV1,
 )
-from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig, Quota
-from yardmaster_simulation.conformance.kai_form import Job, Node, Queue
+from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
+from yardmaster_simulation.conformance.kai_form import POOL, Job, Node, Queue
 from yardmaster_simulation.conformance.kai_terms import Units, kind_of, quota_of, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
-
-POOL: Final = "main"
 
 
 class KaiCluster:
@@ -44,6 +42,7 @@ class KaiCluster:
             name = self._nodes[node.name] = f"node-{number}"
             self.cell.node(
                 name,
+                pool=node.pool,
                 gpus=node.gpus,
                 node_type=self._node_type(node.node_type),
                 gpu_memory_mib=node.gpu_memory_mib,
@@ -75,6 +74,8 @@ class KaiCluster:
         spec = admitted_spec(
             kind=kind_of(job),
             preemptible=job.preemptible,
+            pools=job.pools,
+            min_runtime_s=job.min_runtime_s,
             priority=self._priorities[job.priority],
             resources=resources_of(first, self.units),
             node_types=tuple(sorted(map(self._node_type, first.allowed_node_types))),
@@ -111,7 +112,8 @@ class KaiCluster:
         self.cell.admission(EntitlementsChangedV1(level=level, name=name, revision=1, **config))
 
     def _settings(self, queue: Queue) -> dict[str, Any]:
-        quotas: dict[str, Quota] = {POOL: quota_of(queue, self.units)}
+        by_pool = {POOL: queue} if queue.quotas is None else queue.quotas
+        quotas = {pool: quota_of(quota, self.units) for pool, quota in by_pool.items()}
         settings: dict[str, Any] = {"quotas": quotas, "rank": queue.priority}
         for name in ("reclaim_min_runtime_s", "preempt_min_runtime_s"):
             seconds = getattr(queue, name)

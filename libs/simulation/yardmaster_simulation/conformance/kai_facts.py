@@ -20,8 +20,16 @@ from yardmaster_schemas.events.decisions import (
 )
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, StopCode
 from yardmaster_schemas.resources import Resources
-from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
-from yardmaster_simulation.conformance.kai_form import ENDED, HOLDING, PLACED, Job, Status, Task
+from yardmaster_simulation.conformance.kai_cluster import KaiCluster
+from yardmaster_simulation.conformance.kai_form import (
+    ENDED,
+    HOLDING,
+    PLACED,
+    POOL,
+    Job,
+    Status,
+    Task,
+)
 from yardmaster_simulation.conformance.kai_terms import Units, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from yardmaster_schemas.events.requests import Kind, Quota
 from yardmaster_schemas.resources import Resources
-from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, Queue, Task
+from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, PoolQuota, Task
 from yardmaster_simulation.conformance.scenarios import Skip
 
 MEGABYTE: Final = 10**6
@@ -97,8 +97,8 @@ def kind_of(job: Job) -> Kind:
     return Kind.INFERENCE if name == "inference" else Kind.TRAINING
 
 
-def quota_of(queue: Queue, units: Units) -> Quota:
-    """Return the quota of a queue."""
+def quota_of(queue: PoolQuota, units: Units) -> Quota:
+    """Return the quota of a queue in a pool."""
     gpus, most = queue.deserved_gpus, queue.max_allowed_gpus
     return Quota(
         deserved_milli=None if gpus == UNLIMITED else milli(gpus),
@@ -110,6 +110,7 @@ def quota_of(queue: Queue, units: Units) -> Quota:
         limit_memory_mib=_memory_bound(queue.max_allowed_mem_mb, units),
         # Implicit departments have a weight of -1; they have no siblings.
         over_quota_weight=max(0, queue.over_quota_weight),
+        over_quota=queue.over_quota,
     )
 
 

@@ -114,6 +114,15 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
     ]
 
 
+def test_a_stop_names_the_queue_that_lost_the_task_with_the_rule() -> None:
+    stop = {**STOP, "code": "quota", "rule": "over_fair_share", "about": "nlp", "numbers": {}}
+    why = {"task_id": "9b3xd0h5t6vn.0", "phase": "pending", "last_stop": stop}
+    assert explain_lines(out(), why, None)[-1] == (
+        "Last stop   quota, rule over_fair_share (nlp), for k5w0p3xz8rta.0, "
+        "until 2026-01-01T10:30:41Z"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "numbers", "line"),
     [

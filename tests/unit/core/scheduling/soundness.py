@@ -6,6 +6,7 @@ Called after every cycle of the property tests, and by other tests at interestin
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
@@ -23,6 +24,7 @@ from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import place_of
+from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
@@ -54,6 +56,7 @@ def assert_sound(state: ClusterState) -> None:
         _queues(state, pool, tasks)
         _index(pool, tasks)
         _quota(state, pool)
+        _owners(state, pool)
         _remembered(pool)
     for node in state.nodes.values():
         at = node.pool_name or ""
@@ -376,6 +379,33 @@ def _quota(state: ClusterState, pool: Pool) -> None:
     for queue in _below(root):
         known = queue in kept.unranked or queue.place == place_of(queue, all_over=all_over)
         assert known, f"the place of {queue.name} in {pool.name} changed"
+
+
+def _owners(state: ClusterState, pool: Pool) -> None:
+    """The owners of `starved_first` are those of a new index, also their parts and ranks."""
+    kept = pool.index
+    if not isinstance(kept, OwnersIndex):
+        return
+    fresh = REGISTRY.index(pool)
+    assert isinstance(fresh, OwnersIndex)
+    assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
+    for (_, name), owner in kept.owners.items():
+        rank = (owner.standing,) if owner.waiting else ()
+        recorded = kept.per_job or state.projects[name].ranks.get(pool.name, ()) == rank
+        assert recorded or name in kept.unranked, f"the rank of {name} in {pool.name} changed"
+
+
+def _owner_rows(index: OwnersIndex) -> list[Any]:
+    level = index.level()
+    owners = sorted(index.owners.values(), key=attrgetter("name"))
+    rows = []
+    for o in owners:
+        waiting = {asked: set(groups) for asked, groups in o.waiting.items()}
+        amounts = (o.standing, o.firm, o.returning, o.pending, o.part(level))
+        rows.append((o.name, *amounts, waiting))
+    in_order = sorted((o.standing, o.name) for o in owners)
+    assert index._sorted == in_order
+    return [level, rows]
 
 
 def _below(queue: Queue) -> Iterator[Queue]:

@@ -28,7 +28,7 @@ from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_b
 from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_schemas.events.requests import PoolConfig
+from yardmaster_schemas.events.requests import GpuPlacement, PoolConfig
 
 #: Yields the nodes of a set (one bit each) that hold one replica of a shape, best first.
 NodeOrder = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
@@ -41,6 +41,17 @@ CPUS_OF_A_GPU: Final = 16
 
 def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[int, ...]:
     return capacity.pick(shape)
+
+
+def _emptiest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[int, ...]:
+    return capacity.pick(shape, spread=True)
+
+
+#: How a pool chooses the GPUs of a node, instead of its placement.
+_PICKS: Final[Mapping[GpuPlacement, SlotPick]] = {
+    GpuPlacement.PACKED: _fullest,
+    GpuPlacement.SPREAD: _emptiest,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +72,16 @@ class PlacementStrategy:
     #: Makes order and pick of one task from random numbers.
     seeded: Callable[[SeededRandom], tuple[NodeOrder, SlotPick]] | None = None
     seed: int = 0
+    #: Replaces `pick`, also a pick from random numbers.
+    gpu_placement: GpuPlacement | None = None
 
     def for_task(self, key: str) -> "PlacementStrategy":
         """Return the strategy for one task; `key` names the task and its attempt."""
         if self.seeded is None:
             return self
         order, pick = self.seeded(SeededRandom(f"{self.name}/{self.seed}/{key}"))
+        if self.gpu_placement is not None:
+            pick = self.pick
         return replace(self, order=order, pick=pick)
 
 
@@ -265,6 +280,9 @@ def strategy_of(config: PoolConfig, rules: int) -> PlacementStrategy:
     strategy = strategy_named(config.placement)
     if strategy.order is best_fit and rules < SHARED_GPUS_FIRST:
         strategy = replace(strategy, order=partial(best_fit, exact=False))
+    if config.gpu_placement is not None:
+        pick = _PICKS[config.gpu_placement]
+        strategy = replace(strategy, pick=pick, gpu_placement=config.gpu_placement)
     return replace(strategy, unequal=config.unequal_gangs, seed=config.seed)
 
 

@@ -82,8 +82,9 @@ class NodeCapacity:
             return self.whole > 0 or self.shared >= milli
         return sum(1 for free in self.slots if free >= milli) >= shape.gpus
 
-    def pick(self, shape: Shape) -> tuple[int, ...]:
-        """The slots for one replica of `shape`, which must fit: the fullest, lowest index first.
+    def pick(self, shape: Shape, *, spread: bool = False) -> tuple[int, ...]:
+        """The slots for one replica of `shape`, which must fit: the fullest, or with `spread` the
+        emptiest, lowest index first.
 
         A gang whose replicas share several GPUs each gets the emptiest slots instead, because only
         then do as many replicas as possible find different slots.
@@ -101,7 +102,7 @@ class NodeCapacity:
                 picked.append(start)
                 start += 1
             return tuple(picked)
-        sign = -1 if shape.replicas > 1 and shape.gpus > 1 else 1
+        sign = -1 if spread or (shape.replicas > 1 and shape.gpus > 1) else 1
         fitting = sorted((sign * free, i) for i, free in enumerate(self.slots) if free >= milli)
         return tuple(sorted(i for _, i in fitting[: shape.gpus]))
 

@@ -136,6 +136,7 @@ def _dump_job(job: Job) -> Plain:
         "spec": job.spec,
         "submitted_ms": job.submitted_ms,
         "details": job.details,
+        "user": job.user,
         "priority": job.priority,
         "weight": job.weight,
         "max_slots_milli": job.max_slots_milli,
@@ -344,7 +345,9 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     spec = plain.load(AdmittedSpec, row["spec"])
     project = state.projects[row["project"]]
     details = plain.load(DetailsRef, row["details"])
-    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details)
+    # Snapshots from before users were recorded have none.
+    user = row.get("user")
+    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details, user)
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_max_slots(row["max_slots_milli"])

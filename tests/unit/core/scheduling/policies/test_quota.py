@@ -94,11 +94,11 @@ class QuotaCell(Cell):
         """Whole GPUs that a project's tasks hold."""
         return self.state.projects[project].used_milli.get("main", 0) // 1000
 
-    def wait_of(self, name: str) -> WaitCode:
+    def wait_of(self, name: str, pool: str = "main") -> WaitCode:
         """Why a job's first task is pending."""
         group = self.task(name).group
         assert group is not None, f"{name} is not pending"
-        return group.waits["main"][0].code
+        return group.waits[pool][0].code
 
 
 def test_two_projects_with_much_to_do_get_what_they_deserve_and_the_rest_in_proportion() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
-from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.amounts import (
     CPU,
     GPU,
@@ -24,8 +24,12 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
+from yardmaster_core.scheduling.policies.quota.pool_sums import (
+    excess_over_sum,
+    stays_within_sum,
+    sum_over_pools,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
-from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -38,44 +42,12 @@ def _all_over(view: PoolView) -> bool:
     return bool(view.options.order == "kai")
 
 
-def _running(view: PoolView, project: Project, *, below: int | None = None) -> Iterator[Task]:
-    """Yield the preemptible tasks of a project, the lowest priority and latest submission first;
-    with `below` those of a lower priority only.
-    """
-    of = index_of(view).victims.get(project, {})
-    for priority in sorted(of, reverse=True):
-        if below is not None and priority <= below:
-            return
-        scan = view.memo.get(("victims", project, priority))
-        if scan is None:
-            scan = view.memo["victims", project, priority] = of[priority].reverse_scan()
-        yield from scan
-
-
 def delayed_until_ms(view: PoolView, task: Task) -> int:
     """Return until when a task must not preempt others (ms); 0: it may."""
     delay_ms: int = view.options.preemption_delay_s * 1000
     until_ms = task.queued_ms + delay_ms
     # The clock of its gateway may be ahead.
     return until_ms if delay_ms and until_ms > view.state.now_ms else 0
-
-
-def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
-    """Yield the tasks that are not within their minimum run time; note until when the others are.
-
-    `seconds`: the minimum run time of their queue.
-    """
-    now_ms = view.state.now_ms
-    for victim in tasks:
-        until_ms = min_runtime_until_ms(view.state, victim)
-        run = victim.run
-        if seconds and run is not None:
-            since_ms = run.running_ms if victim.phase is Phase.RUNNING else now_ms
-            until_ms = max(until_ms, since_ms + seconds * 1000)
-        if until_ms <= now_ms:
-            yield victim
-        else:
-            view.memo.setdefault(("protected", task), []).append(until_ms)
 
 
 def _nearest(queue: Queue, *, reclaim: bool) -> int:
@@ -99,8 +71,8 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     job = task.job
     document = not _all_over(view)
     below = None if document and not job.shape.preemptible else job.priority
-    tasks = _running(view, job.project, below=below)
-    yield from _unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
+    tasks = index_of(view).running(view, job.project, below=below)
+    yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
 def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
@@ -127,7 +99,8 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project may have tasks that `own_victims` yields."""
     firm_first = not _all_over(view) and not task.job.shape.preemptible
     below = None if firm_first else task.job.priority
-    return next(_running(view, task.job.project, below=below), None) is not None
+    running = index_of(view).running(view, task.job.project, below=below)
+    return next(running, None) is not None
 
 
 PREEMPT: Final = Claim(
@@ -146,18 +119,22 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         return
     index = index_of(view)
     leaf, ask = _leaf(view, task), requested(task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
         for project in index.victims
         if (other := index.queue_of(view.state, project)) is not leaf
-        and _may_lose(leaf, other, ask)
+        and (
+            _may_lose(leaf, other, ask, guaranteed=guaranteed)
+            or (guaranteed and _loses_by_sum(view, leaf, other, ask))
+        )
     ]
-    if _too_little(view, leaf, ask, others):
+    if _too_little(view, leaf, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
             other,
-            _unprotected(view, task, _running(view, project), _reclaim_s(view, leaf, other)),
+            unprotected(view, task, index.running(view, project), _reclaim_s(view, leaf, other)),
         )
         for other, project in others
     )
@@ -165,7 +142,12 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 def _too_little(
-    view: PoolView, leaf: Queue, ask: Amounts, others: Sequence[tuple[Queue, Project]]
+    view: PoolView,
+    leaf: Queue,
+    ask: Amounts,
+    others: Sequence[tuple[Queue, Project]],
+    *,
+    guaranteed: bool,
 ) -> bool:
     """Whether what is free, and the most GPUs that the others may lose, do not suffice.
 
@@ -182,22 +164,34 @@ def _too_little(
     for its, task_milli in largest.items():
         own = next(queue for queue in leaf.path if queue.parent is its.parent)
         bound = its.allocatable[GPU]
-        if _deserves(own, plus(own.standing, ask)):
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+        excess = NOTHING
+        if deserves:
             deserved = its.deserved[GPU]
             bound = bound if deserved is None else min(bound, deserved)
-        over = its.standing[GPU] - bound
-        if any(_over(its, own, ask, i) for i in (CPU, MEMORY)):
+            excess = _excess(view, its)
+        over = max(its.standing[GPU] - bound, excess[GPU])
+        if any(excess[i] or _over(its, i, deserves=deserves) for i in (CPU, MEMORY)):
             over = its.standing[GPU]
         missing -= min(its.standing[GPU], over - 1 + task_milli) if over > 0 else 0
     return missing > 0
 
 
-def _over(its: Queue, own: Queue, ask: Amounts, resource: int) -> bool:
+def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
     return held > its.allocatable[resource] or (
-        deserved is not None and held > deserved and _deserves(own, plus(own.standing, ask))
+        deserves and deserved is not None and held > deserved
     )
+
+
+def _excess(view: PoolView, its: Queue, taken: Amounts = NOTHING) -> Amounts:
+    """Return what a project, without `taken`, has beyond what it deserves in all its pools.
+
+    A department has no sum over pools.
+    """
+    project = view.state.projects.get(its.name) if its.is_project else None
+    return NOTHING if project is None else excess_over_sum(view, project, taken)
 
 
 def _largest_task(view: PoolView, project: Project) -> int:
@@ -225,13 +219,21 @@ def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     return _nearest(differing(leaf, other)[1], reclaim=True)
 
 
-def _may_lose(leaf: Queue, other: Queue, ask: Amounts) -> bool:
+def _loses_by_sum(view: PoolView, leaf: Queue, other: Queue, ask: Amounts) -> bool:
+    """Whether tasks of another queue may be reclaimed because its project has more than it deserves
+    in all its pools.
+    """
+    own, its = differing(leaf, other)
+    return any(_excess(view, its)) and _deserves(own, plus(own.standing, ask))
+
+
+def _may_lose(leaf: Queue, other: Queue, ask: Amounts, *, guaranteed: bool) -> bool:
     """Whether tasks of another queue may be reclaimed at all, compared at the first ancestors that
-    differ.
+    differ. `guaranteed`: the task's project stays within what it deserves in all its pools.
     """
     own, its = differing(leaf, other)
     after, standing = plus(own.standing, ask), its.standing
-    if not _deserves(own, after):
+    if not (guaranteed and _deserves(own, after)):
         return any(standing[i] > its.allocatable[i] for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
@@ -253,11 +255,13 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """Whether the victims may be reclaimed together.
 
     Each one must leave a queue that, with those before it gone, still holds more than its share; or
-    more than it deserves, if the task stays within what its own queue deserves. And the task's
-    queues must not become fuller, in proportion to their shares, than those that lose tasks.
+    more than it deserves, in the pool or as a project in all its pools, if the task stays within
+    what its own queue deserves. And the task's queues must not become fuller, in proportion to
+    their shares, than those that lose tasks.
     """
     index = index_of(view)
     leaf, ask = _leaf(view, task), requested(task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
     involved = [bool(amount) for amount in ask]
@@ -266,10 +270,11 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         own, its = differing(leaf, other)
         touched[its] = own
         remaining = minus(its.standing, taken.get(its, NOTHING))
-        deserves = _deserves(own, plus(own.standing, ask))
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
             any(remaining[i] > its.allocatable[i] for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
+            or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
         amounts = requested(victim.job.shape)
@@ -302,7 +307,8 @@ def _saturates(
 def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is reclaimed for `task`, at the level that decided."""
     own, its = differing(_leaf(view, task), _leaf(view, victim))
-    resource = _deciding(its)
+    excess = _excess(view, its)
+    resource = _deciding(its, excess)
     suffix = SUFFIXES[resource]
     numbers = {
         f"fair_share_{suffix}": its.fair[resource],
@@ -314,6 +320,10 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         deserved = queue.deserved[resource]
         if deserved is not None:
             numbers[f"{name}_{suffix}"] = deserved
+    if excess[resource]:
+        sums = sum_over_pools(view, victim.job.project)
+        assert sums is not None, "an excess over no sum"
+        numbers |= sums.numbers(resource, sums.standing)
     over = its.standing[resource] > its.allocatable[resource]
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
@@ -323,8 +333,10 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     )
 
 
-def _deciding(queue: Queue) -> int:
-    """The first resource of which a queue holds more than its share, else than it deserves."""
+def _deciding(queue: Queue, excess: Amounts) -> int:
+    """The first resource of which a queue holds more than its share, else than it deserves in the
+    pool, else in all its pools.
+    """
     for i in RESOURCES:
         if queue.standing[i] > queue.allocatable[i]:
             return i
@@ -332,7 +344,7 @@ def _deciding(queue: Queue) -> int:
         deserved = queue.deserved[i]
         if deserved is not None and queue.standing[i] > deserved:
             return i
-    return 0
+    return next((i for i in RESOURCES if excess[i]), GPU)
 
 
 RECLAIM: Final = Claim(
@@ -352,7 +364,10 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         return
     index: QuotaIndex = index_of(view)
     leaves = (
-        (index.queue_of(view.state, project), _unprotected(view, task, _running(view, project), 0))
+        (
+            index.queue_of(view.state, project),
+            unprotected(view, task, index.running(view, project)),
+        )
         for project in list(index.victims)
     )
     yield from in_victim_order(leaves, all_over=_all_over(view))

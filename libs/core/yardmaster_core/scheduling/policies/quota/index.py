@@ -6,69 +6,59 @@ state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
-from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
     UNITS,
     Amounts,
     minus,
-    placed,
     plus,
     requested,
     times,
 )
+from yardmaster_core.scheduling.policies.quota.claiming_index import (
+    UNCOUNTED,
+    ClaimingIndex,
+    Counted,
+    counted,
+    holders,
+    usable,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_schemas.reasons import PolicyStop
-
-#: What a task counts as: held, firm, leaving, returning, reserved.
-Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
-_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
 
-class QuotaIndex(PolicyIndex):
+class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
-    preempts = True
+    follows_pools = True
 
     def __init__(self, pool: Pool, *, by_weight: bool) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._by_weight = by_weight
         #: Built on first use.
         self._root: Queue | None = None
         self._queues: dict[Department | Project, Queue] = {}
         self._tasks: dict[Task, Counted] = {}
         self._groups: dict[Group, Amounts] = {}
-        self._stale_tasks: dict[Task, None] = {}
-        self._stale_groups: dict[Group, None] = {}
         #: The set of nodes for which groups were counted: those that can never fit request nothing.
         self._topology = -1
         #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
         self.touched: list[Queue] = []
         #: Queues whose place among their siblings may have changed since projects were ranked.
         self.unranked: dict[Queue, None] = {}
-        #: By project and priority.
-        self.victims: dict[Project, dict[int, Victims]] = {}
-        holders = (task for node in pool.nodes.values() for task in node.open.values())
-        for task in dict.fromkeys(holders):
-            if task.job.spec.preemptible:
-                for _ in self._may_be_preempted(task):
-                    pass
-        self._due = True
-        self._due_next = False
-        #: The same, of changes of the tasks that hold slots.
-        self._victims_due = True
-        self._victims_due_next = False
+        #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
+        #: other pools may claim more than before, or less.
+        self._moved: dict[str, None] = {}
+        self._moved_next: dict[str, None] = {}
         self._shares_changed = True
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
@@ -94,7 +84,7 @@ class QuotaIndex(PolicyIndex):
     def divide(self, state: ClusterState) -> Queue:
         """Divide the pool where something changed; return the tree."""
         root = self.root(state)
-        total = self._total()
+        total = usable(self._pool)
         if total != root.fair:
             root.fair = root.allocatable = total
             # What may be reclaimed depends on the total, also where no share changes.
@@ -109,31 +99,25 @@ class QuotaIndex(PolicyIndex):
         self.divide(state)
         return self._shares_changed or self._victims_due
 
-    def _total(self) -> Amounts:
-        """The amounts of the nodes that take tasks."""
-        key = "quota_total"
-        known: tuple[int, Amounts] | None = self._pool.policy_cache.get(key)
-        if known is None or known[0] != self._pool.topology:
-            total = NOTHING
-            for node in self._pool.nodes.values():
-                if node.usable:
-                    gpus = (node.gpus - len(node.disabled_slots)) * UNITS[0]
-                    total = plus(total, (gpus, node.cpu_milli, node.memory_mib))
-            known = self._pool.policy_cache[key] = (self._pool.topology, total)
-        return known[1]
+    def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+        """Yield the projects whose standing in another pool changed since the last cycle."""
+        for name, pool in sorted(state.pools.items()):
+            if name != self._pool.name and isinstance(pool.index, QuotaIndex):
+                for project in pool.index._moved:
+                    yield state.projects[project]
 
     # Counting
 
     def _build(self, state: ClusterState) -> Queue:
         root = Queue("", None, (0, 0))
+        self._built = True
         self._queues.clear()
         self.unranked.clear()
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
         self._add_queues(state, root)
-        holders = (task for node in self._pool.nodes.values() for task in node.open.values())
-        self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
+        self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
         return root
 
@@ -196,11 +180,11 @@ class QuotaIndex(PolicyIndex):
             _note_wish(queue, before)
 
     def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
-        known = self._tasks.get(task, _NOTHING)
-        now = self._counted(task)
+        known = self._tasks.get(task, UNCOUNTED)
+        now = counted(task, self._pool.name)
         if now == known:
             return
-        if now == _NOTHING:
+        if now == UNCOUNTED:
             del self._tasks[task]
         else:
             self._tasks[task] = now
@@ -219,30 +203,6 @@ class QuotaIndex(PolicyIndex):
             if reserved != NOTHING:
                 queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
-
-    def _counted(self, task: Task) -> Counted:
-        held = leaving = returning = reserved = NOTHING
-        run, reservation = task.run, task.reserved
-        name = self._pool.name
-        if reservation is not None and reservation.pool_name == name:
-            reserved = placed(reservation.placements)
-        if run is not None and run.pool_name == name and run.open:
-            open_ = (
-                p
-                for replica, p in enumerate(run.placements)
-                if run.replicas[replica] < ReplicaState.RELEASED
-            )
-            amounts = placed(open_)
-            if not task.releasing:
-                held = amounts
-            elif reservation is None:
-                leaving = amounts
-                if isinstance(run.stop, PolicyStop):
-                    returning = amounts
-        firm = NOTHING
-        if not task.job.spec.preemptible:
-            firm = plus(plus(held, leaving), reserved)
-        return held, firm, leaving, returning, reserved
 
     def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
@@ -270,54 +230,31 @@ class QuotaIndex(PolicyIndex):
 
     # Changes
 
+    def owner_of(self, job: Job) -> Project:
+        """See `ClaimingIndex.owner_of`."""
+        return job.project
+
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        self._victims_due = self._victims_due_next = True
-        if self._root is not None:
-            self._stale_tasks[task] = None
+        super().standing_changed(task)
+        self._shares_stale = True
+        name = task.job.project.name
+        self._moved[name] = self._moved_next[name] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        if self._root is not None:
-            self._stale_groups[group] = None
+        super().queue_changed(group, job)
+        self._shares_stale = True
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._built = False
         self._shares_stale = True
 
     def nodes_changed(self) -> None:
         """See `PolicyIndex.nodes_changed`."""
         self._shares_stale = True
-
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`."""
-        self._due = self._due_next = True
-        self._victims_due = self._victims_due_next = True
-        return self._may_be_preempted(task)
-
-    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        priority = task.job.priority
-        of = self.victims.setdefault(task.job.project, {})
-        found = of.get(priority)
-        if found is None:
-            found = of[priority] = Victims(self._pool.name, priority)
-        found.add(task)
-        return iter((found,))
-
-    def input_changed(self, *, later: bool) -> None:
-        """See `PolicyIndex.input_changed`."""
-        self._due = True
-        self._due_next |= later
-        self._victims_due = True
-        self._victims_due_next |= later
-
-    @property
-    def due(self) -> bool:
-        """Whether a task may claim more than before."""
-        return self._due
 
     @property
     def shares_stale(self) -> bool:
@@ -330,28 +267,28 @@ class QuotaIndex(PolicyIndex):
 
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
-        self._due, self._due_next = self._due_next, False
-        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        super().cycle_ended()
+        self._moved, self._moved_next = self._moved_next, {}
         self._shares_changed = False
         self.touched.clear()
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
         return {
-            "due": self._due,
-            "due_next": self._due_next,
-            "victims_due": self._victims_due,
-            "victims_due_next": self._victims_due_next,
+            **super().kept(),
             "shares_stale": self._shares_stale,
+            "moved": list(self._moved),
+            "moved_next": list(self._moved_next),
         }
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
-        self._due, self._due_next = kept["due"], kept["due_next"]
-        self._victims_due = kept["victims_due"]
-        self._victims_due_next = kept["victims_due_next"]
+        super().restore(kept)
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
+        # Snapshots from before quotas were added up over pools have none.
+        self._moved = dict.fromkeys(kept.get("moved", ()))
+        self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

@@ -21,7 +21,7 @@ group in the order of the queues `may_start`, then the `claims`.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -38,6 +38,7 @@ from yardmaster_core.scheduling.planner.policy import (
     Rank,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
@@ -53,6 +54,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
+from yardmaster_core.scheduling.policies.quota.pool_sums import loses_by_sum, sum_over_pools
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
@@ -172,7 +174,21 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
             found = _exceeded(minus(queue.firm, mine), ask, queue.deserved)
             if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
+    if not group.shape.preemptible and own is None:
+        return _wait_for_sum(view, leaf, task)
     return None
+
+
+def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
+    """Return the wait reason of a task that cannot be preempted and is within what is deserved in
+    this pool, but beyond what its project deserves in all its pools; else None.
+    """
+    sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
+    found = None if sums is None else _exceeded(sums.firm, ask, sums.deserved)
+    if sums is None or found is None:
+        return None
+    known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
+    return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
 
 
 def _exceeded(used: Amounts, ask: Amounts, bounds: Bounds) -> int | None:
@@ -207,12 +223,21 @@ def start_reason(view: PoolView, task: Task) -> Start:
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
     after = plus(standing, requested(task.job.shape))
-    rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
         numbers["deserved_milli"] = deserved
-    return Start(rule=rule, numbers=numbers)
+    if exceeded(after, leaf.deserved) is not None:
+        return Start(rule="over_quota", numbers=numbers)
+    sums = sum_over_pools(view, task.job.project)
+    if sums is not None:
+        in_all = sums.standing
+        if task.reserved is not None:
+            in_all = minus(in_all, placed(task.reserved.placements))
+        found = exceeded(plus(in_all, requested(task.job.shape)), sums.deserved)
+        if found is not None:
+            return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
+    return Start(rule="within_deserved", numbers=numbers)
 
 
 def claims(options: QuotaOptions) -> tuple[Claim, ...]:
@@ -232,13 +257,28 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def claimants(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
-    if not index_of(view).take_news(view.state):
-        return
+    news = index_of(view).take_news(view.state)
+    groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
     all_claims = claims(view.options)
-    for group in list(view.state.blocked(view.pool)):
+    for group in list(groups):
         if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
             task = group.queue.first
             if any(claim.applies(view, task) for claim in all_claims):
+                yield group
+
+
+def claimants_by_sum(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that wait for capacity, and may claim more than before because a project has
+    more or less in other pools.
+    """
+    index, state, name = index_of(view), view.state, view.pool.name
+    moved = dict.fromkeys(index.moved_elsewhere(state))
+    if any(loses_by_sum(view, index.queue_of(state, project), project) for project in moved):
+        yield from state.blocked(view.pool)
+        return
+    for project in moved:
+        for group in index.queue_of(state, project).waiting:
+            if group.queue.live and name in group.waits:
                 yield group
 
 
@@ -254,11 +294,7 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     delay_ms = claiming.delayed_until_ms(view, task)
     if delay_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
-    until_ms: list[int] = view.memo.get(("protected", task), [])
-    if not until_ms:
-        return None
-    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
-    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+    return protected_wait(view, task)
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:

@@ -40,8 +40,12 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """Give the pool the index of its policy, which also tells which tasks are equal."""
-    before = pool.index.per_job
+    before, followed = pool.index.per_job, pool.index.follows_pools
     pool.index = state.policies.index(pool)
+    if followed or pool.index.follows_pools:
+        for other in state.pools.values():
+            if other.index.follows_pools:
+                other.index.input_changed(later=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
     if pool.index.per_job == before:
