@@ -316,10 +316,16 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.EXCEEDS_DESERVED: _of_each("asked", "deserved"),
     WaitCode.PAUSED: ("since_at_ms",),
     WaitCode.NOT_CONSIDERED: (),
-    WaitCode.INSUFFICIENT_FREE: ("asked_milli", "free_milli", "short_milli", "blocked"),
+    WaitCode.INSUFFICIENT_FREE: (
+        *("asked_milli", "free_milli", "short_milli", "blocked"),
+        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("asked_cpu_milli", "asked_memory_mib"),
+    ),
     WaitCode.FRAGMENTED: (
         *("asked_milli", "free_milli", "largest_milli", "replicas", "places"),
         *("idle_milli", "blocked"),
+        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("asked_cpu_milli", "asked_memory_mib"),
     ),
     WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),

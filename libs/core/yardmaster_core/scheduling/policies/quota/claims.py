@@ -129,6 +129,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
+    view.memo["others_above", task] = len(others)
     if _too_little(view, leaf, ask, others, guaranteed=guaranteed):
         return
     leaves = (
