@@ -461,6 +461,25 @@ _ALL: Final = (
         '    return "allocate" in options.in_order',
         "    return True",
     ),
+    # GPU memory
+    Rule(
+        "GPU memory: the part of the node's GPUs",
+        "scheduling/state/node_capacity.py",
+        "return share_of(shape.gpu_memory_mib, self.gpu_memory_mib)",
+        "return share_of(shape.gpu_memory_mib, 40)",
+    ),
+    Rule(
+        "GPU memory: deserved counts the largest GPUs",
+        f"{QUOTA}/amounts.py",
+        "pool.least_milli(shape) if",
+        "pool.most_milli(shape) if",
+    ),
+    Rule(
+        "GPU memory: shares count the smallest GPUs",
+        f"{QUOTA}/amounts.py",
+        "pool.most_milli(shape) if",
+        "pool.least_milli(shape) if",
+    ),
     # Pools
     _pools(
         "idle later pool before victims",

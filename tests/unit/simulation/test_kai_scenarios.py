@@ -119,8 +119,7 @@ def test_a_million_bytes_become_a_mebibyte_unless_an_amount_has_a_smaller_part()
         ({"gpus": 0}, 0, 0),
         ({"gpu_fraction": 0.7}, 1, 700),
         ({"gpu_fraction": 0.5, "gpu_devices": 2}, 2, 500),
-        ({"gpu_memory_mib": 41}, 1, 410),
-        ({"gpu_memory_mib": 100}, 1, 1000),
+        ({"gpu_memory_mib": 41}, 1, 0),
     ],
 )
 def test_requests_become_slots_and_parts_of_slots(
@@ -131,15 +130,15 @@ def test_requests_become_slots_and_parts_of_slots(
     assert (found.gpus, found.gpu_milli) == (gpus, gpu_milli)
 
 
-def test_requested_gpu_memory_is_rounded_up_to_a_hundredth_of_a_gpu() -> None:
-    units = units_of([of(Node, node("n0", gpu_memory_mib=300))], [])
-    assert resources_of(of(Task, task("t", gpu_memory_mib=100)), units).gpu_milli == 340
+def test_gpu_memory_is_requested_as_such() -> None:
+    units = units_of([of(Node, node("n0")), of(Node, node("n1", gpu_memory_mib=300))], [])
+    found = resources_of(of(Task, task("t", gpu_memory_mib=100, gpu_devices=2)), units)
+    assert (found.gpus, found.gpu_milli, found.gpu_memory_mib) == (2, 0, 100)
 
 
-@pytest.mark.parametrize("memory_mib", [50, 900])
-def test_gpu_memory_needs_nodes_with_equal_gpus_that_are_large_enough(memory_mib: int) -> None:
-    nodes = [node("n0"), node("n1", gpu_memory_mib=100 if memory_mib > 100 else 800)]
-    asks = job("j", task("j-0", gpu_memory_mib=memory_mib))
+def test_gpu_memory_needs_nodes_that_say_how_much_their_gpus_have() -> None:
+    nodes = [node("n0"), node("n1", gpu_memory_mib=0)]
+    asks = job("j", task("j-0", gpu_memory_mib=50))
     assert checked(asks, nodes=nodes).outcome is Outcome.SKIPPED
 
 
