@@ -323,7 +323,7 @@ _ALL: Final = (
         "        if False:\n",
     ),
     _queues(
-        "unlimited beside 0",
+        "unlimited next to 0",
         "None if quota.deserved_unlimited else quota.deserved_milli or 0",
         "quota.deserved_milli or 0",
     ),
@@ -388,7 +388,7 @@ _ALL: Final = (
     _division("whole units", "part = offered // unit * unit", "part = int(offered)"),
     _division("largest remainder", "-remainders[queue.name], ", ""),
     _division("remainders go out", "part = min(unit, rest)", "part = 0"),
-    _division("unused parts go on", "again = again or wanted < offered", "pass"),
+    _division("unused parts are shared", "again = again or wanted < offered", "pass"),
     Rule(
         "shares: impossible tasks request nothing",
         f"{QUOTA}/index.py",
