@@ -120,6 +120,9 @@ class CheckedCell(Cell):
         claimant = self.state.task(decision.stop.for_task)
         assert victim.run is not None
         pool = victim.run.pool_name
+        config = self.state.pools[pool].config
+        if config is None or config.policy.name != "quota":
+            return
         for owner, other in zip(_path(victim), _path(claimant), strict=False):
             if owner is other:
                 continue
