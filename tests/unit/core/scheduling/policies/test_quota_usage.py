@@ -7,11 +7,11 @@ import pytest
 
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
 from tests.unit.core.scheduling.policies.test_quota_shares import idle_until_ms, recorded
+from yardmaster_core.errors import BadPolicyOptions
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.testing import fold
-from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.decisions import PreemptionRequestedV2
 from yardmaster_schemas.events.requests import PolicyRef
 
@@ -168,9 +168,9 @@ def test_another_half_life_counts_from_now_on_and_none_ends_it() -> None:
 
 def test_a_half_life_of_more_than_a_year_is_refused() -> None:
     ref = PolicyRef(name="quota", options={"usage_half_life_s": 366 * 24 * HOUR_S + 1})
-    with pytest.raises(Exception, match="half-life"):
+    with pytest.raises(BadPolicyOptions, match="half-life"):
         options_of(ref)
-    with pytest.raises(Exception, match="0 or more"):
+    with pytest.raises(BadPolicyOptions, match="0 or more"):
         options_of(PolicyRef(name="quota", options={"usage_weight_permille": -1}))
 
 
