@@ -175,7 +175,13 @@ class Cell:
         self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
 
     def submit(
-        self, name: str, *, project: str = "p", department: str = "d", **changes: Any
+        self,
+        name: str,
+        *,
+        project: str = "p",
+        department: str = "d",
+        user: str | None = None,
+        **changes: Any,
     ) -> str:
         """Admit a job; return its id. `gpus=` is short for whole GPUs of a replica."""
         self.submitted += 1
@@ -194,6 +200,7 @@ class Cell:
                 spec=admitted_spec(**changes),
                 submitted_at_ms=self.now_ms + self.submitted,
                 details=DETAILS,
+                user=user,
             )
         )
         return id_
@@ -335,11 +342,13 @@ class Cell:
         department: str,
         *,
         quota: Mapping[str, Any] | None = None,
+        parent: str | None = None,
         **limits_milli: int | None,
     ) -> None:
         """Limit what a department's projects hold together of each pool (gpu_milli).
 
-        `quota`: other settings of its quota in each of these pools.
+        `quota`: other settings of its quota in each of these pools. `parent`: the department that
+        it is a part of.
         """
         quotas = {
             pool: req.Quota(limit_milli=milli, **(quota or {}))
@@ -350,7 +359,7 @@ class Cell:
                 level=adm.Level.DEPARTMENT,
                 name=department,
                 revision=1,
-                department=req.DepartmentConfig(quotas=quotas),
+                department=req.DepartmentConfig(quotas=quotas, parent=parent),
             )
         )
 

@@ -121,6 +121,7 @@ def _dump_node(node: Node) -> Plain:
         "labels": node.labels,
         "address": node.address,
         "gpus": node.gpus,
+        "gpu_memory_mib": node.gpu_memory_mib,
         "cpu_milli": node.cpu_milli,
         "memory_mib": node.memory_mib,
         "ports": [node.port_first, node.port_last],
@@ -143,6 +144,7 @@ def _dump_job(job: Job) -> Plain:
         "spec": job.spec,
         "submitted_ms": job.submitted_ms,
         "details": job.details,
+        "user": job.user,
         "priority": job.priority,
         "weight": job.weight,
         "max_slots_milli": job.max_slots_milli,
@@ -273,6 +275,7 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
         department.config = _maybe(DepartmentConfig, row["config"])
+    state.nest_departments()
     for row in dump["projects"]:
         project = Project(row["name"], state.departments[row["department"]])
         state.projects[project.name] = project
@@ -324,6 +327,8 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.labels = dict(row["labels"])
     node.address = row["address"]
     node.gpus = row["gpus"]
+    # Snapshots of rules below 8 have none.
+    node.gpu_memory_mib = row.get("gpu_memory_mib", 0)
     node.cpu_milli = row["cpu_milli"]
     node.memory_mib = row["memory_mib"]
     node.port_first, node.port_last = row["ports"]
@@ -353,7 +358,9 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     spec = plain.load(AdmittedSpec, row["spec"])
     project = state.projects[row["project"]]
     details = plain.load(DetailsRef, row["details"])
-    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details)
+    # Snapshots from before users were recorded have none.
+    user = row.get("user")
+    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details, user)
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_max_slots(row["max_slots_milli"])

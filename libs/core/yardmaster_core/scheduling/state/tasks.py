@@ -128,7 +128,7 @@ class Reservation:
     """Slots that are kept for a pending task, from SlotsReserved until it starts or a drop."""
 
     __slots__ = (
-        *("cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
+        *("counted", "cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
         *("shape_id", "since_ms", "until_ms", "victims"),
     )
 
@@ -153,6 +153,9 @@ class Reservation:
         #: known).
         self.victims = victims
         self.until_ms = until_ms
+        #: gpu_milli that count as reserved for the owners of the task (derived): those that it does
+        #: not hold, because it is moved, while it still stops.
+        self.counted = 0
         #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
         self.free = bytearray(len(placements))
         self.missing = len(placements)
@@ -319,7 +322,7 @@ class Job:
             "submitted_ms",
             "tasks",
         ),
-        *("unfinished", "used_milli", "weight"),
+        *("unfinished", "used_milli", "user", "weight"),
     )
 
     def __init__(
@@ -330,6 +333,7 @@ class Job:
         spec: AdmittedSpec,
         submitted_ms: int,
         details: DetailsRef,
+        user: str | None = None,
     ) -> None:
         self.id = id_
         #: The order of admission.
@@ -338,6 +342,8 @@ class Job:
         self.spec = spec
         self.submitted_ms = submitted_ms
         self.details = details
+        #: The opaque id of the user who submitted it; older rules did not record it.
+        self.user = user
         self.priority = spec.priority
         self.weight = spec.weight
         self.max_slots_milli = spec.max_slots_milli
@@ -382,13 +388,15 @@ class Job:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = (
+        facts: tuple[object, ...] = (
             *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
             *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
             (self.details.partition, self.details.offset, self.details.digest),
             self.erased,
         )
         # Only where it has some: older logs have digests without them.
+        if self.user is not None:
+            facts = (*facts, "user", self.user)
         return (*facts, sorted(self.ranks.items())) if self.ranks else facts
 
 

@@ -11,38 +11,36 @@ from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
-from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
     UNITS,
     Amounts,
     minus,
-    placed,
     plus,
     requested,
     times,
+)
+from yardmaster_core.scheduling.policies.quota.claiming_index import (
+    UNCOUNTED,
+    ClaimingIndex,
+    Counted,
+    counted,
+    holders,
+    usable,
 )
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_schemas.reasons import PolicyStop
-
-#: What a task counts as: held, firm, leaving, returning, reserved.
-Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
-_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
 
-class QuotaIndex(PolicyIndex):
+class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
-    preempts = True
     follows_pools = True
 
     def __init__(
@@ -53,7 +51,7 @@ class QuotaIndex(PolicyIndex):
         usage_half_life_ms: int = 0,
         usage_weight: Fraction = NO_USAGE,
     ) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._by_weight = by_weight
         self.usage_half_life_ms = usage_half_life_ms
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
@@ -65,30 +63,16 @@ class QuotaIndex(PolicyIndex):
         self._queues: dict[Department | Project, Queue] = {}
         self._tasks: dict[Task, Counted] = {}
         self._groups: dict[Group, Amounts] = {}
-        self._stale_tasks: dict[Task, None] = {}
-        self._stale_groups: dict[Group, None] = {}
         #: The set of nodes for which groups were counted: those that can never fit request nothing.
         self._topology = -1
         #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
         self.touched: list[Queue] = []
         #: Queues whose place among their siblings may have changed since projects were ranked.
         self.unranked: dict[Queue, None] = {}
-        #: By project and priority.
-        self.victims: dict[Project, dict[int, Victims]] = {}
-        holders = (task for node in pool.nodes.values() for task in node.open.values())
-        for task in dict.fromkeys(holders):
-            if task.job.spec.preemptible:
-                for _ in self._may_be_preempted(task):
-                    pass
-        self._due = True
-        self._due_next = False
         #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
         #: other pools may claim more than before, or less.
         self._moved: dict[str, None] = {}
         self._moved_next: dict[str, None] = {}
-        #: Whether tasks hold other slots since the last cycle, or in it.
-        self._victims_due = True
-        self._victims_due_next = False
         self._shares_changed = True
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
@@ -116,7 +100,7 @@ class QuotaIndex(PolicyIndex):
     def divide(self, state: ClusterState) -> Queue:
         """Divide the pool where something changed; return the tree."""
         root = self.root(state)
-        total = self._total()
+        total = usable(self._pool)
         if total != root.fair:
             root.fair = root.allocatable = total
             # What may be reclaimed depends on the total, also where no share changes.
@@ -138,23 +122,11 @@ class QuotaIndex(PolicyIndex):
                 for project in pool.index._moved:
                     yield state.projects[project]
 
-    def _total(self) -> Amounts:
-        """The amounts of the nodes that take tasks."""
-        key = "quota_total"
-        known: tuple[int, Amounts] | None = self._pool.policy_cache.get(key)
-        if known is None or known[0] != self._pool.topology:
-            total = NOTHING
-            for node in self._pool.nodes.values():
-                if node.usable:
-                    gpus = (node.gpus - len(node.disabled_slots)) * UNITS[0]
-                    total = plus(total, (gpus, node.cpu_milli, node.memory_mib))
-            known = self._pool.policy_cache[key] = (self._pool.topology, total)
-        return known[1]
-
     # Counting
 
     def _build(self, state: ClusterState) -> Queue:
         root = Queue("", None, (0, 0))
+        self._built = True
         self._queues.clear()
         self.unranked.clear()
         self._tasks.clear()
@@ -162,8 +134,7 @@ class QuotaIndex(PolicyIndex):
         self.touched.clear()
         self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
-        holders = (task for node in self._pool.nodes.values() for task in node.open.values())
-        self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
+        self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
         return root
 
@@ -240,11 +211,11 @@ class QuotaIndex(PolicyIndex):
                     queue.usage_milli += usage.counted_milli
 
     def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
-        known = self._tasks.get(task, _NOTHING)
-        now = self._counted(task)
+        known = self._tasks.get(task, UNCOUNTED)
+        now = counted(task, self._pool.name)
         if now == known:
             return
-        if now == _NOTHING:
+        if now == UNCOUNTED:
             del self._tasks[task]
         else:
             self._tasks[task] = now
@@ -264,30 +235,6 @@ class QuotaIndex(PolicyIndex):
                 queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
 
-    def _counted(self, task: Task) -> Counted:
-        held = leaving = returning = reserved = NOTHING
-        run, reservation = task.run, task.reserved
-        name = self._pool.name
-        if reservation is not None and reservation.pool_name == name:
-            reserved = placed(reservation.placements)
-        if run is not None and run.pool_name == name and run.open:
-            open_ = (
-                p
-                for replica, p in enumerate(run.placements)
-                if run.replicas[replica] < ReplicaState.RELEASED
-            )
-            amounts = placed(open_)
-            if not task.releasing:
-                held = amounts
-            elif reservation is None:
-                leaving = amounts
-                if isinstance(run.stop, PolicyStop):
-                    returning = amounts
-        firm = NOTHING
-        if not task.job.spec.preemptible:
-            firm = plus(plus(held, leaving), reserved)
-        return held, firm, leaving, returning, reserved
-
     def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
         shape = group.shape
@@ -300,7 +247,7 @@ class QuotaIndex(PolicyIndex):
         self.unranked[leaf] = None
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
-        now = times(requested(shape), counts)
+        now = times(requested(self._pool, shape), counts)
         if now == known:
             return
         if counts:
@@ -314,24 +261,26 @@ class QuotaIndex(PolicyIndex):
 
     # Changes
 
+    def owner_of(self, job: Job) -> Project:
+        """See `ClaimingIndex.owner_of`."""
+        return job.project
+
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        self._victims_due = self._victims_due_next = True
+        super().standing_changed(task)
+        self._shares_stale = True
         name = task.job.project.name
         self._moved[name] = self._moved_next[name] = None
-        if self._root is not None:
-            self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        if self._root is not None:
-            self._stale_groups[group] = None
+        super().queue_changed(group, job)
+        self._shares_stale = True
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._built = False
         self._shares_stale = True
 
     def usages_counted(self) -> None:
@@ -342,33 +291,6 @@ class QuotaIndex(PolicyIndex):
     def nodes_changed(self) -> None:
         """See `PolicyIndex.nodes_changed`."""
         self._shares_stale = True
-
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`."""
-        self._due = self._due_next = True
-        self._victims_due = self._victims_due_next = True
-        return self._may_be_preempted(task)
-
-    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        priority = task.job.priority
-        of = self.victims.setdefault(task.job.project, {})
-        found = of.get(priority)
-        if found is None:
-            found = of[priority] = Victims(self._pool.name, priority)
-        found.add(task)
-        return iter((found,))
-
-    def input_changed(self, *, later: bool) -> None:
-        """See `PolicyIndex.input_changed`."""
-        self._due = True
-        self._due_next |= later
-        self._victims_due = True
-        self._victims_due_next |= later
-
-    @property
-    def due(self) -> bool:
-        """Whether a task may claim more than before."""
-        return self._due
 
     @property
     def shares_stale(self) -> bool:
@@ -381,8 +303,7 @@ class QuotaIndex(PolicyIndex):
 
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
-        self._due, self._due_next = self._due_next, False
-        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        super().cycle_ended()
         self._moved, self._moved_next = self._moved_next, {}
         self._shares_changed = False
         self.touched.clear()
@@ -390,10 +311,7 @@ class QuotaIndex(PolicyIndex):
     def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
         return {
-            "due": self._due,
-            "due_next": self._due_next,
-            "victims_due": self._victims_due,
-            "victims_due_next": self._victims_due_next,
+            **super().kept(),
             "shares_stale": self._shares_stale,
             "moved": list(self._moved),
             "moved_next": list(self._moved_next),
@@ -401,9 +319,7 @@ class QuotaIndex(PolicyIndex):
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
-        self._due, self._due_next = kept["due"], kept["due_next"]
-        self._victims_due = kept["victims_due"]
-        self._victims_due_next = kept["victims_due_next"]
+        super().restore(kept)
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
         # Snapshots from before quotas were added up over pools have none.

@@ -39,10 +39,14 @@ from yardmaster_core.scheduling.planner.policy import (
     Rank,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    RESOURCES,
     SUFFIXES,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
@@ -140,7 +144,7 @@ def firm_first(view: PoolView, group: Group) -> OrderKey:
 def _never_starts(view: PoolView, group: Group) -> bool:
     """Whether a group exceeds all nodes, or a bound of a queue by itself."""
     shape = group.shape
-    index, ask = index_of(view), requested(shape)
+    index, ask = index_of(view), limited(view.pool, shape)
     leaf = index.queue_of(view.state, view.state.projects[shape.project])
     return never_fits(view.pool, shape) or any(
         exceeded(ask, queue.limit) is not None
@@ -162,21 +166,24 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
     preempted; else None.
 
-    Checked from the project up: the first queue that refuses is named.
+    Checked from the project up: the first queue that refuses is named. Only what the task requests
+    counts: a limit of GPUs that was lowered below what is held keeps no task without GPUs waiting.
     """
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
+    # Its reserved slots here are part of what its queues use.
+    kept = own is not None and own.pool_name == view.pool.name
+    mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        if own is None:
-            found = exceeded(plus(queue.used, ask), queue.limit)
-            if found is not None and ask[found]:
-                return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
-        if not group.shape.preemptible and own is None:
-            found = exceeded(plus(queue.firm, ask), queue.deserved)
-            if found is not None and ask[found]:
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
+        if found is not None:
+            return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+        if not group.shape.preemptible:
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
     if not group.shape.preemptible and own is None:
         return _wait_for_sum(view, leaf, task)
@@ -187,9 +194,10 @@ def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and is within what is deserved in
     this pool, but beyond what its project deserves in all its pools; else None.
     """
-    sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
-    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved)
-    if sums is None or found is None or not ask[found]:
+    sums = sum_over_pools(view, task.job.project)
+    ask = limited(view.pool, task.job.shape)
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
+    if sums is None or found is None:
         return None
     known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
     return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
@@ -217,7 +225,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
+    after = plus(standing, requested(view.pool, task.job.shape))
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
@@ -229,7 +237,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
         in_all = sums.standing
         if task.reserved is not None:
             in_all = minus(in_all, placed(task.reserved.placements))
-        found = exceeded(plus(in_all, requested(task.job.shape)), sums.deserved)
+        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
         if found is not None:
             return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
     return Start(rule="within_deserved", numbers=numbers)
@@ -256,9 +264,12 @@ def claimants(view: PoolView) -> Iterator[Group]:
     groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
     all_claims = claims(view.options)
     for group in list(groups):
-        if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
+        wait = group.waits[view.pool.name][0]
+        if wait.code in CLAIMING and could_fit(view.pool, group.shape):
             task = group.queue.first
-            if any(claim.applies(view, task) for claim in all_claims):
+            if any(claim.applies(view, task) for claim in all_claims) or _share_decides_now(
+                view, task, wait
+            ):
                 yield group
 
 
@@ -289,11 +300,58 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     delay_ms = claiming.delayed_until_ms(view, task)
     if delay_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
-    until_ms: list[int] = view.memo.get(("protected", task), [])
-    if not until_ms:
-        return None
-    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
-    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+    return protected_wait(view, task)
+
+
+def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task that neither fits nor found victims, with the numbers of its
+    project's share.
+
+    They are those of the resource of which the project would hold more than its share, so that it
+    takes nothing from others; else `others_above` is the number of projects that it may take from.
+    """
+    if not _may_ever_reclaim(view, task):
+        return wait
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
+    decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
+    suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
+    numbers = {
+        f"asked_{suffix}": ask[decided],
+        f"fair_share_{suffix}": leaf.fair[decided],
+        f"used_{suffix}": leaf.standing[decided],
+    }
+    if deserved is not None:
+        numbers[f"deserved_{suffix}"] = deserved
+    if above is None:
+        numbers["others_above"] = view.memo.get(("others_above", task), 0)
+    return replace(wait, numbers={**wait.numbers, **numbers})
+
+
+def _above_share(view: PoolView, task: Task) -> int | None:
+    """Return the first resource of which the task's project would hold more than its share, or
+    None.
+    """
+    index_of(view).divide(view.state)
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
+
+
+def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
+    return "reclaim" in view.options.claiming and not task.shape.start_failed
+
+
+def _share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
+    """Whether a task is above its project's share of a resource that its wait reason does not name,
+    so that the reason is out of date.
+    """
+    if not _may_ever_reclaim(view, task):
+        return False
+    above = _above_share(view, task)
+    if above is None:
+        return False
+    numbers = wait.numbers
+    return "others_above" in numbers or f"fair_share_{SUFFIXES[above]}" not in numbers
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
@@ -349,6 +407,7 @@ QUOTA: Final = Policy(
     claims=claims,
     starts_on_idle=starts_on_idle,
     min_runtime_wait=min_runtime_wait,
+    no_victims_wait=no_victims_wait,
     equivalence=equivalence,
     wake=claimants,
     index=quota_index,
