@@ -7,6 +7,7 @@ reserved for it, and those reserved for victims that are moved.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from operator import add, sub
 from typing import Final
@@ -112,6 +113,7 @@ class Queues:
         self.state = state
         self._pool = pool
         self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
+        self._usage_permille = int(options_of(pool.config.policy).usage_weight_permille)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
@@ -261,10 +263,22 @@ class Queues:
                     wish=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
+                    usage=self._usage(queue) if i == 0 else Fraction(0),
                 )
             )
-        found = divide(total, demands, UNITS[i]).shares
+        weight_of_usage = Fraction(self._usage_permille if i == 0 else 0, 1000)
+        found = divide(total, demands, UNITS[i], weight_of_usage).shares
         return [found[demand.name] for demand in demands]
+
+    def _usage(self, queue: Queue) -> Fraction:
+        """The part of the pool's GPUs that the projects of a queue held in the past."""
+        used = sum(
+            usage.counted_milli
+            for project in self.state.projects.values()
+            if queue in self.path(project)
+            if (usage := project.usage.get(self._pool.name)) is not None
+        )
+        return Fraction(used, self.total[0]) if self.total[0] else Fraction(0)
 
     def _weight(self, queue: Queue, i: int) -> int:
         quota = self._quota(queue)
