@@ -375,15 +375,27 @@ _ALL: Final = (
     _division("higher rank first", "sorted(ranks, reverse=True)", "sorted(ranks)"),
     _division(
         "the weight",
-        "offered = Fraction(give * queue.weight, weights)",
+        "offered = Fraction(give * weight, weights)",
         "offered = Fraction(give, len(unmet))",
     ),
     _division(
         "weight 0 gets nothing",
-        "        if not queue.weight or not rest:\n            continue\n",
+        "        if not weight or not rest:\n            continue\n",
         "        if not rest:\n            continue\n"
-        "        if not queue.weight:\n            dealt[queue.name] += rest\n"
+        "        if not weight:\n            dealt[queue.name] += rest\n"
         "            return 0, False\n",
+    ),
+    _division("past use", "    if not usage_weight:\n", "    if True:\n"),
+    _policy(
+        "shares: usage_weight_permille",
+        "usage_weight=Fraction(options.usage_weight_permille, 1000)",
+        "usage_weight=Fraction(1)",
+    ),
+    Rule(
+        "shares: past use decays",
+        "scheduling/state/decayed_usage.py",
+        "        return held + ((self.average - held) * factor >> FACTOR_BITS)",
+        "        return max(self.average, held + ((self.average - held) * factor >> FACTOR_BITS))",
     ),
     _division("whole units", "part = offered // unit * unit", "part = int(offered)"),
     _division("largest remainder", "-remainders[queue.name], ", ""),
