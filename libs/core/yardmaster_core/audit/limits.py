@@ -1,9 +1,9 @@
 """Checks of limits and of what is deserved (S6), when slots are reserved or allocated.
 
 Under every policy: a job's max_slots and max_concurrent, the limit of its project over all pools,
-and the GPU limits of its project and the project's department in the pool. Under `quota` also, for
-the project and every department above it, of GPUs, CPUs and memory: the limits (with over-quota
-off, what is deserved is a limit); and what is deserved, for tasks that are not preemptible.
+and the GPU limits of its project and of every department above it in the pool. Under `quota` also,
+for each of them, of GPUs, CPUs and memory: the limits (with over-quota off, what is deserved is a
+limit); and what is deserved, for tasks that are not preemptible.
 
 Only the resources that a task requests are checked. A task that starts on the slots reserved for
 it, or is moved, was checked before; a limit that was lowered since then stops no task. But its
@@ -85,7 +85,7 @@ class Limits:
             bounds.append((what, config.limit_milli, used, asked))
             if config.pools and pool not in config.pools:
                 bounds.append((f"{what} in {pool}, not one of its pools,", 0, 0, max(asked, 1)))
-        for queue in [*quotas.path(job.project)][:2]:
+        for queue in quotas.path(job.project):
             limit, used = quotas.limit(queue, pool)[0], quotas.held(queue, pool)[0]
             bounds.append((f"{' '.join(queue)} limit in {pool}", limit, used, asked))
         return bounds

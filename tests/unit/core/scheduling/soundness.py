@@ -267,8 +267,13 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert reservation is not None
         # A task that is moved still stops.
         assert task.phase in (Phase.PENDING, Phase.STOPPING), f"{task.id} is {task.phase.name}"
+        held = sum(
+            p.gpu_milli * len(p.slots)
+            for replica, p in enumerate(task.run.placements if task.run is not None else ())
+            if task.run is not None and task.run.replicas[replica] < ReplicaState.RELEASED
+        )
         for owner in (task.job, task.job.project, task.job.project.department):
-            milli[owner] += reservation.gpu_milli
+            milli[owner] += reservation.gpu_milli - held
         for replica, placement in enumerate(reservation.placements):
             node = state.nodes[placement.node]
             assert replica in node.reserved[task]

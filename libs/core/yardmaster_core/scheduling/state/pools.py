@@ -12,7 +12,7 @@ from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.tasks import Group, Job, Reservation, Task
 from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.requests import PoolConfig
@@ -143,6 +143,19 @@ class Pool:
         """Note that nodes joined or left, or offer something else."""
         self.topology += 1
         self.index.nodes_changed()
+
+    def count_reserved(self, task: Task, reservation: Reservation, milli: int) -> None:
+        """Add to the gpu_milli that are reserved for the owners of `task` (or subtract)."""
+        if not milli:
+            return
+        reservation.counted += milli
+        held = self.reserved_milli
+        for owner in (task.job, task.job.project, task.job.project.department):
+            left = held.get(owner, 0) + milli
+            if left:
+                held[owner] = left
+            else:
+                del held[owner]
 
     def add_usage(self, task: Task, milli: int) -> Iterable[OrderedTasks[Task]]:
         """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""

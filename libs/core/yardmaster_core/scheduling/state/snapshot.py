@@ -268,6 +268,7 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
         department.config = _maybe(DepartmentConfig, row["config"])
+    state.nest_departments()
     for row in dump["projects"]:
         project = Project(row["name"], state.departments[row["department"]])
         state.projects[project.name] = project

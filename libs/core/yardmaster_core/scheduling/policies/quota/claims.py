@@ -96,6 +96,22 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
+def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted for a task of their project: not if a queue then held
+    more than before, and more than its share. Others would reclaim it, and so on without end.
+    """
+    index_of(view).divide(view.state)
+    taken = NOTHING
+    for victim in victims:
+        taken = plus(taken, held(view.pool, victim))
+    more = minus(requested(view.pool, task.job.shape), taken)
+    return not any(
+        more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
+        for queue in _leaf(view, task).path
+        for i in RESOURCES
+    )
+
+
 def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project may have tasks that `own_victims` yields."""
     firm_first = not _all_over(view) and not task.job.shape.preemptible
@@ -105,7 +121,10 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
 
 
 PREEMPT: Final = Claim(
-    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+    victims=own_victims,
+    stop_reason=own_stop_reason,
+    permits=may_preempt,
+    applies=has_own_victims,
 )
 
 
@@ -123,13 +142,15 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
-        for project in index.victims
-        if (other := index.queue_of(view.state, project)) is not leaf
+        for project, tasks in index.victims.items()
+        if any(next(some.in_order(), None) is not None for some in tasks.values())
+        and (other := index.queue_of(view.state, project)) is not leaf
         and (
             _may_lose(leaf, other, ask, guaranteed=guaranteed)
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
+    view.memo["others_above", task] = len(others)
     if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
@@ -179,10 +200,19 @@ def _too_little(
     return missing > 0
 
 
+def _above_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
+    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
+    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """
+    unlimited = queue.deserved[resource] is None
+    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
+    return most is not None and amounts[resource] > most
+
+
 def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
-    return held > its.allocatable[resource] or (
+    return _above_share(its, its.standing, resource) or (
         deserves and deserved is not None and held > deserved
     )
 
@@ -236,7 +266,7 @@ def _may_lose(leaf: Queue, other: Queue, ask: Amounts, *, guaranteed: bool) -> b
     own, its = differing(leaf, other)
     after, standing = plus(own.standing, ask), its.standing
     if not (guaranteed and _deserves(own, after)):
-        return any(standing[i] > its.allocatable[i] for i in RESOURCES)
+        return any(_above_share(its, standing, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
@@ -274,7 +304,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         remaining = minus(its.standing, taken.get(its, NOTHING))
         deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
-            any(remaining[i] > its.allocatable[i] for i in RESOURCES)
+            any(_above_share(its, remaining, i) for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
             or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
@@ -326,7 +356,7 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         sums = sum_over_pools(view, victim.job.project)
         assert sums is not None, "an excess over no sum"
         numbers |= sums.numbers(resource, sums.standing)
-    over = its.standing[resource] > its.allocatable[resource]
+    over = _above_share(its, its.standing, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
@@ -340,7 +370,7 @@ def _deciding(queue: Queue, excess: Amounts) -> int:
     pool, else in all its pools.
     """
     for i in RESOURCES:
-        if queue.standing[i] > queue.allocatable[i]:
+        if _above_share(queue, queue.standing, i):
             return i
     for i in RESOURCES:
         deserved = queue.deserved[i]

@@ -49,7 +49,7 @@ class Owner:
 
     @property
     def wish(self) -> int:
-        """What its tasks hold and request."""
+        """The amount that its tasks hold and request."""
         return self.standing + self.returning + self.pending
 
     def part(self, level: int) -> int:

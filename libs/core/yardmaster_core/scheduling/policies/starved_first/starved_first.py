@@ -74,7 +74,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     within = standing + view.pool.most_milli(task.job.shape) <= part
     return Start(
         rule="within_equal_part" if within else "beyond_equal_part",
-        numbers={"equal_part_milli": part, "used_milli": standing},
+        numbers={"fair_share_milli": part, "used_milli": standing},
     )
 
 
