@@ -40,22 +40,22 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """Give the pool the index of its policy, which also tells which tasks are equal."""
-    before = pool.index.per_job
+    before = pool.index.per_job, pool.index.per_user
     pool.index = state.policies.index(pool)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if pool.index.per_job == before:
+    if (pool.index.per_job, pool.index.per_user) == before:
         return
     for other in state.pools.values():
         other.index.claimants_changed()
     for job in state.jobs.values():
-        separate = state.any_per_job(job.spec.pools)
-        if separate == job.separate:
+        separation = state.separation(job.spec.pools)
+        if separation == (job.separate, job.by_user):
             continue
         waiting = [task for task in job.tasks if task.group is not None]
         for task in waiting:
             state.dequeue(task)
-        job.set_separate(separate)
+        job.set_separate(*separation)
         state.dirty[job] = None
         for task in waiting:
             state.enqueue(task)
