@@ -20,7 +20,10 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("commands", "core", "policies", "placement", "logs", "embedded", "cluster", "simulator")
+GROUPS = (
+    *("commands", "core", "policies", "quota", "placement", "logs", "embedded", "cluster"),
+    "simulator",
+)
 FOOTER = """\
 In timed sections the garbage collector is off and live objects are frozen (services freeze their
 restored state and collect rarely). value: by the clock; cpu: by this process's processor time,
@@ -65,6 +68,16 @@ def _growth(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
         from bench import growth
 
         found: list[Row] = getattr(growth, name)(*arguments)
+        return found
+
+    return run
+
+
+def _quota(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import quota
+
+        found: list[Row] = getattr(quota, name)(*arguments)
         return found
 
     return run
@@ -151,6 +164,8 @@ PENDING = (1_000, 10_000, 100_000)
 ENDED = (125_000, 250_000, 500_000, 1_000_000)
 #: The growth of hard cycles with the size of the cell.
 GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6")
+#: The work of KAI-Scheduler's benchmarks of quotas.
+QUOTA = ("K1", "K7", "K8", "K9")
 LIVES = (2_000, 4_000, 8_000, 16_000)
 AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "max_min"))
 
@@ -209,6 +224,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
         for label, variant in AMONG_JOBS
         for n in PENDING
     ),
+    *((f"quota-{name}", "quota", name in ("K1", "K9"), _quota("growth", name)) for name in QUOTA),
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     ("embedded", "embedded", True, _embedded),
     *(

@@ -11,13 +11,15 @@ events; each result is checked.
 - K9: a deserves all but 79 GPUs, b 80, and a gang of 10 replicas of 8 GPUs: none is reclaimed.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from statistics import linear_regression
 from typing import Any, Final
 
-from bench.growth import SLOTS, TimedCell
-from bench.timing import collector_off
+from bench.growth import SLOTS, SMALLEST_S, TimedCell
+from bench.timing import Row, collector_off
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import requests as req
@@ -31,10 +33,16 @@ PEER_MS: Final = {
 }
 SIZES: Final = {
     "K1": (125, 250, 500, 1_000),
-    "K7": (1_000, 2_000, 4_000, 5_000),
-    "K8": (125, 250, 500, 1_000),
+    "K7": (625, 1_000, 2_500, 5_000),
+    "K8": (125, 200, 500, 1_000),
     "K9": (200, 1_000, 2_500, 5_000),
 }
+AIMS_MS: Final = {
+    **{("K1", 1_000): 400, ("K7", 1_000): 1_000, ("K7", 5_000): 6_000},
+    **{("K8", 200): 800, ("K8", 1_000): 5_000, ("K9", 200): 20, ("K9", 5_000): 200},
+}
+#: The largest exponent of the number of nodes.
+EXPONENT: Final = 1.15
 
 
 class QuotaCell(TimedCell):
@@ -135,46 +143,30 @@ def k9(nodes: int) -> tuple[float, str]:
 WORK: Final = {"K1": k1, "K7": k7, "K8": k8, "K9": k9}
 
 
-def one_submit(projects: int, pending: int, nodes: int, cycles: int) -> tuple[float, float]:
-    """Return the median and the 99th percentile of cycles after one submit, in a full cell (s)."""
-    cell = QuotaCell()
-    for number in range(projects):
-        cell.deserve(f"p{number}", nodes * SLOTS // projects, weight=1)
-    for number in range(nodes):
-        cell.node(f"n{number}")
-    for number in range(projects):
-        cell.submit(
-            f"h{number:05d}x", project=f"p{number}", gpus=1, tasks=nodes * SLOTS // projects
-        )
-    cell.cycle()
-    for number in range(projects):
-        for index in range(nodes * SLOTS // projects):
-            cell.starts(f"h{number:05d}x", index)
-    cell.cycle()
-    for number in range(pending // 10):
-        cell.submit(f"w{number:06d}x", project=f"p{number % projects}", gpus=1, tasks=10)
-    cell.cycle()
-    cell.cycle()
-    spent = []
-    for number in range(cycles):
-        cell.submit(f"s{number:06d}x", project=f"p{number % projects}", gpus=1)
-        cell.cycle()
-        began = cell.spent_s
-        cell.cycle()
-        spent.append(began + cell.spent_s)
-    spent.sort()
-    return spent[len(spent) // 2], spent[len(spent) * 99 // 100]
+def growth(name: str) -> list[Row]:
+    """The time at four sizes (the best of two runs), and the exponent that fits them best."""
+    work, sizes = WORK[name], SIZES[name]
+    rows, times = [], []
+    for nodes in sizes:
+        took = []
+        for _ in range(2):
+            with collector_off():
+                seconds, note = work(nodes)
+            took.append(seconds)
+        times.append(min(took))
+        ms = times[-1] * 1000
+        aim_ms, peer_ms = AIMS_MS.get((name, nodes)), PEER_MS.get((name, nodes))
+        aim = f"<= {aim_ms:,}" if aim_ms is not None else ""
+        rows.append(Row(f"{name}, {nodes:,} nodes: {note}", ms, "ms", aim, peer_ms, cpu=ms))
+    return [*rows, Row(f"{name}: fitted exponent", exponent(sizes, times), "", f"<= {EXPONENT}")]
+
+
+def exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
+    """The exponent of the power of the size that fits the times best (least squares of logs)."""
+    x = [math.log(size) for size in sizes]
+    y = [math.log(max(took, SMALLEST_S)) for took in times]
+    return linear_regression(x, y).slope
 
 
 def _count(decided: list[Any]) -> Counter[str]:
     return Counter(each.TYPE for each in decided)
-
-
-if __name__ == "__main__":
-    for name, work in WORK.items():
-        for nodes in SIZES[name]:
-            with collector_off():
-                seconds, note = work(nodes)
-            peer_ms = PEER_MS.get((name, nodes))
-            peer = f"  (KAI-Scheduler: {peer_ms:,.0f} ms)" if peer_ms is not None else ""
-            print(f"{name} {nodes:6,} nodes {seconds * 1000:10.1f} ms  {note}{peer}", flush=True)

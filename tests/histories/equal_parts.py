@@ -43,7 +43,7 @@ def assert_may_lose(
     now = _Division(state, state.pools[victim.run.pool_name], moving)
     owner, other = now.owner(victim), now.owner(claimant)
     before = now.standing[owner] + _milli(_open(victim))
-    after = now.standing[other] + claimant.shape.total_gpu_milli
+    after = now.standing[other] + now.pool.most_milli(claimant.shape)
     assert now.standing[other] < now.parts[other], f"{other} preempts above its part {now.parts}"
     may_lose = before > max(now.parts[owner], after) and now.standing[owner] >= now.standing[other]
     assert may_lose, (
@@ -114,7 +114,7 @@ class _Division:
         limited = wait is not None and wait[0].code in AT_LIMIT
         if limited or never_fits(self.pool, group.shape):
             return 0
-        return group.shape.total_gpu_milli
+        return self.pool.most_milli(group.shape)
 
     def check(self) -> None:
         seen = set()
@@ -122,7 +122,7 @@ class _Division:
             group = task.group
             if group is None or task.reserved is not None or group.shape.start_failed:
                 continue
-            owner, asked = self.owner(task), task.shape.total_gpu_milli
+            owner, asked = self.owner(task), self.pool.most_milli(task.shape)
             if (owner, group) in seen or not asked or self.standing[owner] >= self.parts[owner]:
                 continue
             seen.add((owner, group))

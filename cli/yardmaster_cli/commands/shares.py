@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from yardmaster_cli.output.cells import clock_time
 from yardmaster_cli.output.columns import share_columns
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session, command
@@ -24,6 +25,9 @@ def shares(session: Session, pool: str) -> None:
     items = found["items"]
     depths = _depths(items) if session.out.for_people else {}
     session.out.items(items, share_columns(depths), name="name", document=found)
+    if found["divided_at"] is not None and session.out.for_people:
+        at = clock_time(found["divided_at"])
+        session.out.note(f"as of {at}Z, recorded at most once a minute")
 
 
 def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:

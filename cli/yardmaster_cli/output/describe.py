@@ -74,7 +74,10 @@ def _utc(at_ms: int) -> str:
 def needs(task: Row) -> str:
     """`2 x (8 GPU, 32 CPU, 256 GiB)`: the resources that all replicas of a task request."""
     request = task["resources"]
-    if request["gpus"] > 1 and request["gpu_milli"] < 1000:
+    if request.get("gpu_memory_mib"):
+        count = f"{request['gpus']} x " if request["gpus"] > 1 else ""
+        parts = [f"{count}{mebibytes(request['gpu_memory_mib'])} of a GPU"]
+    elif request["gpus"] > 1 and request["gpu_milli"] < 1000:
         parts = [f"{request['gpus']} x {gpus(request['gpu_milli'])} GPU"]
     else:
         parts = [f"{gpus(request['gpus'] * request['gpu_milli'])} GPU"]
@@ -189,14 +192,14 @@ def _request(wait: Row) -> str:
 
 
 def stop_words(out: Output, stop: Row) -> str:
-    """`priority, rule x, for 4kq7w2mz9c1f.0; priority 50, for priority 10`."""
+    """`quota, rule over_fair_share (nlp), for 4kq7w2mz9c1f.0, until 12:31`."""
     text = str(stop["code"])
     if stop.get("rule"):
         text += f", rule {stop['rule']}"
-    if stop.get("for_task"):
-        text += f", for {stop['for_task']}"
     if stop.get("about"):
         text += f" ({stop['about']})"
+    if stop.get("for_task"):
+        text += f", for {stop['for_task']}"
     if stop.get("deadline_at"):
         text += f", until {_at(out, stop['deadline_at'])}"
     return text

@@ -342,11 +342,13 @@ class Cell:
         department: str,
         *,
         quota: Mapping[str, Any] | None = None,
+        parent: str | None = None,
         **limits_milli: int | None,
     ) -> None:
         """Limit what a department's projects hold together of each pool (gpu_milli).
 
-        `quota`: other settings of its quota in each of these pools.
+        `quota`: other settings of its quota in each of these pools. `parent`: the department that
+        it is a part of.
         """
         quotas = {
             pool: req.Quota(limit_milli=milli, **(quota or {}))
@@ -357,7 +359,7 @@ class Cell:
                 level=adm.Level.DEPARTMENT,
                 name=department,
                 revision=1,
-                department=req.DepartmentConfig(quotas=quotas),
+                department=req.DepartmentConfig(quotas=quotas, parent=parent),
             )
         )
 

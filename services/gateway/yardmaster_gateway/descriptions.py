@@ -133,6 +133,11 @@ FIELDS: Final[Mapping[type, Texts]] = {
             "pool comes before victims in this one. `strict`: victims in this one come first.",
             "strict",
         ),
+        "gpu_placement": (
+            "Which of a node's GPUs a share gets. `packed`: the fullest that holds it. `spread`: "
+            "the emptiest. null: the placement chooses.",
+            "spread",
+        ),
     },
     Quota: {
         "deserved_milli": (
@@ -490,6 +495,7 @@ ANSWERS: Final[Texts] = {
     "policy": FIELDS[PoolConfig]["policy"],
     "pool": ("The name of the pool.", "h100"),
     "pool_order": FIELDS[PoolConfig]["pool_order"],
+    "gpu_placement": FIELDS[PoolConfig]["gpu_placement"],
     "pools": (_IN_ORDER, ["h100", "a100"]),
     "Department.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),
     "Project.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),

@@ -76,6 +76,15 @@ def test_json_is_the_body_of_the_api(capsys: pytest.CaptureFixture[str]) -> None
     assert shown(capsys, "-o", "name").split() == ["all", "research", "all", "vision"]
 
 
+def test_the_time_of_the_division_is_a_note_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(Answer(SHARES), Answer(SHARES)) as server:
+        for words in ([], ["-o", "json"]):
+            assert run(["shares", "--pool", "h100", *words, "--server", server.url]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "as of 10:20:11Z, recorded at most once a minute"
+    ]
+
+
 def test_a_pool_that_was_not_divided_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     body = {**SHARES, "divided_at": None, "cycle": None, "items": []}
     with answering(Answer(body)) as server:

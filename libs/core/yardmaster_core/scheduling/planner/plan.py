@@ -171,7 +171,8 @@ class PoolPass:
         if not self._begun:
             self._begun = True
             pool = self.pool
-            if pool.index.due or pool.awake or pool.reconsidered:
+            index = pool.index
+            if index.due or index.follows_pools or pool.awake or pool.reconsidered:
                 self._reclaim()
             if not self.decisions.keeps_reservations:
                 self._reconsider_reserved()

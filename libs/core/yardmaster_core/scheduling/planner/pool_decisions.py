@@ -49,8 +49,7 @@ class PoolDecisions:
         #: Whether reservations are events. Under older rules they last one cycle, and the group's
         #: wait reason says that it has some.
         self.keeps_reservations = draft.state.rules >= SlotsReservedV1.RULES
-        #: Tasks that this cycle placed; the cycle does not preempt them.
-        self.placed: set[Task] = set()
+        self.placed = view.placed
         #: Whether a task that counts towards a limit has started or got reserved slots.
         self.limits_changed = False
 
@@ -85,9 +84,10 @@ class PoolDecisions:
                     incarnation=node.incarnation,
                     address=node.address,
                     slots=slots,
-                    gpu_milli=shape.gpu_milli,
+                    gpu_milli=capacity.milli_of(shape),
                     cpu_milli=shape.cpu_milli,
                     memory_mib=shape.memory_mib,
+                    gpu_memory_mib=shape.gpu_memory_mib,
                 )
             )
         return tuple(placements)

@@ -5,6 +5,7 @@ functions read the index. The registry of policies makes the indexes (`pools.Ind
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.queue_class import QueueClass
@@ -33,6 +34,8 @@ class PolicyIndex:
     preempts_equals = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False
+    #: Whether the results for its tasks depend on what projects hold in other pools.
+    follows_pools = False
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """A task of `job` joined or left `group`, or newer rules count its minimum run times."""
@@ -97,11 +100,11 @@ class PolicyIndex:
     def cycle_ended(self) -> None:
         """A cycle considered everything."""
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """The facts that only the index keeps, for snapshots and to undo a draft."""
         return {}
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """Set what `kept` returned.
 
         Raises:

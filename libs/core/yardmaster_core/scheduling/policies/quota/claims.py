@@ -18,12 +18,18 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    held,
     minus,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
+from yardmaster_core.scheduling.policies.quota.pool_sums import (
+    excess_over_sum,
+    stays_within_sum,
+    sum_over_pools,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
@@ -70,7 +76,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
-def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
     own, other = task.job.priority, victim.job.priority
     return StopReason(
@@ -79,8 +85,8 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
         numbers={
             "priority": other,
             "for_priority": own,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "held_milli": view.pool.held_milli(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
     )
 
@@ -113,14 +119,19 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
-        for project in index.victims
-        if (other := index.queue_of(view.state, project)) is not leaf
-        and _may_lose(leaf, other, ask)
+        for project, tasks in index.victims.items()
+        if any(next(some.in_order(), None) is not None for some in tasks.values())
+        and (other := index.queue_of(view.state, project)) is not leaf
+        and (
+            _may_lose(leaf, other, ask, guaranteed=guaranteed)
+            or (guaranteed and _loses_by_sum(view, leaf, other, ask))
+        )
     ]
-    if _too_little(view, leaf, ask, others):
+    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
@@ -129,18 +140,24 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for other, project in others
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def _too_little(
-    view: PoolView, leaf: Queue, ask: Amounts, others: Sequence[tuple[Queue, Project]]
+    view: PoolView,
+    leaf: Queue,
+    task: Task,
+    ask: Amounts,
+    others: Sequence[tuple[Queue, Project]],
+    *,
+    guaranteed: bool,
 ) -> bool:
     """Whether what is free, and the most GPUs that the others may lose, do not suffice.
 
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
     that bound. It costs a step per queue, whatever the number of nodes.
     """
-    missing = ask[GPU] - view.pool.future.free_milli
+    missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     largest: dict[Queue, int] = {}
@@ -150,22 +167,43 @@ def _too_little(
     for its, task_milli in largest.items():
         own = next(queue for queue in leaf.path if queue.parent is its.parent)
         bound = its.allocatable[GPU]
-        if _deserves(own, plus(own.standing, ask)):
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+        excess = NOTHING
+        if deserves:
             deserved = its.deserved[GPU]
             bound = bound if deserved is None else min(bound, deserved)
-        over = its.standing[GPU] - bound
-        if any(_over(its, own, ask, i) for i in (CPU, MEMORY)):
+            excess = _excess(view, its)
+        over = max(its.standing[GPU] - bound, excess[GPU])
+        if any(excess[i] or _over(its, i, deserves=deserves) for i in (CPU, MEMORY)):
             over = its.standing[GPU]
         missing -= min(its.standing[GPU], over - 1 + task_milli) if over > 0 else 0
     return missing > 0
 
 
-def _over(its: Queue, own: Queue, ask: Amounts, resource: int) -> bool:
+def _above_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
+    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
+    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """
+    unlimited = queue.deserved[resource] is None
+    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
+    return most is not None and amounts[resource] > most
+
+
+def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
-    return held > its.allocatable[resource] or (
-        deserved is not None and held > deserved and _deserves(own, plus(own.standing, ask))
+    return _above_share(its, its.standing, resource) or (
+        deserves and deserved is not None and held > deserved
     )
+
+
+def _excess(view: PoolView, its: Queue, taken: Amounts = NOTHING) -> Amounts:
+    """Return what a project, without `taken`, has beyond what it deserves in all its pools.
+
+    A department has no sum over pools.
+    """
+    project = view.state.projects.get(its.name) if its.is_project else None
+    return NOTHING if project is None else excess_over_sum(view, project, taken)
 
 
 def _largest_task(view: PoolView, project: Project) -> int:
@@ -175,7 +213,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     if found is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
     return found
 
 
@@ -183,7 +221,7 @@ def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
     leaf = _leaf(view, task)
-    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
@@ -193,14 +231,22 @@ def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     return _nearest(differing(leaf, other)[1], reclaim=True)
 
 
-def _may_lose(leaf: Queue, other: Queue, ask: Amounts) -> bool:
+def _loses_by_sum(view: PoolView, leaf: Queue, other: Queue, ask: Amounts) -> bool:
+    """Whether tasks of another queue may be reclaimed because its project has more than it deserves
+    in all its pools.
+    """
+    own, its = differing(leaf, other)
+    return any(_excess(view, its)) and _deserves(own, plus(own.standing, ask))
+
+
+def _may_lose(leaf: Queue, other: Queue, ask: Amounts, *, guaranteed: bool) -> bool:
     """Whether tasks of another queue may be reclaimed at all, compared at the first ancestors that
-    differ.
+    differ. `guaranteed`: the task's project stays within what it deserves in all its pools.
     """
     own, its = differing(leaf, other)
     after, standing = plus(own.standing, ask), its.standing
-    if not _deserves(own, after):
-        return any(standing[i] > its.allocatable[i] for i in RESOURCES)
+    if not (guaranteed and _deserves(own, after)):
+        return any(_above_share(its, standing, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
@@ -221,11 +267,13 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """Whether the victims may be reclaimed together.
 
     Each one must leave a queue that, with those before it gone, still holds more than its share; or
-    more than it deserves, if the task stays within what its own queue deserves. And the task's
-    queues must not become fuller, in proportion to their shares, than those that lose tasks.
+    more than it deserves, in the pool or as a project in all its pools, if the task stays within
+    what its own queue deserves. And the task's queues must not become fuller, in proportion to
+    their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
     involved = [bool(amount) for amount in ask]
@@ -234,13 +282,14 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         own, its = differing(leaf, other)
         touched[its] = own
         remaining = minus(its.standing, taken.get(its, NOTHING))
-        deserves = _deserves(own, plus(own.standing, ask))
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
-            any(remaining[i] > its.allocatable[i] for i in RESOURCES)
+            any(_above_share(its, remaining, i) for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
+            or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
-        amounts = requested(victim.job.shape)
+        amounts = held(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in other.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
@@ -270,7 +319,8 @@ def _saturates(
 def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is reclaimed for `task`, at the level that decided."""
     own, its = differing(_leaf(view, task), _leaf(view, victim))
-    resource = _deciding(its)
+    excess = _excess(view, its)
+    resource = _deciding(its, excess)
     suffix = SUFFIXES[resource]
     numbers = {
         f"fair_share_{suffix}": its.fair[resource],
@@ -282,7 +332,11 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         deserved = queue.deserved[resource]
         if deserved is not None:
             numbers[f"{name}_{suffix}"] = deserved
-    over = its.standing[resource] > its.allocatable[resource]
+    if excess[resource]:
+        sums = sum_over_pools(view, victim.job.project)
+        assert sums is not None, "an excess over no sum"
+        numbers |= sums.numbers(resource, sums.standing)
+    over = _above_share(its, its.standing, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
@@ -291,16 +345,18 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     )
 
 
-def _deciding(queue: Queue) -> int:
-    """The first resource of which a queue holds more than its share, else than it deserves."""
+def _deciding(queue: Queue, excess: Amounts) -> int:
+    """The first resource of which a queue holds more than its share, else than it deserves in the
+    pool, else in all its pools.
+    """
     for i in RESOURCES:
-        if queue.standing[i] > queue.allocatable[i]:
+        if _above_share(queue, queue.standing, i):
             return i
     for i in RESOURCES:
         deserved = queue.deserved[i]
         if deserved is not None and queue.standing[i] > deserved:
             return i
-    return 0
+    return next((i for i in RESOURCES if excess[i]), GPU)
 
 
 RECLAIM: Final = Claim(
@@ -326,7 +382,7 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for project in list(index.victims)
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
@@ -334,14 +390,14 @@ def may_move_others(view: PoolView, task: Task) -> bool:
     shape = task.job.shape
     if _all_over(view) and not shape.preemptible:
         return False
-    return shape.total_gpu_milli <= view.pool.future.free_milli
+    return view.pool.least_milli(shape) <= view.pool.future.free_milli
 
 
-def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is moved for `task`."""
     numbers = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule="moved", for_task=task.id, numbers=numbers)
 

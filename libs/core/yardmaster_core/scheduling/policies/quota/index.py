@@ -5,7 +5,8 @@ Changes only mark tasks and groups as stale. Their amounts are counted again, fr
 state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -38,6 +39,8 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
+    follows_pools = True
+
     def __init__(self, pool: Pool, *, by_weight: bool) -> None:
         super().__init__(pool)
         self._by_weight = by_weight
@@ -52,6 +55,10 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.touched: list[Queue] = []
         #: Queues whose place among their siblings may have changed since projects were ranked.
         self.unranked: dict[Queue, None] = {}
+        #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
+        #: other pools may claim more than before, or less.
+        self._moved: dict[str, None] = {}
+        self._moved_next: dict[str, None] = {}
         self._shares_changed = True
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
@@ -91,6 +98,13 @@ class QuotaIndex(ClaimingIndex[Project]):
         """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
         self.divide(state)
         return self._shares_changed or self._victims_due
+
+    def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+        """Yield the projects whose standing in another pool changed since the last cycle."""
+        for name, pool in sorted(state.pools.items()):
+            if name != self._pool.name and isinstance(pool.index, QuotaIndex):
+                for project in pool.index._moved:
+                    yield state.projects[project]
 
     # Counting
 
@@ -202,7 +216,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.unranked[leaf] = None
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
-        now = times(requested(shape), counts)
+        now = times(requested(self._pool, shape), counts)
         if now == known:
             return
         if counts:
@@ -224,6 +238,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         """See `PolicyIndex.standing_changed`."""
         super().standing_changed(task)
         self._shares_stale = True
+        name = task.job.project.name
+        self._moved[name] = self._moved_next[name] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
@@ -252,18 +268,27 @@ class QuotaIndex(ClaimingIndex[Project]):
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
         super().cycle_ended()
+        self._moved, self._moved_next = self._moved_next, {}
         self._shares_changed = False
         self.touched.clear()
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
-        return {**super().kept(), "shares_stale": self._shares_stale}
+        return {
+            **super().kept(),
+            "shares_stale": self._shares_stale,
+            "moved": list(self._moved),
+            "moved_next": list(self._moved_next),
+        }
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
         super().restore(kept)
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
+        # Snapshots from before quotas were added up over pools have none.
+        self._moved = dict.fromkeys(kept.get("moved", ()))
+        self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

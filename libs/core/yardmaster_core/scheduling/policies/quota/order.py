@@ -15,11 +15,14 @@ from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolV
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     Amounts,
+    held,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: A place among siblings: the smaller comes first.
@@ -28,7 +31,14 @@ QueueKey = tuple[int, ...]
 T = TypeVar("T")
 
 
-def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over: bool) -> QueueKey:
+def queue_key(
+    queue: Queue,
+    task: Amounts,
+    *,
+    taken: Amounts = NOTHING,
+    all_over: bool,
+    guaranteed: bool = True,
+) -> QueueKey:
     """Return the place of a queue that would start a task of these amounts next.
 
     Args:
@@ -36,6 +46,7 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
         task: what the task requests.
         taken: what victims of the queue, found before, hold.
         all_over: whether a queue is above its share only if it is so in every resource.
+        guaranteed: whether a project stays within what it deserves in all its pools.
     """
     held, reserved = queue.held, queue.reserved
     gpu, cpu, memory = (
@@ -48,7 +59,8 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
     above = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
     deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
     starved = (
-        (deserved_gpu is None or next_gpu <= deserved_gpu)
+        guaranteed
+        and (deserved_gpu is None or next_gpu <= deserved_gpu)
         and (deserved_cpu is None or next_cpu <= deserved_cpu)
         and (deserved_memory is None or next_memory <= deserved_memory)
     )
@@ -219,8 +231,10 @@ class QueueOrder:
         return False
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
-        shape = entry[2][0].shape
-        return queue_key(queue, requested(shape), all_over=self._all_over)
+        task = entry[2][1]
+        ask = requested(self._view.pool, task.job.shape)
+        guaranteed = not queue.is_project or stays_within_sum(self._view, task.job.project, ask)
+        return queue_key(queue, ask, all_over=self._all_over, guaranteed=guaranteed)
 
 
 class _Turn:
@@ -266,7 +280,7 @@ class _Turn:
 
 
 def in_victim_order(
-    leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+    pool: Pool, leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
 ) -> Iterator[Task]:
     """Yield the tasks of all leaves: the next one of the queue that would come last.
 
@@ -279,7 +293,7 @@ def in_victim_order(
     def key(queue: Queue, task: Task) -> QueueKey:
         own = queue_key(
             queue,
-            requested(task.job.shape),
+            held(pool, task),
             taken=taken.get(queue, NOTHING),
             all_over=all_over,
         )
@@ -296,7 +310,7 @@ def in_victim_order(
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)
-        amounts = requested(task.job.shape)
+        amounts = held(pool, task)
         for queue in leaf.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
         following = heads[leaf] = next(tasks[leaf], None)

@@ -5,7 +5,7 @@ one pool. Amounts of a queue include those of the queues below it. Charging cost
 level.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
@@ -66,6 +66,11 @@ class Queue:
         self.waiting: dict[Group, None] = {}
         #: Its part of the ranks of the projects below it (`ranks.py`), when they were last ranked.
         self.place: tuple[int, ...] = ()
+
+    @property
+    def is_project(self) -> bool:
+        """Whether it is a project, and no department."""
+        return bool(self.age[0])
 
     @property
     def standing(self) -> Amounts:
@@ -149,13 +154,16 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
 
 def _sum(queue: Queue) -> Bounds:
     """Return what the queues below deserve together; a project without a quota has no GPUs."""
-    if not queue.children:
-        return 0, None, None
+    return added(queue.children) if queue.children else (0, None, None)
+
+
+def added(queues: Sequence[Queue]) -> Bounds:
+    """Return what queues deserve together; unlimited if one of them deserves that."""
 
     def of(resource: int) -> int | None:
         total = 0
-        for child in queue.children:
-            deserved = child.deserved[resource]
+        for queue in queues:
+            deserved = queue.deserved[resource]
             if deserved is None:
                 return None
             total += deserved

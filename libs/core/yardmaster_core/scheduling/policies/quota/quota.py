@@ -21,7 +21,7 @@ group in the order of the queues `may_start`, then the `claims`.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -41,8 +41,10 @@ from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
     SUFFIXES,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
@@ -50,6 +52,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
+from yardmaster_core.scheduling.policies.quota.pool_sums import loses_by_sum, sum_over_pools
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
@@ -128,7 +131,7 @@ def firm_first(view: PoolView, group: Group) -> OrderKey:
 def _never_starts(view: PoolView, group: Group) -> bool:
     """Whether a group exceeds all nodes, or a bound of a queue by itself."""
     shape = group.shape
-    index, ask = index_of(view), requested(shape)
+    index, ask = index_of(view), limited(view.pool, shape)
     leaf = index.queue_of(view.state, view.state.projects[shape.project])
     return never_fits(view.pool, shape) or any(
         exceeded(ask, queue.limit) is not None
@@ -150,23 +153,41 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
     preempted; else None.
 
-    Checked from the project up: the first queue that refuses is named.
+    Checked from the project up: the first queue that refuses is named. Only what the task requests
+    counts: a limit of GPUs that was lowered below what is held keeps no task without GPUs waiting.
     """
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
+    # Its reserved slots here are part of what its queues use.
+    kept = own is not None and own.pool_name == view.pool.name
+    mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        if own is None:
-            found = exceeded(plus(queue.used, ask), queue.limit)
-            if found is not None and ask[found]:
-                return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
-        if not group.shape.preemptible and own is None:
-            found = exceeded(plus(queue.firm, ask), queue.deserved)
-            if found is not None and ask[found]:
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
+        if found is not None:
+            return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+        if not group.shape.preemptible:
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
+    if not group.shape.preemptible and own is None:
+        return _wait_for_sum(view, leaf, task)
     return None
+
+
+def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
+    """Return the wait reason of a task that cannot be preempted and is within what is deserved in
+    this pool, but beyond what its project deserves in all its pools; else None.
+    """
+    sums = sum_over_pools(view, task.job.project)
+    ask = limited(view.pool, task.job.shape)
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
+    if sums is None or found is None:
+        return None
+    known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
+    return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
@@ -191,13 +212,22 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
-    rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
+    after = plus(standing, requested(view.pool, task.job.shape))
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
         numbers["deserved_milli"] = deserved
-    return Start(rule=rule, numbers=numbers)
+    if exceeded(after, leaf.deserved) is not None:
+        return Start(rule="over_quota", numbers=numbers)
+    sums = sum_over_pools(view, task.job.project)
+    if sums is not None:
+        in_all = sums.standing
+        if task.reserved is not None:
+            in_all = minus(in_all, placed(task.reserved.placements))
+        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
+        if found is not None:
+            return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
+    return Start(rule="within_deserved", numbers=numbers)
 
 
 def claims(options: QuotaOptions) -> tuple[Claim, ...]:
@@ -217,13 +247,28 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def claimants(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
-    if not index_of(view).take_news(view.state):
-        return
+    news = index_of(view).take_news(view.state)
+    groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
     all_claims = claims(view.options)
-    for group in list(view.state.blocked(view.pool)):
+    for group in list(groups):
         if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
             task = group.queue.first
             if any(claim.applies(view, task) for claim in all_claims):
+                yield group
+
+
+def claimants_by_sum(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that wait for capacity, and may claim more than before because a project has
+    more or less in other pools.
+    """
+    index, state, name = index_of(view), view.state, view.pool.name
+    moved = dict.fromkeys(index.moved_elsewhere(state))
+    if any(loses_by_sum(view, index.queue_of(state, project), project) for project in moved):
+        yield from state.blocked(view.pool)
+        return
+    for project in moved:
+        for group in index.queue_of(state, project).waiting:
+            if group.queue.live and name in group.waits:
                 yield group
 
 

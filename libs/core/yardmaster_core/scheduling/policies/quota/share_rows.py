@@ -45,7 +45,7 @@ def _below(queue: Queue) -> Iterator[Queue]:
 
 
 def _level(queue: Queue) -> Level:
-    return Level.PROJECT if queue.age[0] else Level.DEPARTMENT
+    return Level.PROJECT if queue.is_project else Level.DEPARTMENT
 
 
 def _share(queue: Queue) -> QueueShare:

@@ -23,7 +23,7 @@ def may_claim(view: PoolView, task: Task) -> bool:
     """Whether an owner may lose tasks to the owner of `task`, and the task could fit then."""
     index = index_of(view)
     owner = index.owner(task.job)
-    asked = task.job.shape.total_gpu_milli
+    asked = view.pool.most_milli(task.job.shape)
     if not asked or owner.standing >= index.part(owner):
         return False
     most = next(index.above(), None)
@@ -41,7 +41,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
         return
     index = index_of(view)
     now = index.owner(task.job).standing
-    after = now + task.job.shape.total_gpu_milli
+    after = now + view.pool.most_milli(task.job.shape)
     owners = takewhile(lambda owner: owner.standing > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
@@ -72,7 +72,7 @@ def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     """
     index = index_of(view)
     now = index.owner(task.job).standing
-    after = now + task.job.shape.total_gpu_milli
+    after = now + view.pool.most_milli(task.job.shape)
     left: dict[Owner, int] = {}
     for victim in stopped:
         owner = index.owner(victim.job)
@@ -97,7 +97,7 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
             "for_fair_share_milli": index.part(starved),
             "for_used_milli": starved.standing,
             "held_milli": index.held_by(victim),
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
         about=name if kind == "project" else None,
     )
