@@ -16,6 +16,7 @@
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -24,7 +25,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
-from tests.histories.quota_properties import Batch, batch_at, check_batch, check_taken
+from tests.histories.quota_properties import (
+    Batch,
+    batch_at,
+    check_batch,
+    check_taken,
+    grows_beyond_share,
+)
 from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -52,8 +59,6 @@ RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "mov
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 
-#: Amounts of GPUs, CPUs and memory; None: unlimited.
-Bounds = tuple[int | None, int | None, int | None]
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
 
@@ -70,6 +75,8 @@ class CheckedCell(Cell):
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
         #: Tasks that start in the present cycle on other slots than those reserved for them.
         self.elsewhere: set[str] = set()
+        #: Whether the present decisions of `quota` take a project above its share.
+        self.beyond_share = False
         #: Each task with those that were preempted for it, in order.
         self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
@@ -81,8 +88,8 @@ class CheckedCell(Cell):
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
-        self.moving.clear()
         self.elsewhere.clear()
+        self.moving.clear()
         events = [decision.event for decision in verdict.decisions]
         batch: Batch | None = None
         for at, event in enumerate(events):
@@ -90,11 +97,12 @@ class CheckedCell(Cell):
             if begun is not None:
                 batch = begun
                 check_batch(self.state, batch)
+                self.beyond_share = grows_beyond_share(self.state, batch)
             self._apply(event)
             self.on_decision(event)
             if batch is not None and event is [*batch.reserved.values()][-1]:
                 self._moves_all_that_fit(batch)
-                batch = None
+                batch, self.beyond_share = None, False
         return verdict
 
     def on_decision(self, decision: Event) -> None:
@@ -102,6 +110,7 @@ class CheckedCell(Cell):
             case dec.SlotsAllocatedV1():
                 self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
+                self._shares_its_gpus(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
@@ -128,7 +137,7 @@ class CheckedCell(Cell):
     # 1
 
     def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
-        if decision.stop.rule in RECLAIMED:
+        if decision.stop.rule in RECLAIMED or self.beyond_share:
             return  # what a queue starts beyond its share makes it one that loses tasks
         since = self.started.get((decision.task_id, decision.attempt))
         assert since != self.changes, (
@@ -193,6 +202,21 @@ class CheckedCell(Cell):
             if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
                 held += placement.gpu_milli * (index in placement.slots)
         return held
+
+    # 10
+
+    def _shares_its_gpus(self, decision: dec.SlotsAllocatedV1) -> None:
+        for name in dict.fromkeys(placement.node for placement in decision.placements):
+            node = self.state.nodes[name]
+            milli, memory_mib = [0] * node.gpus, [0] * node.gpus
+            for (_, replica), task in node.open.items():
+                assert task.run is not None
+                placement = task.run.placements[replica]
+                for slot in placement.slots:
+                    milli[slot] += placement.gpu_milli
+                    memory_mib[slot] += placement.gpu_memory_mib
+            assert max(milli, default=0) <= SLOT_MILLI, f"{name} has {milli} gpu_milli in use"
+            assert max(memory_mib, default=0) <= node.gpu_memory_mib, f"{name} has {memory_mib}"
 
     # 3
 

@@ -84,9 +84,10 @@ class PoolDecisions:
                     incarnation=node.incarnation,
                     address=node.address,
                     slots=slots,
-                    gpu_milli=shape.gpu_milli,
+                    gpu_milli=capacity.milli_of(shape),
                     cpu_milli=shape.cpu_milli,
                     memory_mib=shape.memory_mib,
+                    gpu_memory_mib=shape.gpu_memory_mib,
                 )
             )
         return tuple(placements)

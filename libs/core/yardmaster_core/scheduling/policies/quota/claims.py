@@ -18,6 +18,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    held,
     minus,
     plus,
     requested,
@@ -75,7 +76,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
-def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
     own, other = task.job.priority, victim.job.priority
     return StopReason(
@@ -84,8 +85,8 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
         numbers={
             "priority": other,
             "for_priority": own,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "held_milli": view.pool.held_milli(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
     )
 
@@ -93,6 +94,22 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
 def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     """`permits` of claims whose candidates may all be preempted together."""
     return True
+
+
+def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted for a task of their project: not if a queue then held
+    more than before, and more than its share. Others would reclaim it, and so on without end.
+    """
+    index_of(view).divide(view.state)
+    taken = NOTHING
+    for victim in victims:
+        taken = plus(taken, requested(victim.job.shape))
+    more = minus(requested(task.job.shape), taken)
+    return not any(
+        more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
+        for queue in _leaf(view, task).path
+        for i in RESOURCES
+    )
 
 
 def has_own_victims(view: PoolView, task: Task) -> bool:
@@ -104,7 +121,10 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
 
 
 PREEMPT: Final = Claim(
-    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+    victims=own_victims,
+    stop_reason=own_stop_reason,
+    permits=may_preempt,
+    applies=has_own_victims,
 )
 
 
@@ -118,7 +138,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
@@ -130,7 +150,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
-    if _too_little(view, leaf, ask, others, guaranteed=guaranteed):
+    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
@@ -139,12 +159,13 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for other, project in others
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def _too_little(
     view: PoolView,
     leaf: Queue,
+    task: Task,
     ask: Amounts,
     others: Sequence[tuple[Queue, Project]],
     *,
@@ -155,7 +176,7 @@ def _too_little(
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
     that bound. It costs a step per queue, whatever the number of nodes.
     """
-    missing = ask[GPU] - view.pool.future.free_milli
+    missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     largest: dict[Queue, int] = {}
@@ -211,7 +232,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     if found is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
     return found
 
 
@@ -219,7 +240,7 @@ def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
     leaf = _leaf(view, task)
-    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
@@ -270,7 +291,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
@@ -287,7 +308,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
             or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
-        amounts = requested(victim.job.shape)
+        amounts = held(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in other.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
@@ -380,7 +401,7 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for project in list(index.victims)
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
@@ -388,14 +409,14 @@ def may_move_others(view: PoolView, task: Task) -> bool:
     shape = task.job.shape
     if _all_over(view) and not shape.preemptible:
         return False
-    return shape.total_gpu_milli <= view.pool.future.free_milli
+    return view.pool.least_milli(shape) <= view.pool.future.free_milli
 
 
-def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is moved for `task`."""
     numbers = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule="moved", for_task=task.id, numbers=numbers)
 

@@ -44,6 +44,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     SUFFIXES,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
@@ -130,7 +131,7 @@ def firm_first(view: PoolView, group: Group) -> OrderKey:
 def _never_starts(view: PoolView, group: Group) -> bool:
     """Whether a group exceeds all nodes, or a bound of a queue by itself."""
     shape = group.shape
-    index, ask = index_of(view), requested(shape)
+    index, ask = index_of(view), limited(view.pool, shape)
     leaf = index.queue_of(view.state, view.state.projects[shape.project])
     return never_fits(view.pool, shape) or any(
         exceeded(ask, queue.limit) is not None
@@ -158,7 +159,7 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
     # Its reserved slots here are part of what its queues use.
     kept = own is not None and own.pool_name == view.pool.name
@@ -180,7 +181,8 @@ def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and is within what is deserved in
     this pool, but beyond what its project deserves in all its pools; else None.
     """
-    sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
+    sums = sum_over_pools(view, task.job.project)
+    ask = limited(view.pool, task.job.shape)
     found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
     if sums is None or found is None:
         return None
@@ -210,7 +212,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
+    after = plus(standing, requested(view.pool, task.job.shape))
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
@@ -222,7 +224,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
         in_all = sums.standing
         if task.reserved is not None:
             in_all = minus(in_all, placed(task.reserved.placements))
-        found = exceeded(plus(in_all, requested(task.job.shape)), sums.deserved)
+        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
         if found is not None:
             return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
     return Start(rule="within_deserved", numbers=numbers)
