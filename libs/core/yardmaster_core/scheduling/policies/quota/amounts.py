@@ -15,6 +15,8 @@ Amounts = tuple[int, int, int]
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
+#: Some of each resource.
+EVERY: Final[Amounts] = (1, 1, 1)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)
 GPU, CPU, MEMORY = RESOURCES
@@ -70,11 +72,13 @@ def placed(placements: Iterable[Placement]) -> Amounts:
     return gpu, cpu, memory
 
 
-def exceeded(amounts: Amounts, bounds: Bounds) -> int | None:
-    """Return the first resource of which `amounts` has more than `bounds`, or None."""
+def exceeded(amounts: Amounts, bounds: Bounds, *, of: Amounts = EVERY) -> int | None:
+    """Return the first resource of which `amounts` has more than `bounds`, and `of` has any; else
+    None.
+    """
     for resource in RESOURCES:
         bound = bounds[resource]
-        if bound is not None and amounts[resource] > bound:
+        if bound is not None and amounts[resource] > bound and of[resource]:
             return resource
     return None
 

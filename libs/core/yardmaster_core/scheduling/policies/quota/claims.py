@@ -103,8 +103,8 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     index_of(view).divide(view.state)
     taken = NOTHING
     for victim in victims:
-        taken = plus(taken, requested(victim.job.shape))
-    more = minus(requested(task.job.shape), taken)
+        taken = plus(taken, held(view.pool, victim))
+    more = minus(requested(view.pool, task.job.shape), taken)
     return not any(
         more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
         for queue in _leaf(view, task).path
@@ -150,6 +150,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
+    view.memo["others_above", task] = len(others)
     if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (

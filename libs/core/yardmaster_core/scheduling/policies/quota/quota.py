@@ -42,6 +42,7 @@ from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
+    RESOURCES,
     SUFFIXES,
     exceeded,
     limited,
@@ -251,9 +252,12 @@ def claimants(view: PoolView) -> Iterator[Group]:
     groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
     all_claims = claims(view.options)
     for group in list(groups):
-        if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
+        wait = group.waits[view.pool.name][0]
+        if wait.code in CLAIMING and could_fit(view.pool, group.shape):
             task = group.queue.first
-            if any(claim.applies(view, task) for claim in all_claims):
+            if any(claim.applies(view, task) for claim in all_claims) or _share_decides_now(
+                view, task, wait
+            ):
                 yield group
 
 
@@ -285,6 +289,57 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     if delay_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
     return protected_wait(view, task)
+
+
+def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task that neither fits nor found victims, with the numbers of its
+    project's share.
+
+    They are those of the resource of which the project would hold more than its share, so that it
+    takes nothing from others; else `others_above` is the number of projects that it may take from.
+    """
+    if not _may_ever_reclaim(view, task):
+        return wait
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
+    decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
+    suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
+    numbers = {
+        f"asked_{suffix}": ask[decided],
+        f"fair_share_{suffix}": leaf.fair[decided],
+        f"used_{suffix}": leaf.standing[decided],
+    }
+    if deserved is not None:
+        numbers[f"deserved_{suffix}"] = deserved
+    if above is None:
+        numbers["others_above"] = view.memo.get(("others_above", task), 0)
+    return replace(wait, numbers={**wait.numbers, **numbers})
+
+
+def _above_share(view: PoolView, task: Task) -> int | None:
+    """Return the first resource of which the task's project would hold more than its share, or
+    None.
+    """
+    index_of(view).divide(view.state)
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
+
+
+def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
+    return "reclaim" in view.options.claiming and not task.shape.start_failed
+
+
+def _share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
+    """Whether a task is above its project's share of a resource that its wait reason does not name,
+    so that the reason is out of date.
+    """
+    if not _may_ever_reclaim(view, task):
+        return False
+    above = _above_share(view, task)
+    if above is None:
+        return False
+    numbers = wait.numbers
+    return "others_above" in numbers or f"fair_share_{SUFFIXES[above]}" not in numbers
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
@@ -335,6 +390,7 @@ QUOTA: Final = Policy(
     claims=claims,
     starts_on_idle=starts_on_idle,
     min_runtime_wait=min_runtime_wait,
+    no_victims_wait=no_victims_wait,
     equivalence=equivalence,
     wake=claimants,
     index=quota_index,
