@@ -30,7 +30,9 @@ class Rule:
         path = core / self.file
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times: {self.old}")
+            raise ValueError(
+                f"{self.name}: {self.file} has {text.count(self.old)} times: {self.old}"
+            )
         path.write_text(text.replace(self.old, self.new))
 
 
@@ -161,7 +163,9 @@ RULES: Final = (
         "        until_ms = min_runtime_until_ms(view.state, victim)\n",
         "        until_ms = 0\n",
     ),
-    _claims("protections: of queues", "        if seconds and run is not None:", "        if False:"),
+    _claims(
+        "protections: of queues", "        if seconds and run is not None:", "        if False:"
+    ),
     _claims(
         "protections: of the nearest queue",
         "    for each in queue.ancestors():",
@@ -239,7 +243,11 @@ RULES: Final = (
         "            or (deserves and not _deserves(its, remaining))\n",
         "            or not _deserves(its, remaining)\n",
     ),
-    _claims("reclaim: saturation guard", "    return not any(\n        _saturates", "    return not any(\n        0 and _saturates"),
+    _claims(
+        "reclaim: saturation guard",
+        "    return not any(\n        _saturates",
+        "    return not any(\n        0 and _saturates",
+    ),
     _claims(
         "reclaim: saturation below the share",
         "    if after <= own.fair[i]:\n        return False\n",
@@ -448,9 +456,13 @@ RULES: Final = (
         "        if self.strict_order:\n            return False\n        later",
         "        later",
     ),
-    _admission("pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"),
     _admission(
-        "pools: default list of the cell", "config.default_pools or _of_cell(state, config) or", "config.default_pools or"
+        "pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"
+    ),
+    _admission(
+        "pools: default list of the cell",
+        "config.default_pools or _of_cell(state, config) or",
+        "config.default_pools or",
     ),
     _admission(
         "pools: allowed list",

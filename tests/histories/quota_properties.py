@@ -479,6 +479,6 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
-def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:
-    """Return the node, incarnation and slots of each replica."""
-    return {(each.node, each.incarnation, each.slots) for each in placements}
+def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the node, incarnation and slots of all replicas, in one order."""
+    return sorted((each.node, each.incarnation, each.slots) for each in placements)

@@ -1,7 +1,8 @@
 """Checks of limits and of what is deserved (S6), when slots are reserved or allocated.
 
 Under every policy: a job's max_slots and max_concurrent, the limit of its project over all pools,
-and the GPU limits of its project and the project's department in the pool. Under `quota` also, for
+and the GPU limits of its project and the project's department in the pool, which count the projects
+of this department without those of departments below it. Under `quota` also, for
 the project and every department above it, of GPUs, CPUs and memory: the limits (with over-quota
 off, what is deserved is a limit); and what is deserved, for tasks that are not preemptible.
 
@@ -86,7 +87,7 @@ class Limits:
             if config.pools and pool not in config.pools:
                 bounds.append((f"{what} in {pool}, not one of its pools,", 0, 0, max(asked, 1)))
         for queue in [*quotas.path(job.project)][:2]:
-            limit, used = quotas.limit(queue, pool)[0], quotas.held(queue, pool)[0]
+            limit, used = quotas.limit(queue, pool)[0], quotas.held_directly(queue, pool)
             bounds.append((f"{' '.join(queue)} limit in {pool}", limit, used, asked))
         return bounds
 
