@@ -10,12 +10,25 @@
 5. A cell that is restored from a snapshot decides what the cell itself decides.
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
-7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ; but a project may that has more in all its pools than it deserves in all.
+7. Under `quota`, with shares and bounds computed from the facts (`quota_properties.py`):
+   a. a queue loses a task by `reclaim` only while it holds more than it deserves of a resource (or,
+      a project, more in all its pools than it deserves in all), at the first level at which it
+      differs from the claimant's;
+   b. while it holds no more than its share, only to a queue that stays within what it deserves; and
+      the claimant's project stays within its share;
+   c. a victim that fits on other slots is moved, not stopped, and never to the slots that it holds;
+   d. a task that is moved has its slots reserved in the batch in which it is stopped; consolidation
+      stops no task that is not moved, and moves at most `max_moves`;
+   e. no start or reservation takes a queue of any level above its limit, nor the tasks of a queue
+      that cannot be preempted above what it deserves;
+   f. no task is preempted within the minimum run time of its queue;
+   g. once inputs end, no two tasks preempt each other.
 8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+10. Per slot at most 1,000 milli are held, and per node its CPUs and memory; the same with what is
+    reserved, once tasks that stop are gone.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -142,7 +155,7 @@ class CheckedCell(Cell):
             f"{decision.task_id} is preempted after its start without an input in between"
         )
 
-    # 7
+    # 7e
 
     def _takes_what_it_may(self, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1) -> None:
         """What is reserved counted before, and so did a task that is moved."""
@@ -153,6 +166,8 @@ class CheckedCell(Cell):
         moves = isinstance(decision, dec.SlotsReservedV1) and task.run is not None
         if config.policy.name == "quota" and not counted and not moves:
             check_taken(self.state, decision.pool, task)
+
+    # 7c
 
     def _moves_all_that_fit(self, batch: Batch) -> None:
         """No victim stops that would fit on other slots, with all that is reserved by now."""
