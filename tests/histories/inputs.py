@@ -35,6 +35,8 @@ SHARED: Final = (
     Resources(gpus=1, gpu_milli=500),
     Resources(gpus=1, gpu_milli=300, cpu_milli=2000),
     Resources(gpus=2, gpu_milli=500),
+    Resources(gpus=1, gpu_memory_mib=30),
+    Resources(gpus=2, gpu_memory_mib=15),
     Resources(cpu_milli=2000),
     Resources(cpu_milli=3000, memory_mib=5000),
 )
@@ -183,6 +185,7 @@ class _Inputs:
             "node_timeout_s": timeout_s,
             "start_timeout_s": timeout_s,
             "placement": chance.choice(("best_fit", *sorted(PLACEMENTS))),
+            "gpu_placement": chance.choice((None, None, *req.GpuPlacement)),
             "seed": chance.randrange(3),
             "unequal_gangs": chance.choice((False, False, True)),
             "gpuless_per_node": chance.choice((None, None, None, 0, 1, 2)),
@@ -321,6 +324,7 @@ class _Inputs:
         return {
             "name": name,
             "gpus": chance.choice((*range(self.largest + 1), self.largest, self.largest)),
+            "gpu_memory_mib": chance.choice((0, 40, 40, 80)),
             "pool": chance.choice(("main", "main", "main", "side")),
             "node_type": chance.choice(("any", "any", "sxm")),
             "executors": chance.choice(
@@ -399,9 +403,7 @@ class _Inputs:
 
 _Draw = Callable[[_Inputs], dict[str, Any]]
 _DRAWN: Final[Mapping[str, _Draw]] = {
-    kind: getattr(_Inputs, kind, _Inputs.nothing)
-    for of in (WEIGHTS, *WEIGHTS_OF.values())
-    for kind in of
+    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in WEIGHTS_OF["quota"]
 }
 
 

@@ -27,8 +27,9 @@
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
-10. Per slot at most 1,000 milli are held, and per node its CPUs and memory; the same with what is
-    reserved, once tasks that stop are gone.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory; those on
+    a node request at most its CPUs and memory. The same with what is reserved, once tasks that stop
+    are gone.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -49,7 +50,6 @@ from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
-from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -280,7 +280,7 @@ class CheckedWorld(World):
             assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
         for node in self.state.nodes.values():
-            _holds_no_more_than_it_has(node, self.state)
+            _holds_no_more_than_it_has(node)
         return decided
 
     def restart(self) -> None:
@@ -358,32 +358,32 @@ class RestoredCell(Cell):
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
-def _holds_no_more_than_it_has(node: Node, state: ClusterState) -> None:
-    """Per slot at most 1,000 milli, and the CPUs and memory of the node: of what tasks hold, and of
-    what they will hold once those that stop are gone.
+def _holds_no_more_than_it_has(node: Node) -> None:
+    """What tasks hold, and what they will hold once those that stop are gone, is within the node:
+    of each GPU 1,000 milli and its memory, and its CPUs and memory.
     """
-    held, kept = ([0] * node.gpus + [0, 0] for _ in range(2))
+    held, kept = ([0] * (2 * node.gpus + 2) for _ in range(2))
 
     def count(totals: list[int], placement: dec.Placement) -> None:
-        for slot in placement.slots:
-            totals[slot] += placement.gpu_milli
-        totals[-2] += placement.cpu_milli
-        totals[-1] += placement.memory_mib
+        if placement.node == node.name and placement.incarnation == node.incarnation:
+            for slot in placement.slots:
+                totals[slot] += placement.gpu_milli
+                totals[node.gpus + slot] += placement.gpu_memory_mib
+            totals[-2] += placement.cpu_milli
+            totals[-1] += placement.memory_mib
 
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
-        placement = run.placements[replica]
-        if placement.incarnation == node.incarnation:
-            count(held, placement)
-            if run.stop is None:
-                count(kept, placement)
+        count(held, run.placements[replica])
+        if run.stop is None:
+            count(kept, run.placements[replica])
     for task in node.reserved:
         assert task.reserved is not None
         for placement in task.reserved.placements:
-            if (placement.node, placement.incarnation) == (node.name, node.incarnation):
-                count(kept, placement)
-    most = [SLOT_MILLI] * node.gpus + [node.cpu_milli, node.memory_mib]
+            count(kept, placement)
+    gpus = [SLOT_MILLI] * node.gpus + [node.gpu_memory_mib] * node.gpus
+    most = [*gpus, node.cpu_milli, node.memory_mib]
     for totals in (held, kept):
         assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
 

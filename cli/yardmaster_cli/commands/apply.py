@@ -61,6 +61,13 @@ class _Object:
     def differs(self) -> bool:
         return bool(self.config != self.found)
 
+    @property
+    def takes_quota(self) -> bool:
+        """Whether it is a pool that exists and gets the policy `quota` instead of another one."""
+        if self.nouns != "pools" or self.revision is None:
+            return False
+        return bool(self.found.policy.name != "quota" == self.config.policy.name)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each field that differs; one row more for a new object."""
         config = _CONFIGS[self.nouns]
@@ -150,7 +157,7 @@ def _show(session: Session, compared: list[_Object]) -> bool:
 def _compared(remote: Remote, file: str) -> list[_Object]:
     """The objects of the file with the server's, in an order in which they can be applied."""
     compared = []
-    for nouns, wanted in _objects(*text_of(file)).items():
+    for nouns, wanted in objects_of(file).items():
         found = {_CELL: remote.client.cell()} if nouns == _CELL else everything(remote, nouns)
         names = _parents_first(wanted, found) if nouns == "departments" else wanted
         for name in names:
@@ -159,7 +166,8 @@ def _compared(remote: Remote, file: str) -> list[_Object]:
                 compared.append(_Object(nouns, name, config))
             else:
                 compared.append(_Object(nouns, name, config, has.config, has.revision))
-    return compared
+    # Last, when the quotas are stored: without them the policy would stop tasks at once.
+    return sorted(compared, key=lambda each: each.takes_quota)
 
 
 def _parents_first(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
@@ -184,13 +192,13 @@ def _parents_first(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Itera
     yield from ordered
 
 
-def _objects(text: str, source: str) -> dict[str, dict[str, Any]]:
-    """The configurations in a file, by kind and name.
+def objects_of(file: str) -> dict[str, dict[str, Any]]:
+    """The configurations in a file, by kind (`cell`, `pools`, ...) and name.
 
     Raises:
         InputError: it is not such a file; the error names the line.
     """
-    tree = yaml_tree.read(text, source)
+    tree = yaml_tree.read(*text_of(file))
     for key in tree.values:
         if key not in _CONFIGS:
             raise yaml_tree.unknown_key(tree, (key,), _CONFIGS)

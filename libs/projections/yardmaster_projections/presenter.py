@@ -54,6 +54,9 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.BEHIND_TASK: "the task ahead of it in the queue starts",
     WaitCode.BACKFILL_NOT_ALLOWED: "tasks of higher priority start",
     WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
+    WaitCode.AT_DESERVED: "tasks of the same project or department that cannot be preempted end",
+    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
+    WaitCode.PREEMPTION_DELAY: "tasks end, or the delay is over and it can preempt tasks",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_DESERVED: (
         "tasks of the project or department that cannot be preempted end, or it deserves more"
@@ -238,7 +241,7 @@ class Presenter:
             pool=pool,
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
-            asked_milli=row.gpu_milli,
+            asked_milli=row.gpu_milli or wait.wait.numbers.get("asked_milli", 0),
             numbers=with_units(
                 wait.wait.code,
                 wait.wait.about,

@@ -95,17 +95,6 @@ class Quotas:
         """Return what the tasks of a project or department hold; `firm`: those not preemptible."""
         return self._counted().get((queue, pool), (NOTHING, NOTHING))[firm]
 
-    def held_directly(self, queue: Queue, pool: str) -> int:
-        """The gpu_milli that a project holds, or the projects of a department without those of
-        departments below it.
-        """
-        milli = self.held(queue, pool)[0]
-        level, name = queue
-        below = self._below.get(name, []) if level is Level.DEPARTMENT else []
-        return milli - sum(
-            self.held(each, pool)[0] for each in below if each[0] is Level.DEPARTMENT
-        )
-
     def held_in_all_pools(self, project: str) -> int:
         """The gpu_milli that the tasks of a project hold."""
         return sum(held[0] for (name, _), (held, _) in self._held.items() if name == project)

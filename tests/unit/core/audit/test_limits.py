@@ -23,7 +23,6 @@ from yardmaster_schemas.events.decisions import (
     Placement,
     PreemptionRequestedV2,
     ReservationDroppedV1,
-    SlotsAllocatedV1,
     SlotsReservedV1,
 )
 from yardmaster_schemas.events.machine import RulesEnabledV1
@@ -320,18 +319,3 @@ def test_a_start_in_a_pool_that_the_project_may_not_use_is_named(
     admit(log, JOBS[0])
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "project nlp limit in default, not one of its pools, 0")
-
-
-def test_other_policies_count_the_projects_of_a_department_itself(log: LogBuilder) -> None:
-    def own_start(task: str, placement: Placement) -> SlotsAllocatedV1:
-        return replace(allocated(task, placement), project="own")
-
-    configure_pool(log, "priority")
-    nested(log, research=Quota(limit_milli=1000))
-    configure(log, project("own", "research"))
-    admit(log, JOBS[0])
-    admit(log, JOBS[1], JOBS[2], project="own")
-    log.scheduler.cycle(allocated(A, placed("n1", 0)), own_start(B, placed("n1", 1)))
-    assert found(log) == ()
-    log.scheduler.cycle(own_start(C, placed("n1", 2)))
-    expect_one(log, "department research limit in default 1000, used 1000, requested 1000")

@@ -443,7 +443,8 @@ def _contents(demands: DemandTracker) -> dict[str, Any]:
 
 def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, int]:
     """The node's capacity, and the number of replicas without GPUs on it."""
-    capacity = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    size = (node.gpus, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+    capacity = NodeCapacity(node.ordinal, *size)
     capacity.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
     gpuless = 0
     for slot in capacity.disabled:
@@ -487,7 +488,10 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
     """All data of a capacity index that queries use."""
     return {
         "capacities": {
-            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left, r.disabled)
+            o: (
+                *(r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left),
+                *(r.disabled, r.gpu_memory_mib),
+            )
             for o, r in sorted(index.capacities.items())
         },
         "available": index.available,
@@ -496,6 +500,7 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
         "named": dict(sorted(index.named.items())),
         "gpuless": dict(sorted(index.gpuless.items())),
         "max_gpuless": index.max_gpuless,
+        "of_gpu_memory": dict(sorted(index.of_gpu_memory.items())),
         "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
         "free_milli": index.free_milli,
         "whole": {count: bits for count, bits in enumerate(index.whole) if bits},

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from yardmaster_core.rules import LIMITS_BY_OWNER
+from yardmaster_core.rules import LIMITS_BY_OWNER, SHARES_NAMED
 from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.kept_reservations import dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
@@ -84,9 +85,10 @@ class PoolDecisions:
                     incarnation=node.incarnation,
                     address=node.address,
                     slots=slots,
-                    gpu_milli=shape.gpu_milli,
+                    gpu_milli=capacity.milli_of(shape),
                     cpu_milli=shape.cpu_milli,
                     memory_mib=shape.memory_mib,
+                    gpu_memory_mib=shape.gpu_memory_mib,
                 )
             )
         return tuple(placements)
@@ -219,6 +221,13 @@ class PoolDecisions:
         if known is not None and wait.code in LIMITED and self.draft.state.rules >= LIMITS_BY_OWNER:
             # Another owner's limit: its releases wake the group from now on.
             changed |= known[0].about != wait.about
+        if (
+            known is not None
+            and wait.code in NO_CAPACITY
+            and self.draft.state.rules >= SHARES_NAMED
+        ):
+            # Another resource decides, or the share does not any more.
+            changed |= known[0].numbers.keys() != wait.numbers.keys()
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,

@@ -60,7 +60,7 @@ def counted(task: Task, pool: str) -> Counted:
 
 
 class ClaimingIndex(PolicyIndex, Generic[O]):
-    """What changed of the tasks of owners, and their tasks that may be preempted."""
+    """The changed tasks and groups of owners, and the tasks that may be preempted."""
 
     preempts = True
 

@@ -18,6 +18,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    held,
     minus,
     plus,
     requested,
@@ -75,7 +76,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
-def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
     own, other = task.job.priority, victim.job.priority
     return StopReason(
@@ -84,8 +85,8 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
         numbers={
             "priority": other,
             "for_priority": own,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "held_milli": view.pool.held_milli(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
     )
 
@@ -102,8 +103,8 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     index_of(view).divide(view.state)
     taken = NOTHING
     for victim in victims:
-        taken = plus(taken, requested(victim.job.shape))
-    more = minus(requested(task.job.shape), taken)
+        taken = plus(taken, held(view.pool, victim))
+    more = minus(requested(view.pool, task.job.shape), taken)
     return not any(
         more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
         for queue in _leaf(view, task).path
@@ -137,7 +138,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
@@ -149,7 +150,8 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
-    if _too_little(view, leaf, ask, others, guaranteed=guaranteed):
+    view.memo["others_above", task] = len(others)
+    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
@@ -158,12 +160,13 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for other, project in others
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def _too_little(
     view: PoolView,
     leaf: Queue,
+    task: Task,
     ask: Amounts,
     others: Sequence[tuple[Queue, Project]],
     *,
@@ -174,7 +177,7 @@ def _too_little(
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
     that bound. It costs a step per queue, whatever the number of nodes.
     """
-    missing = ask[GPU] - view.pool.future.free_milli
+    missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     largest: dict[Queue, int] = {}
@@ -230,7 +233,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     if found is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
     return found
 
 
@@ -238,7 +241,7 @@ def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
     leaf = _leaf(view, task)
-    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
@@ -289,7 +292,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
@@ -306,7 +309,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
             or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
-        amounts = requested(victim.job.shape)
+        amounts = held(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in other.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
@@ -399,7 +402,7 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for project in list(index.victims)
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
@@ -407,14 +410,14 @@ def may_move_others(view: PoolView, task: Task) -> bool:
     shape = task.job.shape
     if _all_over(view) and not shape.preemptible:
         return False
-    return shape.total_gpu_milli <= view.pool.future.free_milli
+    return view.pool.least_milli(shape) <= view.pool.future.free_milli
 
 
-def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is moved for `task`."""
     numbers = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule="moved", for_task=task.id, numbers=numbers)
 

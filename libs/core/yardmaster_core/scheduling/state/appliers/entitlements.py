@@ -88,6 +88,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         left = state.chain_of(department)
         department.config = event.department
         department.revision = event.revision
+        state.nest_departments()
         state.dirty[department] = None
         _moved(state, left, state.chain_of(department))
     else:
