@@ -1,4 +1,6 @@
-"""Teams share a cluster under the policy `quota`: the embedded mode, and services on real Kafka.
+"""Teams share a cluster under `quota`, and users under `starved_first`: live, and by commands.
+
+Each test runs in the embedded mode, and with services on real Kafka.
 
 The tests type what a platform team and its users type, and read the outcome with the command line
 and through the REST API. All tests of a mode share one cluster; each has a pool of its own, or
@@ -9,13 +11,15 @@ The tasks are shell programs. A file ends them, and a file lets a stopped task e
 step is stable while a test checks it.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -55,10 +59,11 @@ class Jobs:
     site: "Site"
     folder: Path
 
-    def submit(self, project: str, pool: str, *options: str) -> str:
-        """Submit a job with `yard submit`; return its id."""
+    def submit(self, project: str, pool: str, *options: str, user: str | None = None) -> str:
+        """Submit a job with `yard submit`, as its operator or as a user; return its id."""
         words = ["submit", "-p", project, "--pool", pool, "--grace", "60s", *options]
-        return self.site.yard(*words, "--", "sh", "-c", WORK, str(self.folder)).out.strip()
+        words += ["--", "sh", "-c", WORK, str(self.folder)]
+        return self.site.yard(*words, user=user).out.strip()
 
     def let_leave(self) -> None:
         """Let tasks that were asked to stop exit."""
@@ -80,11 +85,16 @@ class Site:
     verify: Callable[[], None]
     made: list[Jobs] = field(default_factory=list)
 
-    def yard(self, *words: str, code: int | None = 0) -> Said:
-        """Run a command as its operator types it."""
-        said = run_yard(words, self.env, self.folder)
+    def yard(self, *words: str, code: int | None = 0, user: str | None = None) -> Said:
+        """Run a command as its operator types it, or a user."""
+        token = {} if user is None else {"YARD_TOKEN": token_of(user)}
+        said = run_yard(words, {**self.env, **token}, self.folder)
         assert code is None or said.code == code, f"yard {' '.join(words)}: {said}"
         return said
+
+    def until_known(self, user: str) -> None:
+        """Wait until the gateway knows a user's token."""
+        until(lambda: self.yard("whoami", user=user, code=None).code == 0, f"{user} is known")
 
     def jobs(self) -> Jobs:
         """The jobs of one test."""
@@ -134,13 +144,18 @@ class Site:
             found[task["project"]] += task["gpu_milli"]
         return Counter({project: milli // 1000 for project, milli in found.items()})
 
+    def runs_of(self, pool: str) -> Counter[str]:
+        """The number of running tasks of each user of a pool, as `yard ls` lists them."""
+        words = ("ls", "-A", "--pool", pool, "--phase", "running", "-o", "json")
+        return Counter(task["user"] for task in self.yard(*words).json["items"])
+
     def used(self, pool: str) -> dict[str, str]:
         """The used GPUs of each node of a pool, as `yard nodes` lists them."""
         lines = self.yard("nodes", "ls", "--pool", pool, "--columns", "name,used").lines
-        return dict(line.split() for line in lines[1:])  # type: ignore[misc]
+        return dict(line.split() for line in lines[1:])
 
     def shares(self, pool: str) -> dict[str, tuple[str, str]]:
-        """What each queue of a pool deserves and gets, as `yard shares` lists them."""
+        """The deserved GPUs and the share of each queue of a pool, as `yard shares` lists them."""
         words = ("shares", "--pool", pool, "--columns", "queue,deserved,share", "--no-headers")
         rows = [line.split() for line in self.yard(*words).lines]
         return {name: (deserved, share) for name, deserved, share in rows}
@@ -176,9 +191,12 @@ def embedded(folder: Path) -> Iterator[Site]:
         for name, (pool, slots) in NODES.items()
     ]
     file.write_text("\n".join(["nodes:", *nodes, ""]))
+    tokens = folder / "tokens.json"
+    add_users(tokens)
+    flags = ("--cluster", str(file), "--token-file", str(tokens))
     # `running_dev` verifies the log after the end too.
     with (
-        running_dev(folder, nodes=len(NODES), extra=("--cluster", str(file))) as dev,
+        running_dev(folder, nodes=len(NODES), extra=flags) as dev,
         Client.from_env(dev.env) as client,
     ):
         yield Site(folder, dev.env, client, lambda: verified(dev.yard("replay", "verify").out))
@@ -204,6 +222,9 @@ def on_kafka(folder: Path) -> Iterator[Site]:
             "NO_COLOR": "1",
         }
 
+        # The gateway reads the file again when it has changed.
+        add_users(cluster.data.tokens_file)
+
         def verify() -> None:
             verified(cluster.yard("replay", "verify"))
             verified(
@@ -212,6 +233,29 @@ def on_kafka(folder: Path) -> Iterator[Site]:
 
         yield Site(folder, user, cluster.client(), verify)
         cluster.prove()
+
+
+def token_of(user: str) -> str:
+    """The token of a user."""
+    return f"the-token-of-{user}-{'0' * 32}"
+
+
+def add_users(file: Path) -> None:
+    """Add Alice and Bob, who may submit jobs in the project `default`, to a token file."""
+    known: dict[str, Any] = {"version": 1, "tokens": []}
+    if file.exists():
+        known = json.loads(file.read_text())
+    known["tokens"] += [
+        {
+            **{"id": user, "digest": sha256(token_of(user).encode()).hexdigest(), "user": user},
+            "roles": [{"role": "user", "scope": "project", "name": "default"}],
+        }
+        for user in ("alice", "bob")
+    ]
+    part = file.with_suffix(".part")
+    part.touch(mode=0o600)
+    part.write_text(json.dumps(known))
+    part.rename(file)
 
 
 def verified(said: str) -> None:
@@ -235,6 +279,8 @@ def site(
     with request.param(tmp_path_factory.mktemp("share")) as site:
         for pool, *keys in (("four",), ("hall",), ("pair", "placement=worst_fit")):
             site.yard("pools", "create", pool, "policy=quota", *keys)
+        for user in ("alice", "bob"):
+            site.until_known(user)
         yield site
         site.verify()
 
@@ -254,10 +300,7 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
 ) -> None:
     org = site.folder / "org.yaml"
     org.write_text(
-        "departments: {lab: {}}\n"
-        "projects:\n"
-        "  alpha: {department: lab, quota: {default: {deserved: 3}}}\n"
-        "  beta: {department: lab, quota: {default: {deserved: 1}}}\n"
+        "{departments: {lab: }, projects: {alpha: {department: lab}, beta: {department: lab}}}\n"
     )
     site.yard("apply", "-f", str(org))
     alpha = jobs.submit("alpha", "default", "--gpus", "1", "--tasks", "12")
@@ -267,7 +310,17 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     jobs.let_leave()
 
     # The day on which the quotas take effect: beta gets what it deserves and its part of the rest.
-    site.yard("pools", "set", "default", "policy=quota")
+    org.write_text(
+        "pools: {default: {policy: quota}}\n"
+        "departments: {lab: {}}\n"
+        "projects:\n"
+        "  alpha: {department: lab, quota: {default: {deserved: 3}}}\n"
+        "  beta: {department: lab, quota: {default: {deserved: 1}}}\n"
+    )
+    assert "pool default policy.name priority quota" in " ".join(
+        site.yard("diff", "-f", str(org), code=1).out.split()
+    )
+    site.yard("apply", "-f", str(org))
     site.until_phases(beta, running=3, pending=9)
     site.until_phases(alpha, running=9, pending=3)
     assert site.runs("default") == {"alpha": 9, "beta": 3}
@@ -446,3 +499,68 @@ def test_a_department_that_deserves_2_keeps_2_for_two_projects_that_deserve_2_ea
     assert rows["left"] == ["2", "2", "6"]
     assert rows["right"] == ["2", "2", "2"]
     assert site.stops(of["r1"]) == []
+
+
+def test_a_live_pool_switched_to_quota_and_back_loses_nothing(site: Site, jobs: Jobs) -> None:
+    site.yard("pools", "set", "hall", "policy=priority")
+    site.yard("projects", "create", "old", "quota.hall.deserved=1")
+    site.yard("projects", "create", "new", "quota.hall.deserved=3")
+    old = jobs.submit("old", "hall", "--gpus", "1", "--tasks", "5")
+    site.until_phases(old, running=4, pending=1)
+    new = jobs.submit("new", "hall", "--gpus", "1", "--tasks", "5")
+    site.waits(f"{new}.0", "insufficient_free")
+
+    # Quotas that were stored before take effect with the switch.
+    site.yard("pools", "set", "hall", "policy=quota")
+    site.until_phases(old, running=1, stopping=3, pending=1)
+    waiting = [site.waits(f"{new}.{index}", "waiting_for_victims") for index in range(3)]
+    assert all("Waits for slot" in why for why in waiting)
+
+    # The way back, while tasks stop and others have reservations: the earlier job gets all GPUs.
+    site.yard("pools", "set", "hall", "policy=priority")
+    jobs.let_leave()
+    site.until_phases(old, running=4, pending=1)
+    site.until_phases(new, pending=5)
+    shown = site.yard("pools", "show", "hall", "-o", "json").json["config"]["policy"]
+    assert shown["name"] == "priority"
+    stops = Counter(one.task_id for job in (old, new) for one in site.stops(job))
+    jobs.end()
+    site.yard("wait", old, new, "--timeout", "60s", "-q")
+    for task in (*site.tasks(old), *site.tasks(new)):
+        assert task.attempt == 1 + stops[task.task_id]
+        site.until_printed(task.task_id, f"starts at step {stops[task.task_id]}")
+    site.yard("pools", "set", "hall", "policy=quota")
+
+
+@pytest.mark.parametrize(
+    "bobs",
+    [
+        pytest.param(("--tasks", "4"), id="bob_holds_all"),
+        pytest.param(("--tasks", "54", "--priority", "1"), id="bob_asks_for_more_and_first"),
+    ],
+)
+def test_under_starved_first_alice_gets_2_of_the_4_gpus_that_bob_holds(
+    bobs: tuple[str, ...], site: Site, jobs: Jobs
+) -> None:
+    site.yard("pools", "set", "four", "policy=starved_first")
+    jobs.let_leave()
+    bob = jobs.submit("default", "four", "--gpus", "1", *bobs, user="bob")
+    until(lambda: site.runs_of("four") == {"bob": 4}, "bob holds all GPUs", site.listed)
+    alice = jobs.submit("default", "four", "--gpus", "1", "--tasks", "2", user="alice")
+    site.until_phases(alice, running=2)
+    until(lambda: site.runs_of("four") == {"bob": 2, "alice": 2}, "each has 2", site.listed)
+
+    # Another job ends, so the scheduler had a cycle to decide more, and did not.
+    site.yard("submit", "--pool", "four", "--wait", "--timeout", "45s", "--", "true")
+    assert site.runs_of("four") == {"bob": 2, "alice": 2}
+    assert site.used("four") == {"n6": "4.0"}
+    stops = site.stops(bob)
+    assert [(one.stop.code, one.stop.rule) for one in stops if one.stop] == [
+        ("starved_first", "above_equal_part")
+    ] * 2
+    assert {one.stop.for_task for one in stops if one.stop} == {f"{alice}.0", f"{alice}.1"}
+    assert site.stops(alice) == []
+    why = site.why(stops[0].task_id)
+    assert "Last stop starved_first, rule above_equal_part, for " in why
+    assert "Started rule within_equal_part" in site.why(f"{alice}.0")
+    site.yard("pools", "set", "four", "policy=quota")

@@ -6,7 +6,6 @@ refuses too.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 QUOTA: Final = "scheduling/policies/quota"
@@ -21,17 +20,16 @@ class Rule:
     old: str
     new: str
 
-    def delete(self, core: Path) -> None:
-        """Delete the rule from the package in the folder `core`.
+    def deleted_from(self, text: str) -> str:
+        """Return the text of the file without the rule.
 
         Raises:
-            ValueError: the file does not contain the code of the rule exactly once.
+            ValueError: the text does not contain the code of the rule exactly once.
         """
-        path = core / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times: {self.old}")
-        path.write_text(text.replace(self.old, self.new))
+        found = text.count(self.old)
+        if found != 1:
+            raise ValueError(f"{self.name}: {self.file} contains {found} times: {self.old}")
+        return text.replace(self.old, self.new)
 
 
 def _order(name: str, old: str, new: str) -> Rule:
@@ -54,6 +52,18 @@ def _division(name: str, old: str, new: str) -> Rule:
     return Rule(f"shares: {name}", f"{QUOTA}/division.py", old, new)
 
 
+def _claiming(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/claiming_index.py", old, new)
+
+
+def _protections(name: str, old: str, new: str) -> Rule:
+    return Rule(f"protections: {name}", "scheduling/policies/min_runtime.py", old, new)
+
+
+def _sums(name: str, old: str, new: str) -> Rule:
+    return Rule(f"sum over pools: {name}", f"{QUOTA}/pool_sums.py", old, new)
+
+
 def _moves(name: str, old: str, new: str) -> Rule:
     return Rule(f"moves: {name}", "scheduling/planner/moving_search.py", old, new)
 
@@ -66,11 +76,16 @@ def _admission(name: str, old: str, new: str) -> Rule:
     return Rule(name, "admission/submission.py", old, new)
 
 
-RULES: Final = (
+_ALL: Final = (
     _order("above its share last", "all(above) if all_over else any(above),", "False,"),
     _order("any resource", "all(above) if all_over else any(above),", "all(above),"),
     _order("all resources (kai)", "all(above) if all_over else any(above),", "any(above),"),
     _order("deserved first", "        not starved,\n", ""),
+    _order(
+        "deserved first, within the sum over pools",
+        "        guaranteed\n        and (",
+        "        (",
+    ),
     _order("higher rank", "        -queue.rank,\n", ""),
     _order(
         "a share of all that is requested",
@@ -130,9 +145,10 @@ RULES: Final = (
         "    within = by_priority if kai else firm_first",
         "    within = firm_first",
     ),
+    _order("failed starts last", "turn + self._late * group.shape.start_failed", "turn"),
     _order("earlier submission", "        return *found, task.key\n", "        return found\n"),
     # Preempt
-    _claims("preempt: strictly lower", "priority <= below:", "priority < below:"),
+    _claiming("preempt: strictly lower", "priority <= below:", "priority < below:"),
     _claims(
         "preempt: any priority for a firm task",
         "    below = None if document and not job.shape.preemptible else job.priority",
@@ -143,8 +159,8 @@ RULES: Final = (
         "    document = not _all_over(view)\n",
         "    document = True\n",
     ),
-    _claims("victims: lowest priority first", "sorted(of, reverse=True)", "sorted(of)"),
-    _claims(
+    _claiming("victims: lowest priority first", "sorted(of, reverse=True)", "sorted(of)"),
+    _claiming(
         "victims: latest submission first",
         "of[priority].reverse_scan()",
         "[*of[priority].reverse_scan()][::-1]",
@@ -156,12 +172,16 @@ RULES: Final = (
         "    state.may_be_preempted(task, pool)",
     ),
     # Protections
-    _claims(
-        "protections: of the job",
-        "        until_ms = min_runtime_until_ms(view.state, victim)\n",
-        "        until_ms = 0\n",
+    _protections(
+        "of the job",
+        "    least_s = max(least_s, victim.job.spec.min_runtime_s)\n",
+        "",
     ),
-    _claims("protections: of queues", "        if seconds and run is not None:", "        if False:"),
+    _protections(
+        "of queues",
+        "    least_s = max(least_s, victim.job.spec.min_runtime_s)\n",
+        "    least_s = victim.job.spec.min_runtime_s\n",
+    ),
     _claims(
         "protections: of the nearest queue",
         "    for each in queue.ancestors():",
@@ -239,7 +259,11 @@ RULES: Final = (
         "            or (deserves and not _deserves(its, remaining))\n",
         "            or not _deserves(its, remaining)\n",
     ),
-    _claims("reclaim: saturation guard", "    return not any(\n        _saturates", "    return not any(\n        0 and _saturates"),
+    _claims(
+        "reclaim: saturation guard",
+        "    return not any(\n        _saturates",
+        "    return not any(\n        0 and _saturates",
+    ),
     _claims(
         "reclaim: saturation below the share",
         "    if after <= own.fair[i]:\n        return False\n",
@@ -268,7 +292,8 @@ RULES: Final = (
     # Quotas
     _policy(
         "limits",
-        "            if found is not None and ask[found]:\n                return _wait(WaitCode.AT_LIMIT",
+        "            if found is not None and ask[found]:\n"
+        "                return _wait(WaitCode.AT_LIMIT",
         "            if False:\n                return _wait(WaitCode.AT_LIMIT",
     ),
     _policy(
@@ -292,6 +317,12 @@ RULES: Final = (
         "exceeded(plus(queue.firm, ask), queue.deserved)",
         "exceeded(plus(queue.used, ask), queue.deserved)",
     ),
+    _policy(
+        "limits: of requested resources only",
+        "            if found is not None and ask[found]:\n"
+        "                return _wait(WaitCode.AT_LIMIT",
+        "            if found is not None:\n                return _wait(WaitCode.AT_LIMIT",
+    ),
     _policy("exceeds_limit and exceeds_deserved", "    if asked > bound:\n", "    if False:\n"),
     _queues(
         "over-quota off",
@@ -305,18 +336,18 @@ RULES: Final = (
     ),
     _queues(
         "a department without a quota deserves the sum",
-        "        total += deserved\n",
-        "        total += 0\n",
+        "return added(queue.children) if queue.children else",
+        "return NOTHING if queue.children else",
     ),
     _queues(
         "a project without a quota deserves no GPUs",
-        "        return 0, None, None\n",
-        "        return UNLIMITED\n",
+        "if queue.children else (0, None, None)",
+        "if queue.children else UNLIMITED",
     ),
     _queues(
         "a project without a quota may use any CPUs",
-        "        return 0, None, None\n",
-        "        return NOTHING\n",
+        "if queue.children else (0, None, None)",
+        "if queue.children else NOTHING",
     ),
     # Shares
     _queues("shares: limits bound requests", "within(total, self.limit)", "total"),
@@ -437,6 +468,25 @@ RULES: Final = (
         '    return "allocate" in options.in_order',
         "    return True",
     ),
+    # GPU memory
+    Rule(
+        "GPU memory: the part of the node's GPUs",
+        "scheduling/state/node_capacity.py",
+        "return share_of(shape.gpu_memory_mib, self.gpu_memory_mib)",
+        "return share_of(shape.gpu_memory_mib, 40)",
+    ),
+    Rule(
+        "GPU memory: deserved counts the largest GPUs",
+        f"{QUOTA}/amounts.py",
+        "pool.least_milli(shape) if",
+        "pool.most_milli(shape) if",
+    ),
+    Rule(
+        "GPU memory: shares count the smallest GPUs",
+        f"{QUOTA}/amounts.py",
+        "pool.most_milli(shape) if",
+        "pool.least_milli(shape) if",
+    ),
     # Pools
     _pools(
         "idle later pool before victims",
@@ -448,9 +498,29 @@ RULES: Final = (
         "        if self.strict_order:\n            return False\n        later",
         "        later",
     ),
-    _admission("pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"),
+    _sums(
+        "is all that is guaranteed",
+        "sums is None or exceeded(plus(sums.standing, more), sums.deserved) is None",
+        "True",
+    ),
+    _sums("what exceeds it is reclaimed", "max(0, left[i] - bound)", "0"),
+    _sums(
+        "unlimited in one pool",
+        "added(queues)",
+        "(sum(queue.deserved[0] or 0 for queue in queues), None, None)",
+    ),
+    _policy(
+        "sum over pools: bounds tasks that are not preemptible",
+        "        return _wait_for_sum(view, leaf, task)\n",
+        "        return None\n",
+    ),
     _admission(
-        "pools: default list of the cell", "config.default_pools or _of_cell(state, config) or", "config.default_pools or"
+        "pools: default list of the project", "config.default_pools or _of_cell", "_of_cell"
+    ),
+    _admission(
+        "pools: default list of the cell",
+        "config.default_pools or _of_cell(state, config) or",
+        "config.default_pools or",
     ),
     _admission(
         "pools: allowed list",
@@ -474,3 +544,6 @@ RULES: Final = (
         "node_types=spec.node_types,",
     ),
 )
+
+#: By file.
+RULES: Final = tuple(sorted(_ALL, key=lambda rule: rule.file))

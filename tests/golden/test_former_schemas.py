@@ -27,6 +27,9 @@ WIDENED: Final = {
     "EntitlementsChanged.v1": 6,
     "RequestRefused.v1": 6,
     "TaskRejected.v1": 6,
+    # For requests by memory of GPUs.
+    "TaskSubmitted.v1": 8,
+    "SlotsAllocated.v1": 8,
 }
 
 

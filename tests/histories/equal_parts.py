@@ -1,8 +1,9 @@
 """The properties of `starved_first`, computed from the facts of the state alone.
 
-Of tasks that may be preempted, no owner keeps more than its equal part and one task while another
-owner below its part has a task that would start without them. And an owner loses a task only while
-it holds more than its part, and more than the other owner will hold.
+Of tasks that may be preempted, no owner keeps more than its equal part and one of them while
+another owner below its part, which would not hold more then, has a task that would start without
+them. And an owner loses a task only while it holds more than its part, and more than the other
+owner will hold; and it keeps no less than the other owner held.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -42,9 +43,10 @@ def assert_may_lose(
     now = _Division(state, state.pools[victim.run.pool_name], moving)
     owner, other = now.owner(victim), now.owner(claimant)
     before = now.standing[owner] + _milli(_open(victim))
-    after = now.standing[other] + claimant.shape.total_gpu_milli
+    after = now.standing[other] + now.pool.most_milli(claimant.shape)
     assert now.standing[other] < now.parts[other], f"{other} preempts above its part {now.parts}"
-    assert before > max(now.parts[owner], after), (
+    may_lose = before > max(now.parts[owner], after) and now.standing[owner] >= now.standing[other]
+    assert may_lose, (
         f"{owner} loses {victim.id} for {claimant.id}, but holds {before} of {now.parts}"
     )
 
@@ -99,7 +101,7 @@ class _Division:
         return found
 
     def requested(self, task: Task) -> int:
-        """What a task requests, or will request again when its preemption is over."""
+        """The amount that a task requests, or will request again when its preemption is over."""
         run, group = task.run, task.group
         if task.reserved is not None or task in self.moving:
             return 0
@@ -112,7 +114,7 @@ class _Division:
         limited = wait is not None and wait[0].code in AT_LIMIT
         if limited or never_fits(self.pool, group.shape):
             return 0
-        return group.shape.total_gpu_milli
+        return self.pool.most_milli(group.shape)
 
     def check(self) -> None:
         seen = set()
@@ -120,7 +122,7 @@ class _Division:
             group = task.group
             if group is None or task.reserved is not None or group.shape.start_failed:
                 continue
-            owner, asked = self.owner(task), task.shape.total_gpu_milli
+            owner, asked = self.owner(task), self.pool.most_milli(task.shape)
             if (owner, group) in seen or not asked or self.standing[owner] >= self.parts[owner]:
                 continue
             seen.add((owner, group))
@@ -136,18 +138,19 @@ class _Division:
                 victim
                 for other in self.parts
                 if other != owner
-                for victim in self._may_lose(other, self.parts[other] + asked, node)
+                for victim in self._may_lose(other, self.standing[owner] + asked, node)
             ]
             if victims and self._fits_without(task, victims):
                 names = [victim.id for victim in victims]
                 raise AssertionError(f"{owner} {self.parts} has {task.id}, others keep {names}")
 
-    def _may_lose(self, owner: str, keeps: int, node: str | None) -> Iterator[Task]:
+    def _may_lose(self, owner: str, after: int, node: str | None) -> Iterator[Task]:
+        """The tasks without each of which an owner still holds more than its part, or `after`."""
         left = self.standing[owner]
         own = [task for task in self.tasks if self.owner(task) == owner]
         for victim in sorted(own, key=lambda one: (one.job.priority, one.key), reverse=True):
             run = victim.run
-            if left <= keeps or run is None or run.stop is not None or run.ended:
+            if run is None or run.stop is not None or run.ended:
                 continue
             if run.pool_name != self.pool.name or not victim.job.spec.preemptible:
                 continue
@@ -155,8 +158,10 @@ class _Division:
                 continue
             if victim.starts_on_reserved or (node is not None and node not in run.nodes):
                 continue
-            left -= _milli(_open(victim))
-            yield victim
+            held = _milli(_open(victim))
+            if left - held > self.parts[owner] and left > after:
+                left -= held
+                yield victim
 
     def _fits_without(self, task: Task, victims: Sequence[Task]) -> bool:
         changes = self.pool.future.changes

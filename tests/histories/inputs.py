@@ -35,6 +35,8 @@ SHARED: Final = (
     Resources(gpus=1, gpu_milli=500),
     Resources(gpus=1, gpu_milli=300, cpu_milli=2000),
     Resources(gpus=2, gpu_milli=500),
+    Resources(gpus=1, gpu_memory_mib=30),
+    Resources(gpus=2, gpu_memory_mib=15),
     Resources(cpu_milli=2000),
     Resources(cpu_milli=3000, memory_mib=5000),
 )
@@ -43,6 +45,12 @@ TOO_LARGE: Final = Resources(gpus=9, gpu_milli=1000)
 PRIORITIES: Final = (10, 40, 40, 42, 60, 60)
 LIMITS_MILLI: Final = (None, None, None, 0, 1000, 3000, 6000)
 LIES: Final = ("author", "attempt", "task", "incarnation", "place", "new")
+
+#: What happens to a task, or to a node on which it holds slots or has reserved some.
+DISTURBANCES: Final = (
+    *("cancel", "kill", "pause", "set_priority", "succeed"),
+    *("drain", "cordon", "lose", "leave", "disable", "empty"),
+)
 
 #: The policies' options; `OPTIONS` lists every option of every policy.
 OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -65,7 +73,12 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 #: their seeds.
 OF_THEIR_OWN: Final = ("quota", "starved_first")
 USERS: Final = ("ann", "ann", "bob", "cy", None)
-DESERVED_MILLI: Final = (None, 0, 1000, 2000, 3000, 4000)
+DESERVED_MILLI: Final = (None, 0, 1000, 1000, 2000, 2000, 3000, 4000)
+#: Departments of these histories; the parent of each is one of those before it.
+DEPARTMENTS: Final = ("d", "e", "f", "g")
+QUOTA_PROJECTS: Final = ("p", "q", "r", "s")
+ORDERS: Final = (*req.PoolOrder, req.PoolOrder.IDLE_FIRST)
+RANKS: Final = (100, 100, 100, 50, 200)
 
 #: How often each kind of input comes, relative to the others.
 WEIGHTS: Final[Mapping[str, int]] = {
@@ -74,6 +87,12 @@ WEIGHTS: Final[Mapping[str, int]] = {
     **{"start": 6, "exit": 5, "release": 3, "obey": 5, "report": 1, "finish": 3},
     **{"cycle": 8, "round": 6, "wait_until_due": 3, "become_idle": 3, "restart": 2},
     **{"lie": 1, "repeat": 1},
+}
+#: The same in the histories of `quota`.
+QUOTA_WEIGHTS: Final[Mapping[str, int]] = {
+    **WEIGHTS,
+    **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
+    **{"start": 8, "round": 10, "restart": 4},
 }
 
 
@@ -114,15 +133,20 @@ class _Inputs:
             Input("configure_pool", self.pool("side")),
             Input("configure_pool", self.pool("main")),
         ]
+        if self.only == "quota":
+            names = (*DEPARTMENTS, *QUOTA_PROJECTS)
+            inputs += [
+                Input("organize", self.organize(name)) for name in names if chance.random() < 0.8
+            ]
         inputs += [
             Input("join", self.node(name) | {"pool": "main"})
             for name in NODES[: chance.randint(1, 4)]
         ]
-        inputs += [
-            Input("submit", self.submit() | {"at_once": False}) for _ in range(chance.randint(2, 5))
-        ]
-        kinds = [kind for kind in WEIGHTS if chance.random() < 0.8]
-        weights = [WEIGHTS[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
+        first = chance.randint(3, 10) if self.only == "quota" else chance.randint(2, 5)
+        inputs += [Input("submit", self.submit() | {"at_once": False}) for _ in range(first)]
+        of = QUOTA_WEIGHTS if self.only == "quota" else WEIGHTS
+        kinds = [kind for kind in of if chance.random() < 0.8]
+        weights = [of[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
         for kind in chance.choices(kinds, weights, k=chance.randint(20, MOST_INPUTS)):
             if self.jobs < MOST_JOBS or kind not in ("submit", "urgent"):
                 inputs.append(Input(kind, _DRAWN[kind](self)))
@@ -158,9 +182,11 @@ class _Inputs:
             "node_timeout_s": timeout_s,
             "start_timeout_s": timeout_s,
             "placement": chance.choice(("best_fit", *sorted(PLACEMENTS))),
+            "gpu_placement": chance.choice((None, None, *req.GpuPlacement)),
             "seed": chance.randrange(3),
             "unequal_gangs": chance.choice((False, False, True)),
             "gpuless_per_node": chance.choice((None, None, None, 0, 1, 2)),
+            **({"pool_order": chance.choice(ORDERS)} if self.only == "quota" else {}),
             **self.policy(),
         }
 
@@ -174,24 +200,43 @@ class _Inputs:
             "department": chance.choice(("d", "e")),
             "limit_milli": chance.choice(LIMITS_MILLI),
             "main": chance.choice(LIMITS_MILLI),
-            "quota": self.quota() if self.only == "quota" else {},
-            "side_milli": self.side_milli() if self.only == "quota" else None,
         }
+
+    def organize(self, name: str | None = None) -> dict[str, Any]:
+        """Return the configuration of a department or project, with quotas."""
+        chance = self.chance
+        if name is None:
+            name = chance.choice((*DEPARTMENTS, *QUOTA_PROJECTS, *QUOTA_PROJECTS))
+        pools = chance.choice((("main",), ("main",), POOLS, ("side",), ()))
+        config: dict[str, Any] = {
+            "rank": chance.choice(RANKS),
+            "preempt_min_runtime_s": chance.choice((None, None, None, 0, 30)),
+            "reclaim_min_runtime_s": chance.choice((None, None, None, 0, 30)),
+            "quotas": {pool: self.quota() for pool in pools},
+        }
+        if name in DEPARTMENTS:
+            above = DEPARTMENTS[: DEPARTMENTS.index(name)]
+            config["parent"] = chance.choice((None, *above, *above[-2:]))
+        else:
+            config["department"] = chance.choice(DEPARTMENTS)
+            config["limit_milli"] = chance.choice((*[None] * 6, 3000))
+            config["pools"] = chance.choice((*[()] * 8, ("main",), ("side",)))
+        return {"name": name, "config": config}
 
     def quota(self) -> dict[str, Any]:
         """Return settings of a quota in a pool."""
         chance = self.chance
         return {
             "deserved_milli": chance.choice(DESERVED_MILLI),
-            "over_quota_weight": chance.choice((0, 1, 1, 3)),
-            "deserved_cpu_milli": chance.choice((None, None, 2000, 0)),
-            "limit_cpu_milli": chance.choice((None, None, None, 4000)),
-            "over_quota": chance.choice((True, True, True, False)),
+            "deserved_unlimited": chance.random() < 0.05,
+            "limit_milli": chance.choice((*[None] * 9, 2000, 4000)),
+            "over_quota_weight": chance.choice((0, 1, 1, 2, 3)),
+            "deserved_cpu_milli": chance.choice((*[None] * 3, 2000, 0)),
+            "deserved_memory_mib": chance.choice((*[None] * 5, 3000)),
+            "limit_cpu_milli": chance.choice((*[None] * 9, 4000)),
+            "limit_memory_mib": chance.choice((*[None] * 8, 6000)),
+            "over_quota": chance.random() < 0.9,
         }
-
-    def side_milli(self) -> int | None:
-        """Return what a project deserves in pool `side`; None: it has no quota there."""
-        return self.chance.choice((None, None, 0, 1000, 2000))
 
     # Jobs
 
@@ -226,7 +271,7 @@ class _Inputs:
         self.jobs += 1
         return {
             "name": f"job{self.jobs - 1:02d}",
-            "project": chance.choice(PROJECTS),
+            "project": chance.choice(QUOTA_PROJECTS if self.only == "quota" else PROJECTS),
             "at_once": chance.random() < 0.5,
             "spec": self.spec() | self.user(),
         }
@@ -244,6 +289,7 @@ class _Inputs:
         low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4), **self.user()}
         return {
             "name": f"job{self.jobs - 2:02d}",
+            **({"project": chance.choice(QUOTA_PROJECTS)} if self.only == "quota" else {}),
             "spec": urgent,
             "low_name": f"job{self.jobs - 1:02d}",
             "low": chance.choice((None, low)),
@@ -275,6 +321,7 @@ class _Inputs:
         return {
             "name": name,
             "gpus": chance.choice((*range(self.largest + 1), self.largest, self.largest)),
+            "gpu_memory_mib": chance.choice((0, 40, 40, 80)),
             "pool": chance.choice(("main", "main", "main", "side")),
             "node_type": chance.choice(("any", "any", "sxm")),
             "executors": chance.choice(
@@ -294,6 +341,13 @@ class _Inputs:
             "name": self.chance.choice(NODES),
             "how": self.chance.choice(hows),
             "for_s": self.chance.choice((1, 40, 70)),
+        }
+
+    def disturb(self) -> dict[str, Any]:
+        return {
+            "number": self.number(),
+            "of": self.chance.choice(("victim", "claimant", "runs")),
+            "how": self.chance.choice(DISTURBANCES),
         }
 
     # Agents
@@ -346,7 +400,7 @@ class _Inputs:
 
 _Draw = Callable[[_Inputs], dict[str, Any]]
 _DRAWN: Final[Mapping[str, _Draw]] = {
-    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in WEIGHTS
+    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in QUOTA_WEIGHTS
 }
 
 

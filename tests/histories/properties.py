@@ -16,6 +16,7 @@
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -24,20 +25,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
+from tests.histories.quota_properties import Batch, batch_at, check_batch, check_taken
 from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import DropCode
 
 #: Cycles without an input after which nothing is left to decide.
 IDLE_AFTER: Final = 3
@@ -49,8 +52,6 @@ MIN_RUNTIME_S, STEP_S = 60, 10
 RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
-#: More than any amount.
-ANY: Final = 1 << 40
 
 #: Amounts of GPUs, CPUs and memory; None: unlimited.
 Bounds = tuple[int | None, int | None, int | None]
@@ -68,6 +69,10 @@ class CheckedCell(Cell):
         #: Task and attempt -> `changes` at the start.
         self.started: dict[tuple[str, int], int] = {}
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
+        #: Tasks that start in the present cycle on other slots than those reserved for them.
+        self.elsewhere: set[str] = set()
+        #: Each task with those that were preempted for it, in order.
+        self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
         #: Tasks of the present cycle that get other slots.
@@ -78,31 +83,46 @@ class CheckedCell(Cell):
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
         self.moving.clear()
-        for decision in verdict.decisions:
-            self._apply(decision.event)
-            self.on_decision(decision.event)
+        self.elsewhere.clear()
+        events = [decision.event for decision in verdict.decisions]
+        batch: Batch | None = None
+        for at, event in enumerate(events):
+            begun = batch_at(self.state, events, at)
+            if begun is not None:
+                batch = begun
+                check_batch(self.state, batch)
+            self._apply(event)
+            self.on_decision(event)
+            if batch is not None and event is [*batch.reserved.values()][-1]:
+                self._moves_all_that_fit(batch)
+                batch = None
         return verdict
 
     def on_decision(self, decision: Event) -> None:
         match decision:
             case dec.SlotsAllocatedV1():
+                self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
+                self._shares_its_gpus(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
-                self._loses_only_what_is_not_deserved(decision)
                 self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
+                self.preempted.append((decision.stop.for_task, decision.task_id))
             case dec.SlotsReservedV1():
                 known = self.reserved.get(decision.task_id)
                 assert known is None, f"{decision.task_id} has reserved slots already"
+                self._takes_what_it_may(decision)
                 self.reserved[decision.task_id] = decision
                 if decision.victims:
                     self._needs_each_victim(decision)
             case dec.ReservationDroppedV1():
                 dropped = self.reserved.pop(decision.task_id, None)
                 assert dropped is not None, f"{decision.task_id} has no reserved slots to drop"
+                if decision.code is DropCode.STARTED_ELSEWHERE:
+                    self.elsewhere.add(decision.task_id)
             case dec.TaskEndedV1():
                 task_id = decision.task_id
                 assert task_id not in self.reserved, f"{task_id} ends with reserved slots"
@@ -119,51 +139,25 @@ class CheckedCell(Cell):
 
     # 7
 
-    def _loses_only_what_is_not_deserved(self, decision: dec.PreemptionRequestedV1) -> None:
-        """The victim's queue still holds more than it deserves of a resource, at the first level at
-        which it differs from the claimant's.
-        """
-        assert decision.stop.for_task is not None
-        if decision.stop.rule not in ("over_fair_share", "over_deserved"):
-            return
-        victim = self.state.task(decision.task_id)
-        claimant = self.state.task(decision.stop.for_task)
-        assert victim.run is not None
-        pool = victim.run.pool_name
-        for owner, other in zip(_path(victim), _path(claimant), strict=False):
-            if owner is other:
-                continue
-            held = self._held(owner, (pool,), plus=victim)
-            bounds = _deserved(self.state, owner, pool)
-            if _is_over(held, bounds):
-                return
-            pools = tuple(
-                name
-                for name, each in self.state.pools.items()
-                if each.config is not None and each.config.policy.name == "quota"
-            )
-            in_all = self._held(owner, pools, plus=victim)
-            sums = _added(_deserved(self.state, owner, name) for name in pools)
-            assert isinstance(owner, Project), f"{owner.name} loses {victim.id}"
-            assert _is_over(in_all, sums), (
-                f"{owner.name} loses {victim.id}, but holds {held} of {bounds}, "
-                f"and {in_all} of {sums} in all pools"
-            )
-            return
+    def _takes_what_it_may(self, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1) -> None:
+        """What is reserved counted before, and so did a task that is moved."""
+        task = self.state.task(decision.task_id)
+        config = self.state.pools[decision.pool].config
+        assert config is not None
+        counted = task.id in self.reserved or task.id in self.elsewhere
+        moves = isinstance(decision, dec.SlotsReservedV1) and task.run is not None
+        if config.policy.name == "quota" and not counted and not moves:
+            check_taken(self.state, decision.pool, task)
 
-    def _held(
-        self, owner: Department | Project, pools: Sequence[str], *, plus: Task
-    ) -> tuple[int, int, int]:
-        gpu = cpu = memory = 0
-        for task in self.state.tasks.values():
-            if owner not in _path(task):
-                continue
-            for pool in pools:
-                for placement in _standing(task, pool, plus=plus):
-                    gpu += placement.gpu_milli * len(placement.slots)
-                    cpu += placement.cpu_milli
-                    memory += placement.memory_mib
-        return gpu, cpu, memory
+    def _moves_all_that_fit(self, batch: Batch) -> None:
+        """No victim stops that would fit on other slots, with all that is reserved by now."""
+        pool = self.state.pools[batch.pool]
+        assert pool.config is not None
+        for victim in map(self.state.task, batch.stopped):
+            # More capacity may fit less of these.
+            if not victim.job.shape.whole_nodes:
+                placement = any_placement(pool.future, victim.job.shape, pool.config)
+                assert placement is None, f"{victim.id} is preempted, but need only be moved"
 
     # 8
 
@@ -201,6 +195,21 @@ class CheckedCell(Cell):
             if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
                 held += placement.gpu_milli * (index in placement.slots)
         return held
+
+    # 10
+
+    def _shares_its_gpus(self, decision: dec.SlotsAllocatedV1) -> None:
+        for name in dict.fromkeys(placement.node for placement in decision.placements):
+            node = self.state.nodes[name]
+            milli, memory_mib = [0] * node.gpus, [0] * node.gpus
+            for (_, replica), task in node.open.items():
+                assert task.run is not None
+                placement = task.run.placements[replica]
+                for slot in placement.slots:
+                    milli[slot] += placement.gpu_milli
+                    memory_mib[slot] += placement.gpu_memory_mib
+            assert max(milli, default=0) <= SLOT_MILLI, f"{name} has {milli} gpu_milli in use"
+            assert max(memory_mib, default=0) <= node.gpu_memory_mib, f"{name} has {memory_mib}"
 
     # 3
 
@@ -265,6 +274,8 @@ class CheckedWorld(World):
             ours, theirs = _without_equals(decided, expected)
             assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
+        for node in self.state.nodes.values():
+            _holds_no_more_than_it_has(node, self.state)
         return decided
 
     def restart(self) -> None:
@@ -281,7 +292,11 @@ class CheckedWorld(World):
         assert_equal_parts(self.state)
 
     def end(self) -> None:
+        self.cell.preempted.clear()
         super().end()
+        pairs = set(self.cell.preempted)
+        for one, other in pairs:
+            assert (other, one) not in pairs, f"{one} and {other} preempt each other"
         waiting = sorted(self.cell.reserved)
         assert not waiting, f"reserved slots never start their tasks: {waiting}"
         self.let_tasks_arrive_behind_a_first_one()
@@ -338,54 +353,34 @@ class RestoredCell(Cell):
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
-def _path(task: Task) -> tuple[Department | Project, ...]:
-    return task.job.project.department, task.job.project
-
-
-def _standing(task: Task, pool: str, *, plus: Task) -> list[dec.Placement]:
-    """The slots that a task holds and will not release, and those reserved for it; of `plus` also
-    those that it will release.
+def _holds_no_more_than_it_has(node: Node, state: ClusterState) -> None:
+    """Per slot at most 1,000 milli, and the CPUs and memory of the node: of what tasks hold, and of
+    what they will hold once those that stop are gone.
     """
-    run = task.run
-    found: list[dec.Placement] = []
-    if task.reserved is not None and task.reserved.pool_name == pool:
-        found += task.reserved.placements
-    if run is not None and run.pool_name == pool and (not task.releasing or task is plus):
-        states = zip(run.replicas, run.placements, strict=True)
-        found += [placement for state, placement in states if state < ReplicaState.RELEASED]
-    return found
+    held, kept = ([0] * node.gpus + [0, 0] for _ in range(2))
 
+    def count(totals: list[int], placement: dec.Placement) -> None:
+        for slot in placement.slots:
+            totals[slot] += placement.gpu_milli
+        totals[-2] += placement.cpu_milli
+        totals[-1] += placement.memory_mib
 
-def _or_any(amount: int | None) -> int:
-    return ANY if amount is None else amount
-
-
-def _deserved(state: ClusterState, owner: Department | Project, pool: str) -> Bounds:
-    """The amounts that a queue deserves: a department without a quota those of its projects."""
-    quota = owner.config.quotas.get(pool) if owner.config is not None else None
-    if quota is not None:
-        # No queue deserves more than its limit.
-        gpus = min(quota.deserved_milli or 0, _or_any(quota.limit_milli))
-        cpus = min(_or_any(quota.deserved_cpu_milli), _or_any(quota.limit_cpu_milli))
-        return gpus, cpus if cpus < ANY else None, quota.deserved_memory_mib
-    if isinstance(owner, Project):
-        return 0, None, None
-    projects = [one for one in state.projects.values() if one.department is owner]
-    return _added(_deserved(state, one, pool) for one in projects)
-
-
-def _added(rows: Iterable[Bounds]) -> Bounds:
-    gpu, cpu, memory = (
-        None if None in amounts else sum(amount or 0 for amount in amounts)
-        for amounts in zip(*rows, strict=True)
-    )
-    return gpu, cpu, memory
-
-
-def _is_over(amounts: tuple[int, int, int], bounds: Bounds) -> bool:
-    return any(
-        bound is not None and amount > bound for amount, bound in zip(amounts, bounds, strict=True)
-    )
+    for (_, replica), task in node.open.items():
+        run = task.run
+        assert run is not None
+        placement = run.placements[replica]
+        if placement.incarnation == node.incarnation:
+            count(held, placement)
+            if run.stop is None:
+                count(kept, placement)
+    for task in node.reserved:
+        assert task.reserved is not None
+        for placement in task.reserved.placements:
+            if (placement.node, placement.incarnation) == (node.name, node.incarnation):
+                count(kept, placement)
+    most = [SLOT_MILLI] * node.gpus + [node.cpu_milli, node.memory_mib]
+    for totals in (held, kept):
+        assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

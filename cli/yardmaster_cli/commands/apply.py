@@ -61,6 +61,13 @@ class _Object:
     def differs(self) -> bool:
         return bool(self.config != self.found)
 
+    @property
+    def takes_quota(self) -> bool:
+        """Whether it is a pool that exists and gets the policy `quota` instead of another one."""
+        if self.nouns != "pools" or self.revision is None:
+            return False
+        return bool(self.found.policy.name != "quota" == self.config.policy.name)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each field that differs; one row more for a new object."""
         config = _CONFIGS[self.nouns]
@@ -159,7 +166,8 @@ def _compared(remote: Remote, file: str) -> list[_Object]:
                 compared.append(_Object(nouns, name, config))
             else:
                 compared.append(_Object(nouns, name, config, has.config, has.revision))
-    return compared
+    # Last, when the quotas are stored: without them the policy would stop tasks at once.
+    return sorted(compared, key=lambda each: each.takes_quota)
 
 
 def _parents_first(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:

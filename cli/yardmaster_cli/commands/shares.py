@@ -22,13 +22,12 @@ def shares(session: Session, pool: str) -> None:
     found = plain(session.remote.client.shares(pool))
     if found["divided_at"] is None:
         session.out.note(f"pool {pool} was not divided: its policy is not quota, or it is unused")
-    elif session.out.for_people:
-        session.out.note(
-            f"as of {clock_time(found['divided_at'])}Z, recorded at most once a minute"
-        )
     items = found["items"]
     depths = _depths(items) if session.out.for_people else {}
     session.out.items(items, share_columns(depths), name="name", document=found)
+    if found["divided_at"] is not None and session.out.for_people:
+        at = clock_time(found["divided_at"])
+        session.out.note(f"as of {at}Z, recorded at most once a minute")
 
 
 def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:

@@ -74,7 +74,10 @@ def _utc(at_ms: int) -> str:
 def needs(task: Row) -> str:
     """`2 x (8 GPU, 32 CPU, 256 GiB)`: the resources that all replicas of a task request."""
     request = task["resources"]
-    if request["gpus"] > 1 and request["gpu_milli"] < 1000:
+    if request.get("gpu_memory_mib"):
+        count = f"{request['gpus']} x " if request["gpus"] > 1 else ""
+        parts = [f"{count}{mebibytes(request['gpu_memory_mib'])} of a GPU"]
+    elif request["gpus"] > 1 and request["gpu_milli"] < 1000:
         parts = [f"{request['gpus']} x {gpus(request['gpu_milli'])} GPU"]
     else:
         parts = [f"{gpus(request['gpus'] * request['gpu_milli'])} GPU"]

@@ -241,7 +241,7 @@ class Presenter:
             pool=pool,
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
-            asked_milli=row.gpu_milli,
+            asked_milli=row.gpu_milli or wait.wait.numbers.get("asked_milli", 0),
             numbers=with_units(
                 wait.wait.code,
                 wait.wait.about,

@@ -306,7 +306,7 @@ def _of_each(*names: str) -> tuple[str, ...]:
 #: The numbers that each wait or stop code may carry. A policy decides those of its `PolicyStop`.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
-    WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "blocked"),
+    WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "unknown_nodes", "blocked"),
     WaitCode.EXCEEDS_POOL: ("asked_milli", "pool_milli", "replicas", "places", "blocked"),
     WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
     WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
@@ -317,13 +317,13 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.PAUSED: ("since_at_ms",),
     WaitCode.NOT_CONSIDERED: (),
     WaitCode.INSUFFICIENT_FREE: (
-        *("asked_milli", "free_milli", "short_milli", "blocked"),
+        *("asked_milli", "free_milli", "short_milli", "unknown_nodes", "blocked"),
         *("others_above", *_of_each("fair_share", "used", "deserved")),
         *("asked_cpu_milli", "asked_memory_mib"),
     ),
     WaitCode.FRAGMENTED: (
         *("asked_milli", "free_milli", "largest_milli", "replicas", "places"),
-        *("idle_milli", "blocked"),
+        *("idle_milli", "unknown_nodes", "blocked"),
         *("others_above", *_of_each("fair_share", "used", "deserved")),
         *("asked_cpu_milli", "asked_memory_mib"),
     ),

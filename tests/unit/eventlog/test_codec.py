@@ -160,14 +160,17 @@ def as_its_schema_writes_it(envelope: Envelope[Any]) -> bytes:
 
 def _parts(of: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
     for field in dataclasses.fields(of):
-        part = getattr(of, field.name)
-        if dataclasses.is_dataclass(part):
-            yield part, plain[field.name]
-            yield from _parts(part, plain[field.name])
-        elif isinstance(part, dict):
-            for name, inner in part.items():
-                if dataclasses.is_dataclass(inner):
-                    yield inner, plain[field.name][name]
+        part, inner = getattr(of, field.name), plain.get(field.name)
+        if isinstance(part, dict):
+            found = [(each, inner[name]) for name, each in part.items()]
+        elif isinstance(part, tuple):
+            found = list(zip(part, inner, strict=True))
+        else:
+            found = [(part, inner)]
+        for each, its in found:
+            if dataclasses.is_dataclass(each):
+                yield each, its
+                yield from _parts(each, its)
 
 
 @given(any_envelope())

@@ -74,6 +74,8 @@ class Node:
     labels: dict[str, str]
     address: str
     executors: tuple[ExecutorKind, ...]
+    #: The memory of each GPU, as its agents reported it; the first one may not have known it.
+    gpu_memories_mib: set[int]
     up: bool = True
 
 
@@ -132,8 +134,10 @@ class Cluster:
         self.pools: dict[str, PoolConfig] = {}
         self.projects: dict[str, ProjectConfig] = {}
         self.departments: dict[str, DepartmentConfig] = {}
-        #: gpu_milli held on a slot; cpu_milli and memory_mib held on a node.
+        #: gpu_milli held on a slot, and its memory (MiB) that tasks requested; cpu_milli and
+        #: memory_mib held on a node.
         self.slots: dict[tuple[str, int], int] = {}
+        self.gpu_memory: dict[tuple[str, int], int] = {}
         self.cpu: dict[str, int] = {}
         self.memory: dict[str, int] = {}
         #: Open replicas of each node.
@@ -240,13 +244,15 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent restarted, perhaps in a newer version; only its executors and its
-                    # share limits may differ.
+                    # Its agent restarted, perhaps in a newer version; only its executors, its share
+                    # limits and the memory of its GPUs may differ.
                     known.executors = body.executors
+                    known.gpu_memories_mib.add(body.gpu_memory_mib)
                     return
                 self.nodes[body.node] = Node(
                     *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
                     *(body.node_type, dict(body.labels), body.address, body.executors),
+                    {body.gpu_memory_mib},
                 )
                 beyond = self.beyond_enrollment(body.node)
                 if beyond is not None:
@@ -356,6 +362,8 @@ class Cluster:
         node = placement.node
         for slot in placement.slots:
             self.slots[node, slot] = self.slots.get((node, slot), 0) + sign * placement.gpu_milli
+            held_mib = self.gpu_memory.get((node, slot), 0)
+            self.gpu_memory[node, slot] = held_mib + sign * placement.gpu_memory_mib
         self.cpu[node] = self.cpu.get(node, 0) + sign * placement.cpu_milli
         self.memory[node] = self.memory.get(node, 0) + sign * placement.memory_mib
 

@@ -54,7 +54,8 @@ Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 class Placement:
     """The placement of one replica: `gpu_milli` of each of `slots`, with CPU and memory.
 
-    `incarnation` is the node's; the assignment is void for any other incarnation.
+    `incarnation` is the node's; the assignment is void for any other incarnation. `gpu_memory_mib`:
+    the memory of each of `slots` that the task requested; 0: it requested no memory of GPUs.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -67,6 +68,7 @@ class Placement:
     gpu_milli: GpuMilli
     cpu_milli: Count
     memory_mib: Count
+    gpu_memory_mib: Count = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,7 @@ class SubmittedSpec:
         if self.layout is Layout.WHOLE_NODES:
             if (self.replicas_min, self.replicas_max) != (1, 1):
                 raise ValueError("a task on whole nodes has one replica per node")
-            if self.resources.gpu_milli not in (0, 1000):
+            if self.resources.gpu_milli not in (0, 1000) or self.resources.gpu_memory_mib:
                 raise ValueError("a task on whole nodes needs whole GPUs")
 
 

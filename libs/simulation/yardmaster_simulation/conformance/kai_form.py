@@ -87,13 +87,14 @@ class PoolQuota:
 class Queue(PoolQuota):
     """A department, a group below one, or a project.
 
-    `quotas`: its quotas by pool, instead of one in the pool `main`.
+    `parent` None: it is at the top. `quotas`: its quotas by pool, instead of one in the pool
+    `main`.
     """
 
     name: str
     kind: Literal["department", "group", "project"]
     parent: str | None = None
-    priority: Annotated[int, Field(ge=0, le=1000)] = 100
+    priority: int = 100
     created_seq: int = 0
     quotas: dict[str, PoolQuota] | None = None
     reclaim_min_runtime_s: Annotated[Decimal, Field(ge=0)] | None = None
@@ -198,8 +199,8 @@ class Expected:
 class Rounds:
     """The cycles until the outcome must be reached, and the cycles for which it must last."""
 
-    until_match: Annotated[int, Field(ge=1)] = 1
-    after_match: Count = 0
+    until_match: Annotated[int, Field(ge=1, le=1000)] = 1
+    after_match: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +212,9 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How KAI is configured."""
+    """How KAI is configured. `gpu_placement`: which GPU of a node a part of one gets."""
 
+    gpu_placement: Literal["pack", "spread"] | None = None
     node_placement: NodePlacement = field(default_factory=NodePlacement)
 
 

@@ -25,11 +25,15 @@ def task(index: int) -> dict[str, Any]:
 
 
 def verdict(state: str, refusal: str | None = None) -> Answer:
-    found = refusal and {"code": refusal, "numbers": {}, "about": None}
+    found: dict[str, Any] = {"code": refusal, "numbers": {}, "about": None}
     return Answer(
         {
             **{"request_id": "main.5", "type": "T", "subject": "s", "state": state},
-            **{"refusal": found, "user": "ana", "requested_at": "2026-01-31T12:00:00.000Z"},
+            **{
+                "refusal": refusal and found,
+                "user": "ana",
+                "requested_at": "2026-01-31T12:00:00.000Z",
+            },
         }
     )
 

@@ -214,6 +214,10 @@ def test_needs_names_fractions_and_elastic_gangs() -> None:
     assert needs(task(resources=half, replicas_min=1, replicas_max=1)) == "0.5 GPU"
     two = {**half, "gpus": 2}
     assert needs(task(resources=two, replicas_min=2, replicas_max=4)) == "2 to 4 x (2 x 0.5 GPU)"
+    share = {**half, "gpu_milli": 0, "gpu_memory_mib": 20_480}
+    assert needs(task(resources=share, replicas_min=1, replicas_max=1)) == "20 GiB of a GPU"
+    shares = {**share, "gpus": 2}
+    assert needs(task(resources=shares, replicas_min=1, replicas_max=1)) == "2 x 20 GiB of a GPU"
     none = {"gpus": 0, "gpu_milli": 0, "cpu_milli": 500, "memory_mib": 512}
     assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
 

@@ -267,8 +267,13 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert reservation is not None
         # A task that is moved still stops.
         assert task.phase in (Phase.PENDING, Phase.STOPPING), f"{task.id} is {task.phase.name}"
+        held = sum(
+            p.gpu_milli * len(p.slots)
+            for replica, p in enumerate(task.run.placements if task.run is not None else ())
+            if task.run is not None and task.run.replicas[replica] < ReplicaState.RELEASED
+        )
         for owner in (task.job, task.job.project, task.job.project.department):
-            milli[owner] += reservation.gpu_milli
+            milli[owner] += reservation.gpu_milli - held
         for replica, placement in enumerate(reservation.placements):
             node = state.nodes[placement.node]
             assert replica in node.reserved[task]
@@ -438,7 +443,8 @@ def _contents(demands: DemandTracker) -> dict[str, Any]:
 
 def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, int]:
     """The node's capacity, and the number of replicas without GPUs on it."""
-    capacity = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    size = (node.gpus, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+    capacity = NodeCapacity(node.ordinal, *size)
     capacity.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
     gpuless = 0
     for slot in capacity.disabled:
@@ -482,7 +488,10 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
     """All data of a capacity index that queries use."""
     return {
         "capacities": {
-            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left, r.disabled)
+            o: (
+                *(r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left),
+                *(r.disabled, r.gpu_memory_mib),
+            )
             for o, r in sorted(index.capacities.items())
         },
         "available": index.available,
@@ -491,6 +500,7 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
         "named": dict(sorted(index.named.items())),
         "gpuless": dict(sorted(index.gpuless.items())),
         "max_gpuless": index.max_gpuless,
+        "of_gpu_memory": dict(sorted(index.of_gpu_memory.items())),
         "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
         "free_milli": index.free_milli,
         "whole": {count: bits for count, bits in enumerate(index.whole) if bits},

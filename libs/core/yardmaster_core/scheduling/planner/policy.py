@@ -144,6 +144,8 @@ class PoolView:
     memo: dict[Any, Any] = field(default_factory=dict)
     #: See `VictimSearch.for_tasks`.
     find_victims: FindVictims | None = None
+    #: Tasks that this cycle placed; the cycle does not preempt them.
+    placed: set[Task] = field(default_factory=set)
 
 
 def by_submission(_: PoolView, __: Group, task: Task) -> OrderKey:

@@ -50,8 +50,7 @@ class PoolDecisions:
         #: Whether reservations are events. Under older rules they last one cycle, and the group's
         #: wait reason says that it has some.
         self.keeps_reservations = draft.state.rules >= SlotsReservedV1.RULES
-        #: Tasks that this cycle placed; the cycle does not preempt them.
-        self.placed: set[Task] = set()
+        self.placed = view.placed
         #: Whether a task that counts towards a limit has started or got reserved slots.
         self.limits_changed = False
 
@@ -86,9 +85,10 @@ class PoolDecisions:
                     incarnation=node.incarnation,
                     address=node.address,
                     slots=slots,
-                    gpu_milli=shape.gpu_milli,
+                    gpu_milli=capacity.milli_of(shape),
                     cpu_milli=shape.cpu_milli,
                     memory_mib=shape.memory_mib,
+                    gpu_memory_mib=shape.gpu_memory_mib,
                 )
             )
         return tuple(placements)
@@ -226,8 +226,8 @@ class PoolDecisions:
             and wait.code in NO_CAPACITY
             and self.draft.state.rules >= SHARES_NAMED
         ):
-            # Another resource decides, or the share does not any more.
-            changed |= known[0].numbers.keys() != wait.numbers.keys()
+            # The share of another resource decides, or none does any more.
+            changed |= _of_shares(known[0]) != _of_shares(wait)
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,
@@ -252,3 +252,8 @@ class PoolDecisions:
                 code=EndCode.UNSCHEDULABLE,
             )
             self.draft.record(event, task.id, task.cause)
+
+
+def _of_shares(wait: Wait) -> set[str]:
+    """Return the names of the numbers of a wait that are about the share of a project."""
+    return {name for name in wait.numbers if name.startswith(("fair_share_", "others_above"))}

@@ -243,6 +243,14 @@ class ClusterState:
             department = self.departments[parent]
         return tuple(chain)
 
+    def nest_departments(self) -> None:
+        """Note for each department those below it, after a change of a parent."""
+        for department in self.departments.values():
+            department.within = [department]
+        for department in self.departments.values():
+            for name in self.chain_of(department)[1:]:
+                self.departments[name].within.append(department)
+
     def wake_of_lost_node(self, pool: Pool) -> None:
         """Wake every group of `pool`, once for all nodes that a cycle loses."""
         if not pool.all_woken:
@@ -603,6 +611,10 @@ class ClusterState:
             for tasks in pool.add_usage(task, milli):
                 self.prune(tasks)
             self.recount(job)
+        reservation = task.reserved
+        if reservation is not None and reservation.pool_name == name:
+            # Of a task that is moved, what it still holds is not counted twice.
+            pool.count_reserved(task, reservation, -milli)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli

@@ -4,15 +4,17 @@ from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
 
 
 class Department:
-    """The upper level of quota."""
+    """The upper level of quota; it may be a part of another department."""
 
-    __slots__ = ("config", "hash", "name", "revision", "used_milli")
+    __slots__ = ("config", "hash", "name", "revision", "used_milli", "within")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: Itself and the departments below it; see `ClusterState.nest_departments`.
+        self.within: list[Department] = [self]
         self.config: DepartmentConfig | None = None
         self.revision = 0
-        #: gpu_milli in use, by pool.
+        #: gpu_milli in use by the projects directly in it, by pool.
         self.used_milli: dict[str, int] = {}
         self.hash = 0
 

@@ -114,6 +114,7 @@ def _dump_node(node: Node) -> Plain:
         "labels": node.labels,
         "address": node.address,
         "gpus": node.gpus,
+        "gpu_memory_mib": node.gpu_memory_mib,
         "cpu_milli": node.cpu_milli,
         "memory_mib": node.memory_mib,
         "ports": [node.port_first, node.port_last],
@@ -267,6 +268,7 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
         department.config = _maybe(DepartmentConfig, row["config"])
+    state.nest_departments()
     for row in dump["projects"]:
         project = Project(row["name"], state.departments[row["department"]])
         state.projects[project.name] = project
@@ -316,6 +318,8 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.labels = dict(row["labels"])
     node.address = row["address"]
     node.gpus = row["gpus"]
+    # Snapshots of rules below 8 have none.
+    node.gpu_memory_mib = row.get("gpu_memory_mib", 0)
     node.cpu_milli = row["cpu_milli"]
     node.memory_mib = row["memory_mib"]
     node.port_first, node.port_last = row["ports"]

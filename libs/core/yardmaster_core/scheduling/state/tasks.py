@@ -128,7 +128,7 @@ class Reservation:
     """Slots that are kept for a pending task, from SlotsReserved until it starts or a drop."""
 
     __slots__ = (
-        *("cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
+        *("counted", "cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
         *("shape_id", "since_ms", "until_ms", "victims"),
     )
 
@@ -153,6 +153,9 @@ class Reservation:
         #: known).
         self.victims = victims
         self.until_ms = until_ms
+        #: gpu_milli that count as reserved for the owners of the task (derived): those that it does
+        #: not hold, because it is moved, while it still stops.
+        self.counted = 0
         #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
         self.free = bytearray(len(placements))
         self.missing = len(placements)

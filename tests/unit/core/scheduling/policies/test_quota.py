@@ -9,9 +9,11 @@ from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV2,
+    SharesDividedV1,
     SlotsReservedV1,
     TaskUnschedulableV1,
 )
+from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import Wait, WaitCode
 from yardmaster_schemas.resources import Resources
 
@@ -21,8 +23,8 @@ MAX_CYCLES = 40
 class QuotaCell(Cell):
     """A cell whose agents do at once what they are asked to."""
 
-    def __init__(self, nodes: dict[str, int], **options: Any) -> None:
-        super().__init__(policy="quota", **options)
+    def __init__(self, nodes: dict[str, int], *, policy: str = "quota", **options: Any) -> None:
+        super().__init__(policy=policy, **options)
         self.entitle_to("d", department=True)
         for name, gpus in nodes.items():
             self.node(name, gpus)
@@ -202,6 +204,38 @@ def test_a_departments_quota_supersedes_those_of_its_projects() -> None:
     cell.run()
     assert cell.held("p3") == 2
     assert cell.held("p1") + cell.held("p2") == 2
+
+
+def test_quotas_of_former_rules_take_effect_with_the_policy_and_nothing_is_lost() -> None:
+    cell = QuotaCell({"n1": 12}, policy="priority")
+    cell.rules = req.QUOTA_SETTINGS - 1
+    cell.entitle_to("a", 3)
+    cell.entitle_to("b", 1)
+    for project in ("a", "b"):
+        for n in range(12):
+            cell.submit(f"{project}{n:02}x", project=project)
+        cell.run()
+    assert (cell.held("a"), cell.held("b")) == (12, 0)
+
+    # Neither the new rules nor time change anything under the former policy.
+    cell.rules = req.QUOTA_SETTINGS
+    cell.admission(RulesEnabledV1(rules=cell.rules))
+    assert not any(isinstance(one, PreemptionRequestedV2) for one in cell.run())
+    cell.pool("main", policy="quota")
+    decided = cell.run()
+    assert (cell.held("a"), cell.held("b")) == (9, 3)
+    assert sum(isinstance(one, PreemptionRequestedV2) for one in decided) == 3
+    (divided, *_) = (one for one in decided if isinstance(one, SharesDividedV1))
+    assert {one.name: one.fair_share.gpu_milli for one in divided.queues} == {
+        **{"d": 12_000, "a": 9000, "b": 3000}
+    }
+
+    # Of equal priority, the tasks that were submitted first run again.
+    cell.pool("main", policy="priority")
+    cell.run()
+    assert (cell.held("a"), cell.held("b")) == (12, 0)
+    assert len(cell.state.tasks) == 24
+    assert not any(task.phase.final for task in cell.state.tasks.values())
 
 
 def test_a_bound_of_cpus_holds_also_above_a_lowered_limit_of_gpus() -> None:

@@ -175,7 +175,7 @@ def test_what_a_small_owner_does_not_need_goes_to_the_others() -> None:
     assert cell.gpus_of("carol") == [1]
 
 
-def test_equal_requests_settle_where_equal_parts_are_no_whole_gpus() -> None:
+def test_equal_requests_settle_where_equal_parts_are_parts_of_gpus() -> None:
     cell = OwnersCell({"n1": 8})
     cell.submit_all("bob", 20)
     cell.run()
@@ -246,6 +246,29 @@ def test_a_gang_larger_than_what_two_owners_may_exchange_waits() -> None:
     assert waits(cell, "gang").code is WaitCode.INSUFFICIENT_FREE
 
 
+def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn() -> None:
+    """Else Alice's gang would start beside the task for which Bob's was preempted."""
+    cell = OwnersCell({"n1": 2, "n2": 4, "n3": 3})
+    cell.submit("firm", user="carol", gpus=3, preemptible=False)
+    cell.submit("gang", user="alice", gpus=3)
+    cell.submit_all("alice", 3)
+    cell.run()
+    cell.submit("large", user="bob", gpus=4)
+    cell.run()
+    assert cell.gpus_of("alice", "bob", "carol") == [2, 4, 3]
+    assert waits(cell, "gang").code is WaitCode.INSUFFICIENT_FREE
+
+
+def test_a_large_task_is_preempted_for_an_owner_with_nothing_and_for_no_other() -> None:
+    cell = OwnersCell({"n1": 6, "n2": 1})
+    cell.submit("large", user="bob", gpus=6)
+    cell.submit_all("alice", 2)
+    assert stopped(cell.run()) == []
+    assert cell.gpus_of("alice", "bob") == [1, 6]
+    cell.submit("one", user="carol")
+    assert stopped(cell.run()) == ["large"]
+
+
 def test_an_owner_at_a_limit_does_not_take_from_the_parts_of_the_others() -> None:
     cell = OwnersCell({"n1": 8})
     cell.entitle("limited", limit_milli=1000)
@@ -300,19 +323,19 @@ def test_starts_and_stops_carry_the_numbers_that_decided() -> None:
     cell = OwnersCell({"n1": 4})
     cell.submit_all("bob", 5)
     starts = all_of(cell.cycle(), dec.SlotsAllocatedV1)
-    assert [each.start.rule for each in starts if each.start] == ["within_equal_part"] * 4
+    assert [each.start.rule for each in starts] == ["within_equal_part"] * 4
     cell.run()
     cell.submit_all("alice", 1)
     decided = cell.run()
     stop = only(decided, dec.PreemptionRequestedV2).stop
     assert (stop.rule, stop.about) == ("above_equal_part", None)
     assert stop.numbers == {
-        **{"equal_part_milli": 3000, "used_milli": 4000, "held_milli": 1000},
-        **{"for_equal_part_milli": 1000, "for_used_milli": 0, "asked_milli": 1000},
+        **{"fair_share_milli": 3000, "used_milli": 4000, "held_milli": 1000},
+        **{"for_fair_share_milli": 1000, "for_used_milli": 0, "asked_milli": 1000},
     }
     start = only(decided, dec.SlotsAllocatedV1).start
     assert start is not None
-    assert start.numbers == {"equal_part_milli": 1000, "used_milli": 0}
+    assert start.numbers == {"fair_share_milli": 1000, "used_milli": 0}
 
 
 # The life of a pool

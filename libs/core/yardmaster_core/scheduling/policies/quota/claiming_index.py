@@ -60,7 +60,7 @@ def counted(task: Task, pool: str) -> Counted:
 
 
 class ClaimingIndex(PolicyIndex, Generic[O]):
-    """What changed of the tasks of owners, and their tasks that may be preempted."""
+    """The changed tasks and groups of owners, and the tasks that may be preempted."""
 
     preempts = True
 
@@ -97,7 +97,8 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             scan = view.memo.get(("victims", owner, priority))
             if scan is None:
                 scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
-            yield from scan
+            # Whether the scan has a task that started since it began depends on former entries.
+            yield from (task for task in scan if task not in view.placed)
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""

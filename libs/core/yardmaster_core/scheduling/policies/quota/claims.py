@@ -18,6 +18,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    held,
     minus,
     plus,
     requested,
@@ -75,7 +76,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
-def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
     own, other = task.job.priority, victim.job.priority
     return StopReason(
@@ -84,8 +85,8 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
         numbers={
             "priority": other,
             "for_priority": own,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "held_milli": view.pool.held_milli(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
     )
 
@@ -118,19 +119,20 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     others = [
         (other, project)
-        for project in index.victims
-        if (other := index.queue_of(view.state, project)) is not leaf
+        for project, tasks in index.victims.items()
+        if any(next(some.in_order(), None) is not None for some in tasks.values())
+        and (other := index.queue_of(view.state, project)) is not leaf
         and (
             _may_lose(leaf, other, ask, guaranteed=guaranteed)
             or (guaranteed and _loses_by_sum(view, leaf, other, ask))
         )
     ]
     view.memo["others_above", task] = len(others)
-    if _too_little(view, leaf, ask, others, guaranteed=guaranteed):
+    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
@@ -139,12 +141,13 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for other, project in others
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def _too_little(
     view: PoolView,
     leaf: Queue,
+    task: Task,
     ask: Amounts,
     others: Sequence[tuple[Queue, Project]],
     *,
@@ -155,7 +158,7 @@ def _too_little(
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
     that bound. It costs a step per queue, whatever the number of nodes.
     """
-    missing = ask[GPU] - view.pool.future.free_milli
+    missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     largest: dict[Queue, int] = {}
@@ -178,10 +181,19 @@ def _too_little(
     return missing > 0
 
 
+def _above_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
+    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
+    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """
+    unlimited = queue.deserved[resource] is None
+    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
+    return most is not None and amounts[resource] > most
+
+
 def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
-    return held > its.allocatable[resource] or (
+    return _above_share(its, its.standing, resource) or (
         deserves and deserved is not None and held > deserved
     )
 
@@ -202,7 +214,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     if found is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
     return found
 
 
@@ -210,7 +222,7 @@ def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
     leaf = _leaf(view, task)
-    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
@@ -235,7 +247,7 @@ def _may_lose(leaf: Queue, other: Queue, ask: Amounts, *, guaranteed: bool) -> b
     own, its = differing(leaf, other)
     after, standing = plus(own.standing, ask), its.standing
     if not (guaranteed and _deserves(own, after)):
-        return any(standing[i] > its.allocatable[i] for i in RESOURCES)
+        return any(_above_share(its, standing, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
@@ -261,7 +273,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
@@ -273,12 +285,12 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         remaining = minus(its.standing, taken.get(its, NOTHING))
         deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
-            any(remaining[i] > its.allocatable[i] for i in RESOURCES)
+            any(_above_share(its, remaining, i) for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
             or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
-        amounts = requested(victim.job.shape)
+        amounts = held(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in other.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
@@ -325,7 +337,7 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         sums = sum_over_pools(view, victim.job.project)
         assert sums is not None, "an excess over no sum"
         numbers |= sums.numbers(resource, sums.standing)
-    over = its.standing[resource] > its.allocatable[resource]
+    over = _above_share(its, its.standing, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
@@ -339,7 +351,7 @@ def _deciding(queue: Queue, excess: Amounts) -> int:
     pool, else in all its pools.
     """
     for i in RESOURCES:
-        if queue.standing[i] > queue.allocatable[i]:
+        if _above_share(queue, queue.standing, i):
             return i
     for i in RESOURCES:
         deserved = queue.deserved[i]
@@ -371,7 +383,7 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for project in list(index.victims)
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
@@ -379,14 +391,14 @@ def may_move_others(view: PoolView, task: Task) -> bool:
     shape = task.job.shape
     if _all_over(view) and not shape.preemptible:
         return False
-    return shape.total_gpu_milli <= view.pool.future.free_milli
+    return view.pool.least_milli(shape) <= view.pool.future.free_milli
 
 
-def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is moved for `task`."""
     numbers = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule="moved", for_task=task.id, numbers=numbers)
 

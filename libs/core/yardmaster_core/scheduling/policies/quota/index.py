@@ -216,7 +216,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.unranked[leaf] = None
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
-        now = times(requested(shape), counts)
+        now = times(requested(self._pool, shape), counts)
         if now == known:
             return
         if counts:

@@ -15,12 +15,14 @@ from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolV
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     Amounts,
+    held,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: A place among siblings: the smaller comes first.
@@ -230,7 +232,7 @@ class QueueOrder:
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
         task = entry[2][1]
-        ask = requested(task.job.shape)
+        ask = requested(self._view.pool, task.job.shape)
         guaranteed = not queue.is_project or stays_within_sum(self._view, task.job.project, ask)
         return queue_key(queue, ask, all_over=self._all_over, guaranteed=guaranteed)
 
@@ -278,7 +280,7 @@ class _Turn:
 
 
 def in_victim_order(
-    leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+    pool: Pool, leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
 ) -> Iterator[Task]:
     """Yield the tasks of all leaves: the next one of the queue that would come last.
 
@@ -291,7 +293,7 @@ def in_victim_order(
     def key(queue: Queue, task: Task) -> QueueKey:
         own = queue_key(
             queue,
-            requested(task.job.shape),
+            held(pool, task),
             taken=taken.get(queue, NOTHING),
             all_over=all_over,
         )
@@ -308,7 +310,7 @@ def in_victim_order(
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)
-        amounts = requested(task.job.shape)
+        amounts = held(pool, task)
         for queue in leaf.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
         following = heads[leaf] = next(tasks[leaf], None)

@@ -44,9 +44,8 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
     SUFFIXES,
-    Amounts,
-    Bounds,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
@@ -133,7 +132,7 @@ def firm_first(view: PoolView, group: Group) -> OrderKey:
 def _never_starts(view: PoolView, group: Group) -> bool:
     """Whether a group exceeds all nodes, or a bound of a queue by itself."""
     shape = group.shape
-    index, ask = index_of(view), requested(shape)
+    index, ask = index_of(view), limited(view.pool, shape)
     leaf = index.queue_of(view.state, view.state.projects[shape.project])
     return never_fits(view.pool, shape) or any(
         exceeded(ask, queue.limit) is not None
@@ -161,17 +160,17 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
     # Its reserved slots here are part of what its queues use.
     kept = own is not None and own.pool_name == view.pool.name
     mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        found = _exceeded(minus(queue.used, mine), ask, queue.limit)
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
         if found is not None:
             return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
         if not group.shape.preemptible:
-            found = _exceeded(minus(queue.firm, mine), ask, queue.deserved)
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
             if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
     if not group.shape.preemptible and own is None:
@@ -183,21 +182,13 @@ def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and is within what is deserved in
     this pool, but beyond what its project deserves in all its pools; else None.
     """
-    sums, ask = sum_over_pools(view, task.job.project), requested(task.job.shape)
-    found = None if sums is None else _exceeded(sums.firm, ask, sums.deserved)
+    sums = sum_over_pools(view, task.job.project)
+    ask = limited(view.pool, task.job.shape)
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
     if sums is None or found is None:
         return None
     known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
     return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
-
-
-def _exceeded(used: Amounts, ask: Amounts, bounds: Bounds) -> int | None:
-    """Return the first requested resource of which there is not so much left, or None."""
-    for i in RESOURCES:
-        bound = bounds[i]
-        if bound is not None and ask[i] and used[i] + ask[i] > bound:
-            return i
-    return None
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
@@ -222,7 +213,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
+    after = plus(standing, requested(view.pool, task.job.shape))
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
@@ -234,7 +225,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
         in_all = sums.standing
         if task.reserved is not None:
             in_all = minus(in_all, placed(task.reserved.placements))
-        found = exceeded(plus(in_all, requested(task.job.shape)), sums.deserved)
+        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
         if found is not None:
             return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
     return Start(rule="within_deserved", numbers=numbers)
@@ -310,7 +301,7 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     if not _may_ever_reclaim(view, task):
         return wait
     leaf = index_of(view).queue_of(view.state, task.job.project)
-    ask, above = requested(task.job.shape), _above_share(view, task)
+    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
     decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
     suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
     numbers = {
@@ -331,7 +322,7 @@ def _above_share(view: PoolView, task: Task) -> int | None:
     """
     index_of(view).divide(view.state)
     leaf = index_of(view).queue_of(view.state, task.job.project)
-    return exceeded(plus(leaf.standing, requested(task.job.shape)), leaf.fair)
+    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
 
 
 def _may_ever_reclaim(view: PoolView, task: Task) -> bool:

@@ -1,9 +1,10 @@
 """The victims that a task of a starved owner may take slots from.
 
-A task may preempt others if its owner holds less than its equal part. Victims are tasks of owners
-that hold more than theirs, and more than the task's owner will hold with it. So each preemption
-lowers the larger one of two owners, and no two owners take slots from each other in turn, also
-where equal parts are no whole tasks.
+A task may preempt others if its owner holds less than its equal part. Each victim leaves an owner
+that holds more than its part, and more than the task's owner will hold with it; and afterwards no
+such owner holds less than the task's owner did before. So a preemption starves none more than the
+owner that it helps was, and lowers the larger one of two owners: no two owners take slots from each
+other in turn, also where equal parts are no whole tasks, or tasks differ in size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ def may_claim(view: PoolView, task: Task) -> bool:
     """Whether an owner may lose tasks to the owner of `task`, and the task could fit then."""
     index = index_of(view)
     owner = index.owner(task.job)
-    asked = task.job.shape.total_gpu_milli
+    asked = view.pool.most_milli(task.job.shape)
     if not asked or owner.standing >= index.part(owner):
         return False
     most = next(index.above(), None)
@@ -39,7 +40,8 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     if not may_claim(view, task):
         return
     index = index_of(view)
-    after = index.owner(task.job).standing + task.job.shape.total_gpu_milli
+    now = index.owner(task.job).standing
+    after = now + view.pool.most_milli(task.job.shape)
     owners = takewhile(lambda owner: owner.standing > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
@@ -53,17 +55,24 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
             if following is not None:
                 heappush(heap, (-following.standing, following.name, following))
         victim = next(tasks[owner], None)
-        if victim is not None:
+        if victim is None:
+            continue
+        held = index.held_by(victim)
+        # A task that is too large alone would hide smaller ones of its node.
+        if owner.standing - held >= now:
             yield victim
-            heappush(heap, (negative + index.held_by(victim), name, owner))
+            negative += held
+        heappush(heap, (negative, name, owner))
 
 
 def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     """Whether the victims may be preempted together: each one leaves an owner that, with those
-    before it gone, still holds more than its equal part, and more than the task's owner will.
+    before it gone, still holds more than its equal part, and more than the task's owner will; and
+    none of these owners holds less than the task's owner does now.
     """
     index = index_of(view)
-    after = index.owner(task.job).standing + task.job.shape.total_gpu_milli
+    now = index.owner(task.job).standing
+    after = now + view.pool.most_milli(task.job.shape)
     left: dict[Owner, int] = {}
     for victim in stopped:
         owner = index.owner(victim.job)
@@ -71,7 +80,7 @@ def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
         if remaining <= max(index.part(owner), after):
             return False
         left[owner] = remaining - index.held_by(victim)
-    return True
+    return all(remaining >= now for remaining in left.values())
 
 
 def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
@@ -83,12 +92,12 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         rule="above_equal_part",
         for_task=task.id,
         numbers={
-            "equal_part_milli": index.part(owner),
+            "fair_share_milli": index.part(owner),
             "used_milli": owner.standing,
-            "for_equal_part_milli": index.part(starved),
+            "for_fair_share_milli": index.part(starved),
             "for_used_milli": starved.standing,
             "held_milli": index.held_by(victim),
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
         about=name if kind == "project" else None,
     )

@@ -9,7 +9,7 @@ def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
     `owners`: what tasks of an owner that cannot be preempted hold (firm), and what all its tasks
     hold and request (wish). Its part is L, but at least firm and at most wish. So what an owner
     does not request, or another one cannot lose, is divided among the others. `total` if all
-    wishes are met.
+    wishes are met; 0 if tasks that cannot be preempted hold more than `total`.
     """
     edges: list[tuple[int, int]] = []
     left = total
@@ -17,7 +17,8 @@ def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
         left -= firm
         if firm < wish:
             edges += ((firm, 1), (wish, -1))
-    left = max(0, left)
+    if left < 0:
+        return 0
     edges.sort()
     # `rising` owners get more as the level rises.
     level = rising = 0

@@ -49,7 +49,7 @@ class Owner:
 
     @property
     def wish(self) -> int:
-        """What its tasks hold and request."""
+        """The amount that its tasks hold and request."""
         return self.standing + self.returning + self.pending
 
     def part(self, level: int) -> int:
@@ -214,7 +214,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         if not group.pending:
             return
         owner = self._owner(self.owner_of(group.first.job))
-        asked = group.shape.total_gpu_milli
+        asked = self._pool.most_milli(group.shape)
         milli = asked * self._counting(group)
         self._groups[group] = owner, asked, milli
         owner.waiting.setdefault(asked, {})[group] = None

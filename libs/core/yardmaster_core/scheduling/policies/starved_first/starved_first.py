@@ -71,10 +71,10 @@ def start_reason(view: PoolView, task: Task) -> Start:
     index = index_of(view)
     owner = index.owner(task.job)
     part, standing = index.part(owner), owner.standing - index.held_by(task)
-    within = standing + task.job.shape.total_gpu_milli <= part
+    within = standing + view.pool.most_milli(task.job.shape) <= part
     return Start(
         rule="within_equal_part" if within else "beyond_equal_part",
-        numbers={"equal_part_milli": part, "used_milli": standing},
+        numbers={"fair_share_milli": part, "used_milli": standing},
     )
 
 
