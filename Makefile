@@ -67,7 +67,7 @@ test-torch: install ## run the tests with PyTorch; TORCH_PYTHON=python3 names a 
 chaos: install ## break a loaded cluster for 10 minutes, then audit it; CHAOS_ARGS="--seed 7" repeats a run
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
-histories: install ## play 10,000 random histories of the scheduler; HISTORIES_ARGS="--seeds 17" repeats one
+histories: install ## play random histories of the scheduler, 10,000 for each kind of policy; HISTORIES_ARGS="--policy quota --seeds 17" repeats one
 	$(BIN)/python -m tests.histories $(HISTORIES_ARGS)
 
 rules: install ## delete each rule of the policy quota from a copy of the code; a scenario must fail
