@@ -9,6 +9,7 @@ decisions.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from yardmaster_core.machine import Decision
 from yardmaster_core.scheduling.state.apply import apply
@@ -35,7 +36,7 @@ class Draft:
         #: Calls that roll back trials, oldest first.
         self.undo_log: list[Undo] = []
         self._keep = keep
-        self._before: list[tuple[Pool, bool, Mapping[str, bool]]] = []
+        self._before: list[tuple[Pool, bool, Mapping[str, Any]]] = []
         self._recheck_taken: list[Pool] = []
 
     def __enter__(self) -> "Draft":

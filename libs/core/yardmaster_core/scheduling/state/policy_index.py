@@ -5,7 +5,9 @@ functions read the index. The registry of policies makes the indexes (`pools.Ind
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -29,6 +31,9 @@ class PolicyIndex:
     #: Whether a task may preempt others; and whether it may preempt those of its own priority.
     preempts = False
     preempts_equals = False
+    #: Whether the policy finds the groups that released slots may help (`Policy.wake`,
+    #: `Policy.offer`); else the state wakes all that did not fit.
+    wakes_released = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False
 
@@ -57,6 +62,11 @@ class PolicyIndex:
 
     def standing_changed(self, task: Task) -> None:
         """A task holds other slots of the pool, releases them, or other slots are reserved."""
+
+    def node_changed(self, node: Node) -> None:
+        """A node may release more than before: it has more free capacity, or other tasks that may
+        be preempted.
+        """
 
     def claimants_changed(self) -> None:
         """Owners have other limits or weights, or other tasks are equal."""
@@ -95,11 +105,11 @@ class PolicyIndex:
     def cycle_ended(self) -> None:
         """A cycle considered everything."""
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """The facts that only the index keeps, for snapshots and to undo a draft."""
         return {}
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """Set what `kept` returned.
 
         Raises:

@@ -27,6 +27,7 @@ from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -360,7 +361,11 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
 
 def may_move_others(view: PoolView, task: Task) -> bool:
     """Whether enough is free in all for a task for which others may be moved."""
-    shape = task.job.shape
+    return enough_to_move(view, task.job.shape)
+
+
+def enough_to_move(view: PoolView, shape: Shape) -> bool:
+    """Do the same for all tasks of a shape."""
     if _all_over(view) and not shape.preemptible:
         return False
     return shape.total_gpu_milli <= view.pool.future.free_milli

@@ -5,9 +5,11 @@ Changes only mark tasks and groups as stale. Their amounts are counted again, fr
 state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Final
 
-from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.planner.group_queue import id_order
+from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
@@ -15,31 +17,43 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     UNITS,
     Amounts,
+    exceeded,
     minus,
     placed,
     plus,
     requested,
     times,
 )
+from yardmaster_core.scheduling.policies.quota.blocked_order import (
+    BlockedOrder,
+    Placed,
+    Request,
+    request_of,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_schemas.reasons import PolicyStop
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
+from yardmaster_schemas.reasons import PolicyStop, WaitCode
 
 #: What a task counts as: held, firm, leaving, returning, reserved.
 Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
 _NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+#: So many orders of blocked groups are kept.
+MAX_ORDERS: Final = 32
 
 
 class QuotaIndex(PolicyIndex):
     """The queues of a pool."""
 
     preempts = True
+    wakes_released = True
 
     def __init__(self, pool: Pool, *, by_weight: bool) -> None:
         self._pool = pool
@@ -57,6 +71,18 @@ class QuotaIndex(PolicyIndex):
         self.touched: list[Queue] = []
         #: Queues whose place among their siblings may have changed since projects were ranked.
         self.unranked: dict[Queue, None] = {}
+        #: The groups that did not fit, or have reserved slots, by request.
+        self.by_request: dict[Request, dict[Group, None]] = {}
+        self._request_of: dict[Group, Request] = {}
+        #: Those of some requests in the order of queues; and those of each leaf.
+        self._orders: dict[frozenset[Request], BlockedOrder] = {}
+        self._placed: dict[Queue, list[Placed]] = {}
+        #: Leaves with such groups that would stay within their share; and those to check again.
+        self._below_share: dict[Queue, None] = {}
+        self._shares_moved: dict[Queue, None] = {}
+        #: Nodes that may release more than in the last cycle, by ordinal.
+        self._changed_nodes: dict[int, None] = {}
+        self._changed_nodes_next: dict[int, None] = {}
         #: By project and priority.
         self.victims: dict[Project, dict[int, Victims]] = {}
         holders = (task for node in pool.nodes.values() for task in node.open.values())
@@ -101,8 +127,68 @@ class QuotaIndex(PolicyIndex):
             for queue in (root, *self._queues.values()):
                 queue.divide_below = True
                 queue.divided = False
-        self._shares_changed |= divide_tree(root, total, self.unranked)
+        if root.divide_below:
+            moved: dict[Queue, None] = {}
+            self._shares_changed |= divide_tree(root, total, moved)
+            self.unranked.update(moved)
+            for queue in moved:
+                self._place_changed(queue)
         return root
+
+    def _place_changed(self, queue: Queue) -> None:
+        self._shares_moved[queue] = None
+        for order in self._orders.values():
+            order.changed(queue)
+
+    @property
+    def changed_nodes(self) -> Sequence[int]:
+        """The nodes that may release more than in the last cycle, by ordinal."""
+        return list(self._changed_nodes)
+
+    def below_share(self, state: ClusterState) -> Sequence[Queue]:
+        """Return the leaves that would stay within their share with one more of their tasks."""
+        self.divide(state)
+        for queue in self._shares_moved:
+            standing, fair = queue.standing, queue.fair
+            room = minus(fair, standing)
+            if any(exceeded(requested(group.shape), room) is None for group in queue.blocked):
+                self._below_share[queue] = None
+            else:
+                self._below_share.pop(queue, None)
+        self._shares_moved.clear()
+        return list(self._below_share)
+
+    def first_blocked(
+        self,
+        view: PoolView,
+        requests: frozenset[Request],
+        passed: Set[Group],
+        within: Callable[[PoolView, Group], OrderKey],
+    ) -> Group | None:
+        """Return the first group in the order of queues that did not fit, of these requests and not
+        in `passed`, or None. `within` orders the groups of a leaf.
+
+        An order is kept for each set of requests, of which there are at most `MAX_ORDERS`.
+        """
+        self.divide(view.state)
+        order = self._orders.pop(requests, None)
+        if order is None:
+            if len(self._orders) == MAX_ORDERS:
+                del self._orders[next(iter(self._orders))]
+            leaves = [queue for queue in self._queues.values() if queue.blocked]
+            order = BlockedOrder(requests, leaves, all_over=view.options.order == "kai")
+        self._orders[requests] = order
+
+        def groups_of(leaf: Queue) -> list[Placed]:
+            found = self._placed.get(leaf)
+            if found is None:
+                found = self._placed[leaf] = sorted(
+                    (within(view, group), (first := group.first).key, id_order(first), group)
+                    for group in leaf.blocked
+                )
+            return found
+
+        return order.first(groups_of, passed)
 
     def take_news(self, state: ClusterState) -> bool:
         """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
@@ -131,6 +217,12 @@ class QuotaIndex(PolicyIndex):
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
+        self.by_request.clear()
+        self._request_of.clear()
+        self._orders.clear()
+        self._placed.clear()
+        self._below_share.clear()
+        self._shares_moved.clear()
         self._add_queues(state, root)
         holders = (task for node in self._pool.nodes.values() for task in node.open.values())
         self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
@@ -219,6 +311,7 @@ class QuotaIndex(PolicyIndex):
             if reserved != NOTHING:
                 queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
+        self._place_changed(leaf)
 
     def _counted(self, task: Task) -> Counted:
         held = leaving = returning = reserved = NOTHING
@@ -254,6 +347,7 @@ class QuotaIndex(PolicyIndex):
         else:
             leaf.waiting.pop(group, None)
         self.unranked[leaf] = None
+        self._file_blocked(leaf, group)
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
         now = times(requested(shape), counts)
@@ -268,7 +362,43 @@ class QuotaIndex(PolicyIndex):
             wishes.setdefault(queue, queue.wish)
             queue.pending = plus(queue.pending, more)
 
+    def _file_blocked(self, leaf: Queue, group: Group) -> None:
+        request = None
+        record = group.waits.get(self._pool.name)
+        blocked = record is not None and record[0].code in BLOCKING and group.queue.live
+        if blocked or group.reserved.live:
+            request = request_of(group)
+        before = self._request_of.get(group)
+        if before is not None and before != request:
+            groups = self.by_request[before]
+            del groups[group]
+            if not groups:
+                del self.by_request[before]
+        if request is None:
+            leaf.blocked.pop(group, None)
+            self._request_of.pop(group, None)
+        else:
+            leaf.blocked[group] = None
+            self._request_of[group] = request
+            self.by_request.setdefault(request, {})[group] = None
+        self._placed.pop(leaf, None)
+        self._place_changed(leaf)
+
     # Changes
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """See `PolicyIndex.filed`."""
+        if self._root is not None:
+            self._stale_groups[group] = None
+
+    def unfiled(self, group: Group) -> None:
+        """See `PolicyIndex.unfiled`."""
+        if self._root is not None:
+            self._stale_groups[group] = None
+
+    def node_changed(self, node: Node) -> None:
+        """See `PolicyIndex.node_changed`."""
+        self._changed_nodes[node.ordinal] = self._changed_nodes_next[node.ordinal] = None
 
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
@@ -332,10 +462,11 @@ class QuotaIndex(PolicyIndex):
         """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
         self._victims_due, self._victims_due_next = self._victims_due_next, False
+        self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self._shares_changed = False
         self.touched.clear()
 
-    def kept(self) -> Mapping[str, bool]:
+    def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
         return {
             "due": self._due,
@@ -343,15 +474,19 @@ class QuotaIndex(PolicyIndex):
             "victims_due": self._victims_due,
             "victims_due_next": self._victims_due_next,
             "shares_stale": self._shares_stale,
+            "changed_nodes": sorted(self._changed_nodes),
+            "changed_nodes_next": sorted(self._changed_nodes_next),
         }
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
         self._due, self._due_next = kept["due"], kept["due_next"]
         self._victims_due = kept["victims_due"]
         self._victims_due_next = kept["victims_due_next"]
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
+        self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
+        self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

@@ -20,14 +20,15 @@ The planner asks, in this order: `wake` (groups that may claim more than before)
 group in the order of the queues `may_start`, then the `claims`.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
+from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
     Claim,
@@ -41,18 +42,21 @@ from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
+    UNLIMITED,
     exceeded,
     minus,
     placed,
     plus,
     requested,
 )
+from yardmaster_core.scheduling.policies.quota.blocked_order import Request
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
@@ -214,16 +218,115 @@ def starts_on_idle(options: QuotaOptions) -> bool:
     return "allocate" in options.in_order
 
 
-def claimants(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that did not fit and may claim more than before."""
+def claimants(view: PoolView) -> Iterable[Group]:
+    """Return the groups that did not fit and may claim more than before."""
     if not index_of(view).take_news(view.state):
-        return
-    all_claims = claims(view.options)
-    for group in list(view.state.blocked(view.pool)):
-        if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
-            task = group.queue.first
-            if any(claim.applies(view, task) for claim in all_claims):
+        return ()
+    waking = {"preempt": _preempting, "reclaim": _reclaiming, "consolidation": _moving}
+    actions = view.options.claiming
+    return dict.fromkeys(group for action in actions for group in waking[action](view))
+
+
+def _claims_for(view: PoolView, group: Group) -> bool:
+    """Whether any claim could help a group that did not fit."""
+    if not group.queue.live or code_of(group, view.pool) not in CLAIMING:
+        return False
+    return not group.shape.start_failed and could_fit(view.pool, group.shape)
+
+
+def _preempting(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that may preempt tasks of their project on nodes that changed."""
+    index, future = index_of(view), view.pool.future
+    for ordinal in index.changed_nodes:
+        node, capacity = view.pool.nodes.get(ordinal), future.capacities.get(ordinal)
+        if node is None or capacity is None:
+            continue
+        held: dict[Project, int] = {}
+        for (_, replica), task in node.open.items():
+            run = task.run
+            if run is not None and run.stop is None and task.job.spec.preemptible:
+                placement = run.placements[replica]
+                milli = placement.gpu_milli * len(placement.slots)
+                held[task.job.project] = held.get(task.job.project, 0) + milli
+        for project, milli in held.items():
+            leaf = index.queue_of(view.state, project)
+            for group in leaf.blocked:
+                shape = group.shape
+                gang = shape.replicas > 1 or shape.whole_nodes
+                most = leaf.held[0] + future.free_milli if gang else capacity.gpu_milli + milli
+                if (
+                    shape.total_gpu_milli <= most
+                    and _claims_for(view, group)
+                    and claiming.has_own_victims(view, group.queue.first)
+                ):
+                    yield group
+
+
+def _reclaiming(view: PoolView) -> Iterator[Group]:
+    """Yield the groups whose project stays within its share."""
+    for leaf in index_of(view).below_share(view.state):
+        for group in leaf.blocked:
+            if _claims_for(view, group) and claiming.stays_within_share(view, group.queue.first):
                 yield group
+
+
+def _moving(view: PoolView) -> Iterator[Group]:
+    """Yield the first group of each request for which others may be moved, if nodes changed: the
+    result is the same for all of them.
+    """
+    index = index_of(view)
+    if not index.changed_nodes:
+        return
+    for request, groups in list(index.by_request.items()):
+        passed: set[Group] = set()
+        if not claiming.enough_to_move(view, next(iter(groups)).shape):
+            continue
+        while (group := _first_of(view, frozenset((request,)), passed)) is not None:
+            if _claims_for(view, group) and _may_claim(view, group):
+                yield group
+                break
+            passed.add(group)
+
+
+def _may_claim(view: PoolView, group: Group) -> bool:
+    task = group.queue.first
+    return (
+        limit_reached(view.state, view.pool, task) is None
+        and wait_for_quota(view, group, task) is None
+        and not claiming.delayed_until_ms(view, task)
+    )
+
+
+def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) -> Group | None:
+    within = by_priority if view.options.order == "kai" else firm_first
+    return index_of(view).first_blocked(view, requests, passed, within)
+
+
+def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
+    """Return the first group that did not fit and would now."""
+    index = index_of(view)
+    index.root(view.state)
+    requests = frozenset(
+        request for request, groups in index.by_request.items() if fits(next(iter(groups)))
+    )
+    return _first_of(view, requests, passed) if requests else None
+
+
+def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
+    """Yield the groups that did not fit of these projects, and of all others in a department with a
+    limit above one of them.
+    """
+    index = index_of(view)
+    tops: dict[Queue, None] = {}
+    for project in projects:
+        leaf = index.queue_of(view.state, project)
+        limited = (queue for queue in leaf.path if queue.limit != UNLIMITED)
+        tops[next(limited, leaf)] = None
+    for top in tops:
+        for leaf in top.leaves():
+            for group in list(leaf.blocked):
+                if group.queue.live:
+                    yield group
 
 
 def equivalence(view: PoolView, group: Group) -> Hashable:
@@ -295,6 +398,8 @@ QUOTA: Final = Policy(
     min_runtime_wait=min_runtime_wait,
     equivalence=equivalence,
     wake=claimants,
+    offer=offer,
+    under_limits=under_limits,
     index=quota_index,
     place=failed_last,
     in_rank=always_in_rank,
