@@ -29,6 +29,7 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.events.decisions import Placement
 
 #: Sets of victims that are tried for one task and claim.
 MAX_TRIES: Final = 64
@@ -133,7 +134,11 @@ class Gains:
         self._nodes = nodes
         self._rules = rules
         self._allowed = index.available & index.matching(shape)
+        #: Capacities are computed only of nodes on which the GPUs suffice.
         self._capacities: dict[int, NodeCapacity] = {}
+        #: The free gpu_milli with all that the victims release; and that which `_capacities` lacks.
+        self._milli: dict[int, int] = {}
+        self._gained: dict[int, list[Placement]] = {}
         self._victims: dict[int, list[Task]] = {}
         #: How many replicas the nodes hold, and how many of them each node does that was gained on.
         self._total = -1
@@ -159,30 +164,43 @@ class Gains:
         return [self._on_ready_nodes()] if self._count(ordinals) >= shape.replicas else []
 
     def _gain(self, victim: Task) -> list[int]:
+        """Count what a victim releases; return the nodes that now may hold a replica."""
         run = victim.run
         assert run is not None
         ordinals: dict[int, None] = {}
         for replica, held in enumerate(run.placements):
-            node = self._nodes[held.node]
-            ordinal = node.ordinal
+            ordinal = self._nodes[held.node].ordinal
             if run.replicas[replica] >= ReplicaState.RELEASED or not self._allowed >> ordinal & 1:
                 continue
-            capacity = self._capacities.get(ordinal)
-            if capacity is None:
-                capacity = copy(self._index.capacities[ordinal])
-                capacity.slots = list(capacity.slots)
-                self._capacities[ordinal] = capacity
+            if ordinal not in self._gained:
+                self._gained[ordinal] = []
+                self._milli[ordinal] = self._index.capacities[ordinal].gpu_milli
+            self._gained[ordinal].append(held)
+            self._milli[ordinal] += held.gpu_milli * len(held.slots)
+            if ordinal not in ordinals:
+                ordinals[ordinal] = None
+                self._victims.setdefault(ordinal, []).append(victim)
+        least = 0 if self._shape.whole_nodes else self._shape.replica_gpu_milli
+        enough = [ordinal for ordinal in ordinals if self._milli[ordinal] >= least]
+        for ordinal in enough:
+            self._update(ordinal)
+        return sorted(enough)
+
+    def _update(self, ordinal: int) -> None:
+        """Compute the capacity of a node without its victims."""
+        capacity = self._capacities.get(ordinal)
+        if capacity is None:
+            capacity = copy(self._index.capacities[ordinal])
+            capacity.slots = list(capacity.slots)
+            self._capacities[ordinal] = capacity
+        for held in self._gained[ordinal]:
             for slot in held.slots:
                 capacity.slots[slot] += held.gpu_milli
             capacity.gpuless_left += not held.slots
             capacity.cpu_milli += held.cpu_milli
             capacity.memory_mib += held.memory_mib
-            if ordinal not in ordinals:
-                ordinals[ordinal] = None
-                self._victims.setdefault(ordinal, []).append(victim)
-        for ordinal in ordinals:
-            self._capacities[ordinal].recount()
-        return sorted(ordinals)
+        self._gained[ordinal].clear()
+        capacity.recount()
 
     def _count(self, ordinals: Iterable[int]) -> int:
         shape = self._shape

@@ -145,14 +145,8 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
-    index = index_of(view)
     leaf, ask = _leaf(view, task), requested(task.job.shape)
-    others = [
-        (other, project)
-        for project in index.victims
-        if (other := index.queue_of(view.state, project)) is not leaf
-        and _may_lose(leaf, other, ask)
-    ]
+    others = list(_may_lose(view, leaf, ask))
     if _too_little(view, leaf, ask, others):
         return
     leaves = (
@@ -226,20 +220,42 @@ def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     return _nearest(differing(leaf, other)[1], reclaim=True)
 
 
-def _may_lose(leaf: Queue, other: Queue, ask: Amounts) -> bool:
-    """Whether tasks of another queue may be reclaimed at all, compared at the first ancestors that
-    differ.
+def _may_lose(view: PoolView, leaf: Queue, ask: Amounts) -> Iterator[tuple[Queue, Project]]:
+    """Yield the other projects of which tasks may be reclaimed at all, compared at the first
+    ancestors that differ. It costs a step per sibling of a queue of the path.
     """
-    own, its = differing(leaf, other)
-    after, standing = plus(own.standing, ask), its.standing
-    if not _deserves(own, after):
-        return any(standing[i] > its.allocatable[i] for i in RESOURCES)
-    over, below = False, False
+    victims, projects = index_of(view).victims, view.state.projects
+    for own in leaf.path:
+        deserves = _deserves(own, plus(own.standing, ask))
+        assert own.parent is not None
+        for its in own.parent.children:
+            if its is own or not (_is_over_deserved(its, ask) if deserves else _is_over_share(its)):
+                continue
+            for other in its.leaves():
+                project = projects.get(other.name) if other.age[0] else None
+                if project is not None and project in victims:
+                    yield other, project
+
+
+def _is_over_share(its: Queue) -> bool:
+    held, reserved, most = its.held, its.reserved, its.allocatable
+    return (
+        held[0] + reserved[0] > most[0]
+        or held[1] + reserved[1] > most[1]
+        or held[2] + reserved[2] > most[2]
+    )
+
+
+def _is_over_deserved(its: Queue, ask: Amounts) -> bool:
+    """Whether a queue holds more than it deserves of a resource that the task requests, or no less
+    of any.
+    """
+    over, below, standing = False, False, its.standing
     for i in RESOURCES:
         deserved = its.deserved[i]
-        if ask[i]:
-            over |= deserved is not None and standing[i] > deserved
-            below |= deserved is not None and standing[i] < deserved
+        if ask[i] and deserved is not None:
+            over |= standing[i] > deserved
+            below |= standing[i] < deserved
     return over or not below
 
 

@@ -74,6 +74,8 @@ class QuotaIndex(PolicyIndex):
         #: The groups that did not fit, or have reserved slots, by request.
         self.by_request: dict[Request, dict[Group, None]] = {}
         self._request_of: dict[Group, Request] = {}
+        #: Number of changes of the set of these requests.
+        self.request_changes = 0
         #: Those of some requests in the order of queues; and those of each leaf.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
         self._placed: dict[Queue, list[Placed]] = {}
@@ -374,13 +376,17 @@ class QuotaIndex(PolicyIndex):
             del groups[group]
             if not groups:
                 del self.by_request[before]
+                self.request_changes += 1
         if request is None:
             leaf.blocked.pop(group, None)
             self._request_of.pop(group, None)
         else:
             leaf.blocked[group] = None
             self._request_of[group] = request
-            self.by_request.setdefault(request, {})[group] = None
+            if request not in self.by_request:
+                self.by_request[request] = {}
+                self.request_changes += 1
+            self.by_request[request][group] = None
         self._placed.pop(leaf, None)
         self._place_changed(leaf)
 

@@ -279,7 +279,10 @@ def _moving(view: PoolView) -> Iterator[Group]:
         return
     for request, groups in list(index.by_request.items()):
         passed: set[Group] = set()
-        if not claiming.enough_to_move(view, next(iter(groups)).shape):
+        example = next(iter(groups))
+        if example.shape.start_failed or not example.queue.live:
+            continue
+        if not claiming.enough_to_move(view, example.shape):
             continue
         while (group := _first_of(view, frozenset((request,)), passed)) is not None:
             if _claims_for(view, group) and _may_claim(view, group):
@@ -304,12 +307,16 @@ def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) 
 
 def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
     """Return the first group that did not fit and would now."""
-    index = index_of(view)
+    index, pool = index_of(view), view.pool
     index.root(view.state)
-    requests = frozenset(
-        request for request, groups in index.by_request.items() if fits(next(iter(groups)))
-    )
-    return _first_of(view, requests, passed) if requests else None
+    now = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
+    known: tuple[Hashable, frozenset[Request]] | None = view.memo.get("fitting")
+    if known is None or known[0] != now:
+        requests = (
+            request for request, groups in index.by_request.items() if fits(next(iter(groups)))
+        )
+        known = view.memo["fitting"] = now, frozenset(requests)
+    return _first_of(view, known[1], passed) if known[1] else None
 
 
 def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
