@@ -34,7 +34,9 @@ class BlockedOrder:
         self._requests = requests
         self._all_over = all_over
         self._heap: QueueHeap[Group] = QueueHeap(self._head, self._key)
-        self._stale = dict.fromkeys(leaves)
+        #: Its leaves, before they are in the heap for the first time.
+        self._leaves: list[Queue] | None = list(leaves)
+        self._stale: dict[Queue, None] = {}
         self._groups_of: Callable[[Queue], list[Placed]] = _no_groups
         #: Groups that are passed over, and the leaves of which some were.
         self._passed: Set[Group] = frozenset()
@@ -55,6 +57,9 @@ class BlockedOrder:
             self._passed = passed
             self._stale.update(self._passed_in)
             self._passed_in.clear()
+        if self._leaves is not None:
+            self._heap.fill(self._leaves)
+            self._leaves = None
         while True:
             for queue in self._stale:
                 self._heap.refresh(queue)

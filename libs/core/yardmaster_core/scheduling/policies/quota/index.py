@@ -74,6 +74,8 @@ class QuotaIndex(PolicyIndex):
         #: The groups that did not fit, or have reserved slots, by request.
         self.by_request: dict[Request, dict[Group, None]] = {}
         self._request_of: dict[Group, Request] = {}
+        #: Whether a group can never start, as far as nodes and the bounds of queues tell.
+        self._never_starts: dict[Group, bool] = {}
         #: Number of changes of the set of these requests.
         self.request_changes = 0
         #: Those of some requests in the order of queues; and those of each leaf.
@@ -109,6 +111,7 @@ class QuotaIndex(PolicyIndex):
             self._root = self._build(state)
         if self._topology != self._pool.topology:
             self._topology = self._pool.topology
+            self._never_starts.clear()
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
         if self._stale_tasks or self._stale_groups:
             self._count(state)
@@ -136,6 +139,20 @@ class QuotaIndex(PolicyIndex):
             for queue in moved:
                 self._place_changed(queue)
         return root
+
+    def never_starts(self, state: ClusterState, group: Group) -> bool:
+        """Whether a group exceeds all nodes, or a bound of a queue by itself."""
+        self.root(state)
+        found = self._never_starts.get(group)
+        if found is None:
+            shape = group.shape
+            ask, leaf = requested(shape), self._queue(state, state.projects[shape.project])
+            found = self._never_starts[group] = never_fits(self._pool, shape) or any(
+                exceeded(ask, queue.limit) is not None
+                or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
+                for queue in leaf.path
+            )
+        return found
 
     def _place_changed(self, queue: Queue) -> None:
         self._shares_moved[queue] = None
@@ -223,6 +240,7 @@ class QuotaIndex(PolicyIndex):
         self._request_of.clear()
         self._orders.clear()
         self._placed.clear()
+        self._never_starts.clear()
         self._below_share.clear()
         self._shares_moved.clear()
         self._add_queues(state, root)
@@ -377,6 +395,8 @@ class QuotaIndex(PolicyIndex):
             if not groups:
                 del self.by_request[before]
                 self.request_changes += 1
+        if not group.pending:
+            self._never_starts.pop(group, None)
         if request is None:
             leaf.blocked.pop(group, None)
             self._request_of.pop(group, None)

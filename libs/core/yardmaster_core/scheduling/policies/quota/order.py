@@ -203,7 +203,7 @@ def in_victim_order(
         first = heads[leaf] = next(some, None)
         if first is not None:
             leaf_of[first] = leaf
-            heap.refresh(leaf)
+    heap.fill(tasks)
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)

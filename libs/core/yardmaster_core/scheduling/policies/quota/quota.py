@@ -38,7 +38,6 @@ from yardmaster_core.scheduling.planner.policy import (
     QueueTraits,
     Rank,
 )
-from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     SUFFIXES,
@@ -120,24 +119,13 @@ def by_priority(view: PoolView, group: Group) -> OrderKey:
     """Order within a project, before the submission: the highest priority first; last those that
     can never start, because a queue is represented by its first task.
     """
-    return _never_starts(view, group), group.priority
+    return index_of(view).never_starts(view.state, group), group.priority
 
 
 def firm_first(view: PoolView, group: Group) -> OrderKey:
     """Do the same, but tasks that cannot be preempted first."""
-    return _never_starts(view, group), group.shape.preemptible, group.priority
-
-
-def _never_starts(view: PoolView, group: Group) -> bool:
-    """Whether a group exceeds all nodes, or a bound of a queue by itself."""
-    shape = group.shape
-    index, ask = index_of(view), requested(shape)
-    leaf = index.queue_of(view.state, view.state.projects[shape.project])
-    return never_fits(view.pool, shape) or any(
-        exceeded(ask, queue.limit) is not None
-        or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
-        for queue in leaf.path
-    )
+    never = index_of(view).never_starts(view.state, group)
+    return never, group.shape.preemptible, group.priority
 
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
