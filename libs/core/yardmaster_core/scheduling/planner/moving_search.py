@@ -10,12 +10,15 @@ replicas instead of simulated allocations. Adding a victim costs a step per repl
 step per victim on those nodes, and for a gang one per node that may hold a replica.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
+from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import (
+    PlacementStrategy,
     ReplicaSlots,
     helps,
     place,
@@ -27,6 +30,7 @@ from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
@@ -50,6 +54,11 @@ class Preemption:
 class MovingSearch(VictimSearch):
     """Searches victims in one pool, on its future capacity, during one cycle."""
 
+    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
+        super().__init__(draft, pool, strategy)
+        #: By task: how many sets of victims were tried without success.
+        self.tries: Counter[Task] = Counter()
+
     def preemption(
         self, view: PoolView, task: Task, claim: Claim, victims: Iterable[Task], key: str
     ) -> Preemption | None:
@@ -68,8 +77,11 @@ class MovingSearch(VictimSearch):
                 # The trial is rolled back, so the index is unchanged.
                 self._future.changes = changes
                 tries += 1
-                if found is not None or tries == MAX_TRIES:
+                if found is not None:
                     return found
+                self.tries[task] += 1
+                if tries == MAX_TRIES:
+                    return None
         return None
 
     def _try_moving(

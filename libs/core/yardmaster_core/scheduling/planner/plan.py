@@ -465,6 +465,9 @@ class PoolPass:
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
             wait = self.policy.min_runtime_wait(self.view, task) or wait
+        tries = self.victim_search.tries[task]
+        if tries:
+            wait = replace(wait, numbers={**wait.numbers, "tries": tries})
         self.decisions.wait(group, task, wait)
 
     def _find_placement(self, index: CapacityIndex, task: Task) -> list[ReplicaSlots] | None:

@@ -170,11 +170,10 @@ def _too_little(
     missing = ask[GPU] - view.pool.future.free_milli
     if missing <= 0:
         return False
-    largest: dict[Queue, int] = {}
+    projects: dict[Queue, list[Project]] = {}
     for other, project in others:
-        its = differing(leaf, other)[1]
-        largest[its] = max(largest.get(its, 0), _largest_task(view, project))
-    for its, task_milli in largest.items():
+        projects.setdefault(differing(leaf, other)[1], []).append(project)
+    for its, some in projects.items():
         own = next(queue for queue in leaf.path if queue.parent is its.parent)
         bound = its.allocatable[GPU]
         if _deserves(own, plus(own.standing, ask)):
@@ -183,7 +182,13 @@ def _too_little(
         over = its.standing[GPU] - bound
         if any(_over(its, own, ask, i) for i in (CPU, MEMORY)):
             over = its.standing[GPU]
-        missing -= min(its.standing[GPU], over - 1 + task_milli) if over > 0 else 0
+        missing -= min(its.standing[GPU], over) if over > 0 else 0
+        if missing <= 0:
+            # The frequent case: what is above the bound suffices without the rest of a task.
+            return False
+        if over > 0:
+            largest = max(_largest_task(view, project) for project in some)
+            missing -= min(its.standing[GPU], over - 1 + largest) - min(its.standing[GPU], over)
     return missing > 0
 
 

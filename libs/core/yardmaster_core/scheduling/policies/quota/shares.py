@@ -21,7 +21,8 @@ def divide_tree(queue: Queue, total: Amounts, unranked: dict[Queue, None]) -> bo
     queue.divide_below = changed = False
     if not queue.divided and queue.children:
         queue.divided = True
-        shares = [_shares(queue, resource) for resource in RESOURCES]
+        wishes = [child.wish for child in queue.children]
+        shares = [_shares(queue, [wish[i] for wish in wishes], i) for i in RESOURCES]
         for at, child in enumerate(queue.children):
             fair = (shares[0][at], shares[1][at], shares[2][at])
             if fair != child.fair:
@@ -38,10 +39,9 @@ def divide_tree(queue: Queue, total: Amounts, unranked: dict[Queue, None]) -> bo
     return changed
 
 
-def _shares(parent: Queue, resource: int) -> list[int]:
+def _shares(parent: Queue, wishes: list[int], resource: int) -> list[int]:
     children = parent.children
     total = parent.fair[resource]
-    wishes = [child.wish[resource] for child in children]
     unmet = [
         wish > deserved
         for child, wish in zip(children, wishes, strict=True)
