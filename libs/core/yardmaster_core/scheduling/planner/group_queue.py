@@ -100,12 +100,11 @@ class GroupQueue:
         if self._policy.offer is not None:
             group = self._policy.offer(self._view, self._fits, self._left)
             if group is not None:
-                self.add((group,))
+                self.requeue((group,))
 
     def offer_again(self) -> None:
         """Have groups offered again that this cycle has considered."""
         # Not the same set: the policy remembers which groups it passed over.
-        self.done.difference_update(self._left)
         self._left = set()
 
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:

@@ -44,7 +44,7 @@ from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
-from yardmaster_schemas.reasons import Wait, WaitCode
+from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
@@ -466,7 +466,7 @@ class PoolPass:
             # Else not even the end of all victims would help.
             wait = self.policy.min_runtime_wait(self.view, task) or wait
         tries = self.victim_search.tries[task]
-        if tries:
+        if tries and "tries" in NUMBERS[wait.code]:
             wait = replace(wait, numbers={**wait.numbers, "tries": tries})
         self.decisions.wait(group, task, wait)
 
