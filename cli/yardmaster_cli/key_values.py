@@ -100,6 +100,10 @@ def _names_or_none(text: str) -> Any:
     return None if text in NO_LIMIT else _names(text)
 
 
+def _optional_text(text: str) -> str | None:
+    return None if text == "none" else text
+
+
 def _seconds(text: str) -> Any:
     return int(text) if text.isdecimal() else duration_s(text)
 
@@ -162,6 +166,10 @@ POOL: Final[Mapping[str, Key]] = {
     "pool-order": Key(
         *(("pool_order",), _text, "idle_first|strict"),
         "strict: victims in it come before idle capacity of pools that a job lists after it.",
+    ),
+    "gpu-placement": Key(
+        *(("gpu_placement",), _optional_text, "packed|spread|none"),
+        "GPU of a node for a share: the fullest or the emptiest; none: the placement chooses.",
     ),
 }
 _RANK: Final = Key(

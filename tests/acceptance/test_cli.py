@@ -433,7 +433,9 @@ ORG = """
 cell: {user-tasks: 50000, default-pools: [slow, default]}
 pools:
   default: {policy: priority}
-  slow: {policy: priority, option.preemption: false, node-timeout: 2m, pool-order: strict}
+  slow:
+    {policy: priority, option.preemption: false, node-timeout: 2m, pool-order: strict,
+     gpu-placement: spread}
 departments:
   vision: {quota: {slow: {limit: 8}}}
 projects:

@@ -70,6 +70,9 @@ UNDO: Final = {
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",
     "yard nodes drain": "! yard nodes | grep -q drain || yard nodes uncordon node-1",
+    "yard departments create labs": (
+        "yard projects delete image && yard projects delete text && yard departments delete labs"
+    ),
     "yard pools set": "yard pools set default policy=priority placement=best_fit seed=0 fence=none "
     "pool-order=idle_first",
 }

@@ -16,6 +16,7 @@ NOT_READ: Final = {
 WIDENED: Final = {
     # For `isolation: user`; `share_limits` since 8.
     "NodeJoined.v1": 2,
+    "TaskAdmitted.v1": 8,
     "CycleCommitted.v1": 4,
     "CycleCommitted.v2": 4,
     "RecordQuarantined.v1": 4,
@@ -26,6 +27,9 @@ WIDENED: Final = {
     "EntitlementsChanged.v1": 6,
     "RequestRefused.v1": 6,
     "TaskRejected.v1": 6,
+    # For requests by memory of GPUs.
+    "TaskSubmitted.v1": 8,
+    "SlotsAllocated.v1": 8,
 }
 
 

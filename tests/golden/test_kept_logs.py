@@ -22,8 +22,21 @@ from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.rows import TaskRow
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.replay.verify import verify
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import SharesDividedV1
 from yardmaster_schemas.events.machine import CycleCommittedV2, RulesEnabledV1
+from yardmaster_schemas.events.requests import (
+    QUOTA_SETTINGS,
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+    Quota,
+    RulesRequestedV1,
+)
 from yardmaster_views.follower import Follower, Metrics, Views
 
 
@@ -138,3 +151,44 @@ async def test_views_of_a_kept_log_are_folded_to_its_end(
         row = await store.get(TaskRow, task_id)
         assert row is not None
         assert row.phase.final == task.phase.final
+
+
+async def test_quotas_stored_under_rules_7_take_effect_when_the_pool_gets_the_policy_quota(
+    tmp_path: Path,
+) -> None:
+    former = QUOTA_SETTINGS - 1
+    log = await kept_log(f"rules-{former}/priority.db", tmp_path)
+    cell = ToyCell(log)
+
+    async def lead() -> list[Leader[Any]]:
+        leaders = [cell.leader(machine) for machine in machines()]
+        for leader in leaders:
+            await leader.take_term()
+        return leaders
+
+    async def asked(*events: Event) -> None:
+        for event in events:
+            await cell.ask(event=event)
+        while any([await leader.step() for leader in leaders]):
+            pass
+
+    async def divided() -> list[SharesDividedV1]:
+        events = await cell.events("decisions")
+        return [one for one in events if isinstance(one, SharesDividedV1)]
+
+    leaders = await lead()
+    quotas = {"default": Quota(deserved_milli=3000, over_quota_weight=2)}
+    project = ProjectConfig(department="default", quotas=quotas)
+    await asked(ProjectChangeRequestedV1(project="nlp", config=project))
+    await asked(RulesRequestedV1(rules=QUOTA_SETTINGS))
+    assert await divided() == []
+    config = PoolConfig(policy=PolicyRef(name="quota"))
+    await asked(PoolChangeRequestedV1(pool="default", config=config))
+    (event, *_) = await divided()
+    assert {queue.name: queue.deserved.gpu_milli for queue in event.queues}["nlp"] == 3000
+    report = await verify(log, machines(), CELL)
+    assert report.findings == ()
+    assert report.promises == ()
+    for proved in report.proved:
+        assert [one.rules for one in proved.ranges] == [former, QUOTA_SETTINGS]
+    await log.close()

@@ -35,6 +35,8 @@ SHARED: Final = (
     Resources(gpus=1, gpu_milli=500),
     Resources(gpus=1, gpu_milli=300, cpu_milli=2000),
     Resources(gpus=2, gpu_milli=500),
+    Resources(gpus=1, gpu_memory_mib=30),
+    Resources(gpus=2, gpu_memory_mib=15),
     Resources(cpu_milli=2000),
     Resources(cpu_milli=3000, memory_mib=5000),
 )
@@ -43,6 +45,12 @@ TOO_LARGE: Final = Resources(gpus=9, gpu_milli=1000)
 PRIORITIES: Final = (10, 40, 40, 42, 60, 60)
 LIMITS_MILLI: Final = (None, None, None, 0, 1000, 3000, 6000)
 LIES: Final = ("author", "attempt", "task", "incarnation", "place", "new")
+
+#: What happens to a task, or to a node on which it holds slots or has reserved some.
+DISTURBANCES: Final = (
+    *("cancel", "kill", "pause", "set_priority", "succeed"),
+    *("drain", "cordon", "lose", "leave", "disable", "empty"),
+)
 
 #: The policies' options; `OPTIONS` lists every option of every policy.
 OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -53,16 +61,26 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
     "order": ("document", "document", "kai"),
-    "actions": (None, None, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
+    "actions": (*[None] * 5, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
     "over_quota": ("deserved", "weight"),
-    "max_moves": (16, 1, 0),
-    "saturation_permille": (1000, 1500, 0),
-    "preemption_delay_s": (0, 0, 20),
+    "max_moves": (16, 16, 1, 0),
+    "saturation_permille": (1000, 1000, 1500, 0),
+    "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
+    "owners": ("user", "user", "project"),
+    "usage_half_life_s": (0, 0, 60, 3600),
+    "usage_weight_permille": (1000, 0, 5000),
 }
-#: Policies with histories of their own, with quotas. The others keep the histories of their seeds.
-OF_THEIR_OWN: Final = ("quota",)
-DESERVED_MILLI: Final = (None, 0, 1000, 2000, 3000, 4000)
+#: Policies with histories of their own, with quotas or users. The others keep the histories of
+#: their seeds.
+OF_THEIR_OWN: Final = ("quota", "starved_first")
+USERS: Final = ("ann", "ann", "bob", "cy", None)
+DESERVED_MILLI: Final = (None, 0, 1000, 1000, 2000, 2000, 3000, 4000)
+#: Departments of these histories; the parent of each is one of those before it.
+DEPARTMENTS: Final = ("d", "e", "f", "g")
+QUOTA_PROJECTS: Final = ("p", "q", "r", "s")
+ORDERS: Final = (*req.PoolOrder, req.PoolOrder.IDLE_FIRST)
+RANKS: Final = (100, 100, 100, 50, 200)
 
 #: How often each kind of input comes, relative to the others.
 WEIGHTS: Final[Mapping[str, int]] = {
@@ -71,6 +89,14 @@ WEIGHTS: Final[Mapping[str, int]] = {
     **{"start": 6, "exit": 5, "release": 3, "obey": 5, "report": 1, "finish": 3},
     **{"cycle": 8, "round": 6, "wait_until_due": 3, "become_idle": 3, "restart": 2},
     **{"lie": 1, "repeat": 1},
+}
+#: The same in the histories of a policy, where it differs.
+WEIGHTS_OF: Final[Mapping[str | None, Mapping[str, int]]] = {
+    "quota": {
+        **WEIGHTS,
+        **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
+        **{"start": 8, "round": 10, "restart": 4},
+    },
 }
 
 
@@ -98,6 +124,7 @@ class _Inputs:
     def __init__(self, chance: random.Random, only: str | None) -> None:
         self.chance = chance
         self.only = only
+        self.with_quotas = only == "quota"
         self.jobs = 0
         #: Options of jobs that this history uses.
         self.unusual = [kind for kind in _UNUSUAL if chance.random() < 0.6]
@@ -111,15 +138,20 @@ class _Inputs:
             Input("configure_pool", self.pool("side")),
             Input("configure_pool", self.pool("main")),
         ]
+        if self.with_quotas:
+            names = (*DEPARTMENTS, *QUOTA_PROJECTS)
+            inputs += [
+                Input("organize", self.organize(name)) for name in names if chance.random() < 0.8
+            ]
         inputs += [
             Input("join", self.node(name) | {"pool": "main"})
             for name in NODES[: chance.randint(1, 4)]
         ]
-        inputs += [
-            Input("submit", self.submit() | {"at_once": False}) for _ in range(chance.randint(2, 5))
-        ]
-        kinds = [kind for kind in WEIGHTS if chance.random() < 0.8]
-        weights = [WEIGHTS[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
+        first = chance.randint(3, 10) if self.with_quotas else chance.randint(2, 5)
+        inputs += [Input("submit", self.submit() | {"at_once": False}) for _ in range(first)]
+        of = WEIGHTS_OF.get(self.only, WEIGHTS)
+        kinds = [kind for kind in of if chance.random() < 0.8]
+        weights = [of[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
         for kind in chance.choices(kinds, weights, k=chance.randint(20, MOST_INPUTS)):
             if self.jobs < MOST_JOBS or kind not in ("submit", "urgent"):
                 inputs.append(Input(kind, _DRAWN[kind](self)))
@@ -155,9 +187,11 @@ class _Inputs:
             "node_timeout_s": timeout_s,
             "start_timeout_s": timeout_s,
             "placement": chance.choice(("best_fit", *sorted(PLACEMENTS))),
+            "gpu_placement": chance.choice((None, None, *req.GpuPlacement)),
             "seed": chance.randrange(3),
             "unequal_gangs": chance.choice((False, False, True)),
             "gpuless_per_node": chance.choice((None, None, None, 0, 1, 2)),
+            **({"pool_order": chance.choice(ORDERS)} if self.with_quotas else {}),
             **self.policy(),
         }
 
@@ -171,18 +205,42 @@ class _Inputs:
             "department": chance.choice(("d", "e")),
             "limit_milli": chance.choice(LIMITS_MILLI),
             "main": chance.choice(LIMITS_MILLI),
-            "quota": self.quota() if self.only is not None else {},
         }
+
+    def organize(self, name: str | None = None) -> dict[str, Any]:
+        """Return the configuration of a department or project, with quotas."""
+        chance = self.chance
+        if name is None:
+            name = chance.choice((*DEPARTMENTS, *QUOTA_PROJECTS, *QUOTA_PROJECTS))
+        pools = chance.choice((("main",), ("main",), POOLS, ("side",), ()))
+        config: dict[str, Any] = {
+            "rank": chance.choice(RANKS),
+            "preempt_min_runtime_s": chance.choice((None, None, None, 0, 30)),
+            "reclaim_min_runtime_s": chance.choice((None, None, None, 0, 30)),
+            "quotas": {pool: self.quota() for pool in pools},
+        }
+        if name in DEPARTMENTS:
+            above = DEPARTMENTS[: DEPARTMENTS.index(name)]
+            config["parent"] = chance.choice((None, *above, *above[-2:]))
+        else:
+            config["department"] = chance.choice(DEPARTMENTS)
+            config["limit_milli"] = chance.choice((*[None] * 9, 3000))
+            config["pools"] = chance.choice((*[()] * 8, ("main",), ("side",)))
+        return {"name": name, "config": config}
 
     def quota(self) -> dict[str, Any]:
         """Return settings of a quota in a pool."""
         chance = self.chance
         return {
             "deserved_milli": chance.choice(DESERVED_MILLI),
-            "over_quota_weight": chance.choice((0, 1, 1, 3)),
-            "deserved_cpu_milli": chance.choice((None, None, 2000, 0)),
-            "limit_cpu_milli": chance.choice((None, None, None, 4000)),
-            "over_quota": chance.choice((True, True, True, False)),
+            "deserved_unlimited": chance.random() < 0.05,
+            "limit_milli": chance.choice((*[None] * 12, 2000, 4000)),
+            "over_quota_weight": chance.choice((0, 1, 1, 2, 3)),
+            "deserved_cpu_milli": chance.choice((*[None] * 3, 2000, 0)),
+            "deserved_memory_mib": chance.choice((*[None] * 5, 3000)),
+            "limit_cpu_milli": chance.choice((*[None] * 12, 4000)),
+            "limit_memory_mib": chance.choice((*[None] * 12, 6000)),
+            "over_quota": chance.random() < 0.93,
         }
 
     # Jobs
@@ -209,14 +267,18 @@ class _Inputs:
                 spec |= _UNUSUAL[kind](chance)
         return spec
 
+    def user(self) -> dict[str, Any]:
+        """Return the user of a job, where the policy asks for users."""
+        return {"user": self.chance.choice(USERS)} if self.only == "starved_first" else {}
+
     def submit(self) -> dict[str, Any]:
         chance = self.chance
         self.jobs += 1
         return {
             "name": f"job{self.jobs - 1:02d}",
-            "project": chance.choice(PROJECTS),
+            "project": chance.choice(QUOTA_PROJECTS if self.with_quotas else PROJECTS),
             "at_once": chance.random() < 0.5,
-            "spec": self.spec(),
+            "spec": self.spec() | self.user(),
         }
 
     def urgent(self) -> dict[str, Any]:
@@ -227,10 +289,12 @@ class _Inputs:
             "replicas": chance.choice((1, 1, 2)),
             "priority": chance.randint(1, 9),
             "preemptible": chance.choice((True, False)),
+            **self.user(),
         }
-        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4)}
+        low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4), **self.user()}
         return {
             "name": f"job{self.jobs - 2:02d}",
+            **({"project": chance.choice(QUOTA_PROJECTS)} if self.with_quotas else {}),
             "spec": urgent,
             "low_name": f"job{self.jobs - 1:02d}",
             "low": chance.choice((None, low)),
@@ -262,6 +326,7 @@ class _Inputs:
         return {
             "name": name,
             "gpus": chance.choice((*range(self.largest + 1), self.largest, self.largest)),
+            "gpu_memory_mib": chance.choice((0, 40, 40, 80)),
             "pool": chance.choice(("main", "main", "main", "side")),
             "node_type": chance.choice(("any", "any", "sxm")),
             "executors": chance.choice(
@@ -281,6 +346,13 @@ class _Inputs:
             "name": self.chance.choice(NODES),
             "how": self.chance.choice(hows),
             "for_s": self.chance.choice((1, 40, 70)),
+        }
+
+    def disturb(self) -> dict[str, Any]:
+        return {
+            "number": self.number(),
+            "of": self.chance.choice(("victim", "claimant", "runs")),
+            "how": self.chance.choice(DISTURBANCES),
         }
 
     # Agents
@@ -333,7 +405,7 @@ class _Inputs:
 
 _Draw = Callable[[_Inputs], dict[str, Any]]
 _DRAWN: Final[Mapping[str, _Draw]] = {
-    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in WEIGHTS
+    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in WEIGHTS_OF["quota"]
 }
 
 

@@ -10,8 +10,26 @@
 5. A cell that is restored from a snapshot decides what the cell itself decides.
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
-7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ.
+7. Under `quota`, with shares and bounds computed from the facts (`quota_properties.py`):
+   a. a queue loses a task by `reclaim` only while it holds more than it deserves of a resource (or,
+      a project, more in all its pools than it deserves in all), at the first level at which it
+      differs from the claimant's;
+   b. while it holds no more than its share, only to a queue that stays within what it deserves; and
+      the claimant's project stays within its share;
+   c. a victim that fits on other slots is moved, not stopped, and never to the slots that it holds;
+   d. a task that is moved has its slots reserved in the batch in which it is stopped; consolidation
+      stops no task that is not moved, and moves at most `max_moves`;
+   e. no start or reservation takes a queue of any level above its limit, nor the tasks of a queue
+      that cannot be preempted above what it deserves;
+   f. no task is preempted within the minimum run time of its queue;
+   g. once inputs end, no two tasks preempt each other.
+8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
+   below its part has a task that would start without them; and it loses no other
+   (`equal_parts.py`).
+9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory; those on
+    a node request at most its CPUs and memory. The same with what is reserved, once tasks that stop
+    are gone.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -19,19 +37,28 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
+from tests.histories.quota_properties import (
+    Batch,
+    batch_at,
+    check_batch,
+    check_taken,
+    grows_beyond_share,
+)
 from tests.histories.world import World
+from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import DropCode
 
 #: Cycles without an input after which nothing is left to decide.
 IDLE_AFTER: Final = 3
@@ -39,12 +66,10 @@ IDLE_AFTER: Final = 3
 PREEMPTING: Final = ("priority", "fitgpp", "lrtp", "rand")
 #: Of the tasks that might pass another one (s).
 MIN_RUNTIME_S, STEP_S = 60, 10
-#: Rules of `quota` by which other queues take slots.
-RECLAIMED: Final = ("over_fair_share", "over_deserved", "moved")
+#: Rules of `quota` and `starved_first` by which others take slots.
+RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "moved")
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
-#: More than any amount.
-ANY: Final = 1 << 40
 
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
@@ -60,37 +85,62 @@ class CheckedCell(Cell):
         #: Task and attempt -> `changes` at the start.
         self.started: dict[tuple[str, int], int] = {}
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
+        #: Tasks that start in the present cycle on other slots than those reserved for them.
+        self.elsewhere: set[str] = set()
+        #: Whether the present decisions of `quota` take a project above its share.
+        self.beyond_share = False
+        #: Each task with those that were preempted for it, in order.
+        self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
+        #: Tasks of the present cycle that get other slots.
+        self.moving: list[Task] = []
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
-        for decision in verdict.decisions:
-            self._apply(decision.event)
-            self.on_decision(decision.event)
+        self.elsewhere.clear()
+        self.moving.clear()
+        events = [decision.event for decision in verdict.decisions]
+        batch: Batch | None = None
+        for at, event in enumerate(events):
+            begun = batch_at(self.state, events, at)
+            if begun is not None:
+                batch = begun
+                check_batch(self.state, batch)
+                self.beyond_share = grows_beyond_share(self.state, batch)
+            self._apply(event)
+            self.on_decision(event)
+            if batch is not None and event is [*batch.reserved.values()][-1]:
+                self._moves_all_that_fit(batch)
+                batch, self.beyond_share = None, False
         return verdict
 
     def on_decision(self, decision: Event) -> None:
         match decision:
             case dec.SlotsAllocatedV1():
+                self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
-                self._loses_only_what_is_not_deserved(decision)
+                self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
+                self.preempted.append((decision.stop.for_task, decision.task_id))
             case dec.SlotsReservedV1():
                 known = self.reserved.get(decision.task_id)
                 assert known is None, f"{decision.task_id} has reserved slots already"
+                self._takes_what_it_may(decision)
                 self.reserved[decision.task_id] = decision
                 if decision.victims:
                     self._needs_each_victim(decision)
             case dec.ReservationDroppedV1():
                 dropped = self.reserved.pop(decision.task_id, None)
                 assert dropped is not None, f"{decision.task_id} has no reserved slots to drop"
+                if decision.code is DropCode.STARTED_ELSEWHERE:
+                    self.elsewhere.add(decision.task_id)
             case dec.TaskEndedV1():
                 task_id = decision.task_id
                 assert task_id not in self.reserved, f"{task_id} ends with reserved slots"
@@ -98,41 +148,47 @@ class CheckedCell(Cell):
     # 1
 
     def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
-        if decision.stop.rule in RECLAIMED:
+        if decision.stop.rule in RECLAIMED or self.beyond_share:
             return  # what a queue starts beyond its share makes it one that loses tasks
         since = self.started.get((decision.task_id, decision.attempt))
         assert since != self.changes, (
             f"{decision.task_id} is preempted after its start without an input in between"
         )
 
-    # 7
+    # 7e
 
-    def _loses_only_what_is_not_deserved(self, decision: dec.PreemptionRequestedV1) -> None:
-        """The victim's queue still holds more than it deserves of a resource, at the first level at
-        which it differs from the claimant's.
-        """
+    def _takes_what_it_may(self, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1) -> None:
+        """What is reserved counted before, and so did a task that is moved."""
+        task = self.state.task(decision.task_id)
+        config = self.state.pools[decision.pool].config
+        assert config is not None
+        counted = task.id in self.reserved or task.id in self.elsewhere
+        moves = isinstance(decision, dec.SlotsReservedV1) and task.run is not None
+        if config.policy.name == "quota" and not counted and not moves:
+            check_taken(self.state, decision.pool, task)
+
+    # 7c
+
+    def _moves_all_that_fit(self, batch: Batch) -> None:
+        """No victim stops that would fit on other slots, with all that is reserved by now."""
+        pool = self.state.pools[batch.pool]
+        assert pool.config is not None
+        for victim in map(self.state.task, batch.stopped):
+            # More capacity may fit less of these.
+            if not victim.job.shape.whole_nodes:
+                placement = any_placement(pool.future, victim.job.shape, pool.config)
+                assert placement is None, f"{victim.id} is preempted, but need only be moved"
+
+    # 8
+
+    def _loses_only_above_its_part(self, decision: dec.PreemptionRequestedV1) -> None:
         assert decision.stop.for_task is not None
-        if decision.stop.rule not in ("over_fair_share", "over_deserved"):
-            return
         victim = self.state.task(decision.task_id)
-        claimant = self.state.task(decision.stop.for_task)
-        assert victim.run is not None
-        pool = victim.run.pool_name
-        for owner, other in zip(_path(victim), _path(claimant), strict=False):
-            if owner is other:
-                continue
-            held = [0, 0, 0]
-            for task in self.state.tasks.values():
-                if owner not in _path(task):
-                    continue
-                for placement in _standing(task, pool, plus=victim):
-                    held[0] += placement.gpu_milli * len(placement.slots)
-                    held[1] += placement.cpu_milli
-                    held[2] += placement.memory_mib
-            bounds = _deserved(self.state, owner, pool)
-            over = [b is not None and h > b for h, b in zip(held, bounds, strict=True)]
-            assert any(over), f"{owner.name} loses {victim.id}, but holds {held} of {bounds}"
-            return
+        if decision.stop.rule == "moved":
+            self.moving.append(victim)
+        elif decision.stop.rule == "above_equal_part":
+            moving = [task for task in self.moving if task.reserved is None]
+            assert_may_lose(self.state, victim, self.state.task(decision.stop.for_task), moving)
 
     # 2
 
@@ -223,6 +279,8 @@ class CheckedWorld(World):
             ours, theirs = _without_equals(decided, expected)
             assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
+        for node in self.state.nodes.values():
+            _holds_no_more_than_it_has(node)
         return decided
 
     def restart(self) -> None:
@@ -236,12 +294,19 @@ class CheckedWorld(World):
         assert not last, f"the cycle after {IDLE_AFTER} without inputs decides {last[:3]}"
         moved = self.decided_if_all_are_considered()
         assert not moved, f"considering all tasks again decides {moved[:3]}"
+        assert_equal_parts(self.state)
 
     def end(self) -> None:
+        self.cell.preempted.clear()
         super().end()
+        pairs = set(self.cell.preempted)
+        for one, other in pairs:
+            assert (other, one) not in pairs, f"{one} and {other} preempt each other"
         waiting = sorted(self.cell.reserved)
         assert not waiting, f"reserved slots never start their tasks: {waiting}"
         self.let_tasks_arrive_behind_a_first_one()
+        findings = audit_steps(self.cell.steps)
+        assert not findings, f"{len(findings)} findings, the first: {findings[0]}"
 
     def let_tasks_arrive_behind_a_first_one(self) -> None:
         """A gang of the highest priority must start although others come and go below it."""
@@ -293,48 +358,34 @@ class RestoredCell(Cell):
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
-def _path(task: Task) -> tuple[Department | Project, ...]:
-    return task.job.project.department, task.job.project
-
-
-def _standing(task: Task, pool: str, *, plus: Task) -> list[dec.Placement]:
-    """The slots that a task holds and will not release, and those reserved for it; of `plus` also
-    those that it will release.
+def _holds_no_more_than_it_has(node: Node) -> None:
+    """What tasks hold, and what they will hold once those that stop are gone, is within the node:
+    of each GPU 1,000 milli and its memory, and its CPUs and memory.
     """
-    run = task.run
-    found: list[dec.Placement] = []
-    if task.reserved is not None and task.reserved.pool_name == pool:
-        found += task.reserved.placements
-    if run is not None and run.pool_name == pool and (not task.releasing or task is plus):
-        states = zip(run.replicas, run.placements, strict=True)
-        found += [placement for state, placement in states if state < ReplicaState.RELEASED]
-    return found
+    held, kept = ([0] * (2 * node.gpus + 2) for _ in range(2))
 
+    def count(totals: list[int], placement: dec.Placement) -> None:
+        if placement.node == node.name and placement.incarnation == node.incarnation:
+            for slot in placement.slots:
+                totals[slot] += placement.gpu_milli
+                totals[node.gpus + slot] += placement.gpu_memory_mib
+            totals[-2] += placement.cpu_milli
+            totals[-1] += placement.memory_mib
 
-def _or_any(amount: int | None) -> int:
-    return ANY if amount is None else amount
-
-
-def _deserved(
-    state: ClusterState, owner: Department | Project, pool: str
-) -> tuple[int | None, int | None, int | None]:
-    """The amounts that a queue deserves: a department without a quota those of its projects."""
-    quota = owner.config.quotas.get(pool) if owner.config is not None else None
-    if quota is not None:
-        # No queue deserves more than its limit.
-        gpus = min(quota.deserved_milli or 0, _or_any(quota.limit_milli))
-        cpus = min(_or_any(quota.deserved_cpu_milli), _or_any(quota.limit_cpu_milli))
-        return gpus, cpus if cpus < ANY else None, quota.deserved_memory_mib
-    if isinstance(owner, Project):
-        return 0, None, None
-    projects = [one for one in state.projects.values() if one.department is owner]
-    rows = [_deserved(state, one, pool) for one in projects]
-
-    def sum_of(at: int) -> int | None:
-        amounts = [row[at] for row in rows]
-        return None if None in amounts else sum(amount or 0 for amount in amounts)
-
-    return sum_of(0), sum_of(1), sum_of(2)
+    for (_, replica), task in node.open.items():
+        run = task.run
+        assert run is not None
+        count(held, run.placements[replica])
+        if run.stop is None:
+            count(kept, run.placements[replica])
+    for task in node.reserved:
+        assert task.reserved is not None
+        for placement in task.reserved.placements:
+            count(kept, placement)
+    gpus = [SLOT_MILLI] * node.gpus + [node.gpu_memory_mib] * node.gpus
+    most = [*gpus, node.cpu_milli, node.memory_mib]
+    for totals in (held, kept):
+        assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

@@ -11,8 +11,9 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
@@ -21,7 +22,7 @@ from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events.requests import Quota
-from yardmaster_schemas.reasons import NUMBERS, StartFailure
+from yardmaster_schemas.reasons import NUMBERS, PolicyStop, StartFailure
 
 OPEN: Final = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
 
@@ -40,6 +41,10 @@ class World:
         self.enrolled: set[str] = set()
         #: Nodes that the next cycle finds silent, and when they were last heard (ms).
         self.silent: dict[str, int] = {}
+        #: The departments that `organize` configured.
+        self.departments: set[str] = set()
+        #: The departments of projects that `organize` configured.
+        self.department_of: dict[str, str] = {}
         #: Tasks with reserved slots before the present cycle.
         self.reserved: set[str] = set()
 
@@ -63,17 +68,24 @@ class World:
         self, *, name: str, spec: dict[str, Any], project: str = "p", at_once: bool = True
     ) -> None:
         self.jobs.append(name)
-        self.send("submit", name, project=project, **spec)
+        department = self.department_of.get(project, "d")
+        self.send("submit", name, project=project, department=department, **spec)
         if at_once:
             self.cycle()
 
     def urgent(
-        self, *, name: str, spec: dict[str, Any], low_name: str, low: dict[str, Any] | None
+        self,
+        *,
+        name: str,
+        spec: dict[str, Any],
+        low_name: str,
+        low: dict[str, Any] | None,
+        project: str = "p",
     ) -> None:
         """Tasks run, more tasks wait, and a job arrives that may preempt them."""
         if self.start_replicas():
             self.cycle()
-        self.submit(name=name, spec=spec)
+        self.submit(name=name, spec=spec, project=project)
         if low is not None:
             self.submit(name=low_name, project="q", spec=low)
 
@@ -101,7 +113,6 @@ class World:
         department: str,
         limit_milli: int | None,
         main: int | None,
-        quota: Mapping[str, Any],
     ) -> None:
         if name == "spare pool":
             pool = self.state.pools.get("spare")
@@ -110,11 +121,25 @@ class World:
             else:
                 self.send("pool", "spare")
         elif name.startswith("department"):
-            self.send("entitle_department", name[-1], main=main, side=limit_milli, quota=quota)
+            self.send("entitle_department", name[-1], main=main, side=limit_milli)
         else:
-            quotas = {"main": Quota(limit_milli=main, **quota)}
-            config = {"quotas": quotas, "limit_milli": limit_milli}
+            config = {"quotas": {"main": Quota(limit_milli=main)}, "limit_milli": limit_milli}
+            self.department_of[name] = department
             self.send("entitle", name, department=department, **config)
+
+    def organize(self, *, name: str, config: Mapping[str, Any]) -> None:
+        """Configure a department or project, with its quotas."""
+        settings = dict(config)
+        settings["quotas"] = {pool: Quota(**quota) for pool, quota in config["quotas"].items()}
+        if "department" in settings:
+            self.department_of[name] = settings["department"]
+            self.send("entitle", name, **settings)
+            return
+        # As in quota, which refuses a parent that does not exist.
+        if settings["parent"] not in self.departments:
+            settings["parent"] = None
+        self.departments.add(name)
+        self.send("configure_department", name, **settings)
 
     # Nodes
 
@@ -151,6 +176,7 @@ class World:
                 name,
                 **{"gpus": node.gpus, "pool": node.pool_name, "node_type": node.node_type},
                 **{"cpu_milli": node.cpu_milli, "memory_mib": node.memory_mib},
+                gpu_memory_mib=node.gpu_memory_mib,
                 incarnation=node.incarnation,
             )
 
@@ -159,6 +185,45 @@ class World:
         for one, most in ({name: gpus} if self.enrolled else dict.fromkeys(NODES, 8)).items():
             self.enrolled.add(one)
             self.send("enroll", one, gpus=most)
+
+    def disturb(self, *, number: int, of: str, how: str) -> None:
+        """Something happens to a task that stops for another one (`victim`), that has reserved
+        slots (`claimant`) or that runs, or to a node of it.
+        """
+        tasks = [task for _, job in sorted(self.state.jobs.items()) for task in job.tasks]
+        found = [task for task in tasks if _is(task, of)]
+        if not found:
+            return
+        task = found[number % len(found)]
+        if how in ("cancel", "pause"):
+            self.send(how, task.job.id, task.index)
+        elif how == "kill":
+            self.send("cancel", task.job.id, task.index, immediate=True)
+        elif how == "set_priority":
+            self.send("set_priority", task.job.id, 1 + number)
+        elif how == "succeed":
+            self._succeed(task)
+        else:
+            held = task.reserved or task.run
+            assert held is not None
+            at = held.placements[number % len(held.placements)]
+            self._disturb_node(at.node, at.slots, how)
+
+    def _succeed(self, task: Task) -> None:
+        """A task ends by itself on all its nodes, also while it stops."""
+        for replica, was in enumerate(task.run.replicas if task.run is not None else ()):
+            about = self.cell._about(task, replica)
+            if was is ReplicaState.STARTED:
+                self.claim(nev.TaskExitedV1(**about, exit_code=0, done=True))
+            if was < ReplicaState.RELEASED:
+                never = was is ReplicaState.ALLOCATED
+                self.claim(nev.SlotsReleasedV1(**about, never_started=never))
+
+    def _disturb_node(self, name: str, slots: tuple[int, ...], how: str) -> None:
+        if how in ("disable", "empty"):
+            self.send("disable", name, *slots[:1], stop=how == "empty")
+        else:
+            self.change_node(name=name, how="silent" if how == "lose" else how, for_s=70)
 
     # Agents
 
@@ -358,23 +423,39 @@ class World:
     # Invariants of a cycle's decisions
 
     def _within_limits(self, decided: Sequence[Event]) -> None:
-        """S6: no start takes a project, a department or a job past its limit."""
+        """S6: no start takes a project, a department or a job past its limit, which counts a
+        request by memory as its part of the largest GPUs.
+        """
         state = self.cell.state
         for event in decided:
             if not isinstance(event, dec.SlotsAllocatedV1):
                 continue
             job = state.task(event.task_id).job
-            if not job.shape.total_gpu_milli:
+            if not job.shape.gpus:
                 continue
             if job.max_slots_milli is not None:
-                assert job.used_milli <= job.max_slots_milli
+                assert job.used_milli - self._excess(job) <= job.max_slots_milli
             for level in (job.project, job.project.department):
                 quota = level.config.quotas.get(event.pool) if level.config else None
                 if quota is not None and quota.limit_milli is not None:
-                    assert level.used_milli[event.pool] <= quota.limit_milli
+                    used = level.used_milli[event.pool] - self._excess(level, event.pool)
+                    assert used <= quota.limit_milli
             config = job.project.config
             if config is not None and config.limit_milli is not None:
-                assert sum(job.project.used_milli.values()) <= config.limit_milli
+                used = sum(job.project.used_milli.values()) - self._excess(job.project)
+                assert used <= config.limit_milli
+
+    def _excess(self, owner: Job | Project | Department, pool: str | None = None) -> int:
+        """The gpu_milli that tasks hold beyond what limits count for them."""
+        excess = 0
+        for task in self.state.tasks.values():
+            job, run = task.job, task.run
+            if run is None or not job.shape.gpu_memory_mib or pool not in (None, run.pool_name):
+                continue
+            if owner in (job, job.project, job.project.department):
+                of = self.state.pools[run.pool_name]
+                excess += max(0, of.held_milli(task) - of.least_milli(job.shape))
+        return excess
 
     def _starts_are_lawful(self, decided: Sequence[Event]) -> None:
         state = self.cell.state
@@ -494,3 +575,10 @@ class World:
                     # A policy of which `NUMBERS` knows nothing owns its numbers.
                     known = NUMBERS.get(why.code, why.numbers)
                     assert set(why.numbers) <= set(known), why
+
+
+def _is(task: Task, of: str) -> bool:
+    if of == "claimant":
+        return task.reserved is not None
+    run = task.run
+    return run is not None and (of == "runs" or isinstance(run.stop, PolicyStop))

@@ -62,6 +62,7 @@ pool_configs = st.builds(
     unequal_gangs=st.booleans(),
     gpuless_per_node=st.none() | st.integers(0, 2),
     pool_order=st.sampled_from(r.PoolOrder),
+    gpu_placement=st.none() | st.sampled_from(r.GpuPlacement),
 )
 project_configs = st.builds(
     r.ProjectConfig,

@@ -28,6 +28,11 @@ def test_a_cell_with_quotas_under_faults_decides_as_one_without() -> None:
         FaultyWorld().play(history(seed, "quota"))
 
 
+def test_a_cell_with_users_under_faults_decides_as_one_without() -> None:
+    for seed in range(RUN):
+        FaultyWorld().play(history(seed, "starved_first"))
+
+
 #: Histories that broke a property once, each by another defect.
 ONCE_BROKEN = (1660, 1758, 1965, 3497, 3975, 5916, 7133, 7602, 8563, 8884)
 
@@ -58,6 +63,13 @@ def test_histories_of_quotas_have_all_properties(first: int) -> None:
     for seed in range(first, first + RUN):
         repeat = f"make histories HISTORIES_ARGS='--policy quota --seeds {seed}'"
         assert broken_in(history(seed, "quota")) is None, repeat
+
+
+@pytest.mark.parametrize("first", range(1000, 1040, RUN))
+def test_histories_of_starved_first_have_all_properties(first: int) -> None:
+    for seed in range(first, first + RUN):
+        repeat = f"make histories HISTORIES_ARGS='--policy starved_first --seeds {seed}'"
+        assert broken_in(history(seed, "starved_first")) is None, repeat
 
 
 def test_a_seed_gives_the_same_history() -> None:

@@ -110,8 +110,10 @@ def _run(body: Json) -> None:
 
 
 def _resources(body: Json) -> None:
-    if not body.get("gpus") or not body.get("gpu_milli"):
-        body["gpus"] = body["gpu_milli"] = 0
+    if body.get("gpu_milli"):
+        body.pop("gpu_memory_mib", None)
+    if not body.get("gpus") or not (body.get("gpu_milli") or body.get("gpu_memory_mib")):
+        body["gpus"] = body["gpu_milli"] = body["gpu_memory_mib"] = 0
 
 
 def _options(body: Json) -> None:
@@ -120,8 +122,9 @@ def _options(body: Json) -> None:
 
 def _layout(body: Json) -> None:
     replicas = {body.get("replicas_min", 1), body.get("replicas_max", 1)}
-    milli = body.get("resources", {}).get("gpu_milli", 0)
-    if replicas != {1} or milli not in (0, 1000):
+    resources = body.get("resources", {})
+    by_memory = resources.get("gpu_memory_mib", 0)
+    if replicas != {1} or by_memory or resources.get("gpu_milli", 0) not in (0, 1000):
         body.pop("layout", None)
 
 

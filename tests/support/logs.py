@@ -375,7 +375,9 @@ def incarnation(number: int = 1) -> str:
     return f"{number:012x}"
 
 
-def joined(node: str, gpus: int = 4, *, life: int = 1, pool: str = "default") -> NodeJoinedV1:
+def joined(
+    node: str, gpus: int = 4, *, life: int = 1, pool: str = "default", gpu_memory_mib: int = 0
+) -> NodeJoinedV1:
     return NodeJoinedV1(
         node=node,
         incarnation=incarnation(life),
@@ -384,6 +386,7 @@ def joined(node: str, gpus: int = 4, *, life: int = 1, pool: str = "default") ->
         pool=pool,
         node_type="sxm",
         gpus=gpus,
+        gpu_memory_mib=gpu_memory_mib,
         cpu_milli=64_000,
         memory_mib=262_144,
         address=f"{node}.example",
@@ -393,7 +396,12 @@ def joined(node: str, gpus: int = 4, *, life: int = 1, pool: str = "default") ->
 
 
 def placed(
-    node: str, *slots: int, replica: int = 0, life: int = 1, gpu_milli: int = 1000
+    node: str,
+    *slots: int,
+    replica: int = 0,
+    life: int = 1,
+    gpu_milli: int = 1000,
+    gpu_memory_mib: int = 0,
 ) -> Placement:
     return Placement(
         replica=replica,
@@ -404,6 +412,7 @@ def placed(
         gpu_milli=gpu_milli if slots else 0,
         cpu_milli=1000,
         memory_mib=1024,
+        gpu_memory_mib=gpu_memory_mib,
     )
 
 

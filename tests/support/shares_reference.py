@@ -369,7 +369,7 @@ def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant,
     for group in pool.groups.values():
         shape, waiting = group.shape, group.pending
         if shape.queue_class and waiting and not shape.start_failed and could_fit(pool, shape):
-            requested = shape.total_gpu_milli
+            requested, least = pool.most_milli(shape), pool.least_milli(shape)
             job = group.first.job
             if whole_tasks:
                 project = job.project
@@ -377,26 +377,27 @@ def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant,
                     owners = (project, project.department)
                     limits[project] = [_owner_limit(pool, owner, pools) for owner in owners]
                 bounds = (claimant_limit(pool, job, pools), *limits[project])
-                if any(bound is not None and requested > bound for bound in bounds):
+                if any(bound is not None and least > bound for bound in bounds):
                     # It cannot run, or not while its owners hold this much in other pools.
                     continue
             _count(rows, job, waiting * requested, 0, requested)
     for holders in pool.usage_by_project.values():
-        for share in _requested_by(holders).values():
+        for share in _requested_by(pool, holders).values():
             _row(rows, share.claimant, share.age).add(share)
     return rows
 
 
-def _requested_by(holders: ProjectUsage) -> dict[Claimant, Share]:
+def _requested_by(pool: Pool, holders: ProjectUsage) -> dict[Claimant, Share]:
     rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
-        requested = job.shape.total_gpu_milli
+        requested = pool.most_milli(job.shape)
         # Count whole tasks, also for a gang with released replicas: it will be placed again.
         demand = len(holding.tasks) * requested
         if job.spec.preemptible:
             _count(rows, job, demand, 0, requested)
         else:
-            _count(rows, job, demand, demand, 0)
+            held = holding.milli if job.shape.gpu_memory_mib else demand
+            _count(rows, job, held, held, 0)
     return rows
 
 

@@ -91,7 +91,8 @@ class Dev:
         self.folder.mkdir(parents=True, exist_ok=True)
         before = self.data / "dev.json"
         before.unlink(missing_ok=True)
-        flags = [] if self.starts else ["--nodes", str(self.nodes), "--slots", str(self.slots)]
+        plain = not self.starts and "--cluster" not in extra
+        flags = ["--nodes", str(self.nodes), "--slots", str(self.slots)] if plain else []
         # Not the default port: tests run at the same time.
         flags += [] if "--port" in extra else ["--port", "0"]
         self.process = fork(

@@ -24,7 +24,9 @@ from yardmaster_localcluster.process import path_with_python
 from yardmaster_runtime.telemetry.level import LogLevel
 
 #: The policies for the help text; `checked_policy` reads the registry.
-POLICY_NAMES: Final = ("priority", "fair_share", "quota", "fitgpp", "fifo", "lrtp", "rand")
+POLICY_NAMES: Final = (
+    *("priority", "fair_share", "quota", "starved_first", "fitgpp", "fifo", "lrtp", "rand"),
+)
 
 
 @command("dev")

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from yardmaster_cli.output.cells import clock_time
 from yardmaster_cli.output.columns import share_columns
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session, command
@@ -16,7 +17,8 @@ def shares(session: Session, pool: str) -> None:
     """Show what departments and projects deserve, get, hold and request in a pool.
 
     The numbers are GPUs; -o wide adds CPUs and memory. They are those that the policy quota last
-    recorded, which it does at most once a minute.
+    recorded, which it does at most once a minute. USAGE is what tasks held in the past, where
+    recent time counts more; "-" without the option usage_half_life_s.
     """
     found = plain(session.remote.client.shares(pool))
     if found["divided_at"] is None:
@@ -24,6 +26,9 @@ def shares(session: Session, pool: str) -> None:
     items = found["items"]
     depths = _depths(items) if session.out.for_people else {}
     session.out.items(items, share_columns(depths), name="name", document=found)
+    if found["divided_at"] is not None and session.out.for_people:
+        at = clock_time(found["divided_at"])
+        session.out.note(f"as of {at}Z, recorded at most once a minute")
 
 
 def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:

@@ -20,7 +20,7 @@ from yardmaster_cli.input_file import text_of
 from yardmaster_cli.job_file.flags import build, flag_options
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
-from yardmaster_cli.server.remote import VERDICT_S, Remote, refusal_error, rows
+from yardmaster_cli.server.remote import VERDICT_S, Refused, Remote, rows
 from yardmaster_cli.session import Session, YardCommand
 from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import Phase, Submitted, Task
@@ -190,7 +190,7 @@ def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:
         timeout_s=VERDICT_S,
     )
     if task.phase is Phase.REJECTED and task.refusal is not None:
-        raise refusal_error(task.refusal, answer.job_id, admission=True)
+        raise Refused(task.refusal, answer.job_id, admission=True)
     if task.phase is Phase.SUBMITTED:
         session.out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
     return task

@@ -1,6 +1,7 @@
 """`yard show`, `cancel`, `pause` and `resume`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,7 +16,7 @@ from yardmaster_cli.listing.rows import GroupedTasks
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended
 from yardmaster_cli.output.describe import job_lines, task_lines
 from yardmaster_cli.output.formats import Column, Output, Row
-from yardmaster_cli.server.remote import Ref, Remote, rows
+from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
 from yardmaster_cli.session import Session, command
 from yardmaster_schemas.phases import ENDED
 
@@ -186,12 +187,32 @@ def _targets(
 
 
 def _request_all(
-    session: Session, refs: Sequence[Ref], request: "Callable[[str], Accepted]"
+    session: Session,
+    refs: Sequence[Ref],
+    request: "Callable[[str], Accepted]",
+    *,
+    skip_ended: bool,
 ) -> None:
-    pending = [(ref, request(ref.id)) for ref in refs]
+    """Send a request for each job or task; `skip_ended`: leave out those that have ended by now."""
+
+    @contextmanager
+    def skipping(ref: Ref) -> Iterator[None]:
+        try:
+            yield
+        except (ApiError, Refused) as error:
+            code = error.code if isinstance(error, Refused) else error.document["code"]
+            if not (skip_ended and code == "wrong_phase"):
+                raise
+            session.out.note(f"{ref.id} has ended")
+
+    pending = []
+    for ref in refs:
+        with skipping(ref):
+            pending.append((ref, request(ref.id)))
     for ref, accepted in pending:
-        session.remote.await_verdict(accepted, ref.id, session.out)
-        session.out.say(ref.id)
+        with skipping(ref):
+            session.remote.await_verdict(accepted, ref.id, session.out)
+            session.out.say(ref.id)
 
 
 @command("cancel")
@@ -206,7 +227,12 @@ def cancel(
     """Cancel jobs or tasks in any phase, by id or by the filters of ls."""
     targets = _targets(session, refs, yes, given, "cancel")
     client = session.remote.client
-    _request_all(session, targets, lambda ref: client.cancel(ref, reason=reason, immediate=now))
+    _request_all(
+        session,
+        targets,
+        lambda ref: client.cancel(ref, reason=reason, immediate=now),
+        skip_ended=not refs,
+    )
 
 
 @command("pause")
@@ -219,7 +245,10 @@ def pause(
 ) -> None:
     """Stop jobs or tasks with a checkpoint until they are resumed."""
     targets = _targets(session, refs, yes, given, "pause")
-    _request_all(session, targets, lambda ref: session.remote.client.pause(ref, reason=reason))
+    client = session.remote.client
+    _request_all(
+        session, targets, lambda ref: client.pause(ref, reason=reason), skip_ended=not refs
+    )
 
 
 @command("resume")
@@ -229,4 +258,4 @@ def pause(
 def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> None:
     """Resume paused jobs or tasks."""
     targets = _targets(session, refs, yes, given, "resume")
-    _request_all(session, targets, session.remote.client.resume)
+    _request_all(session, targets, session.remote.client.resume, skip_ended=not refs)

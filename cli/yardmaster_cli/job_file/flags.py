@@ -70,6 +70,12 @@ FLAGS: Final = (
     ),
     Flag("gpus", ("resources", "gpus"), "GPUs per replica: 8, 0.5.", "N"),
     Flag("cpus", ("resources", "cpus"), "CPUs per replica (default: 1).", "N"),
+    Flag(
+        *("gpu-memory", ("resources", "gpu_memory")),
+        "Memory of each GPU, instead of a fraction: 20Gi.",
+        "SIZE",
+        text=True,
+    ),
     Flag("memory", ("resources", "memory"), "Memory per replica: 256Gi.", "SIZE", text=True),
     Flag(
         "replicas",

@@ -76,9 +76,14 @@ def _number(milli: int | None) -> int | float | None:
 
 def _resources(request: Row) -> Document:
     gpus: Any = _number(request["gpus"] * request["gpu_milli"])
-    if request["gpus"] > 1 and request["gpu_milli"] < 1000:
+    gpu_memory_mib = request.get("gpu_memory_mib")
+    if gpu_memory_mib:
+        gpus = request["gpus"]
+    elif request["gpus"] > 1 and request["gpu_milli"] < 1000:
         gpus = {"count": request["gpus"], "fraction": request["gpu_milli"] / 1000}
     found: Document = {"gpus": gpus, "cpus": _number(request["cpu_milli"])}
+    if gpu_memory_mib:
+        found["gpu_memory"] = f"{gpu_memory_mib}Mi"
     if request["memory_mib"]:
         found["memory"] = f"{request['memory_mib']}Mi"
     return found

@@ -26,6 +26,15 @@ def _gpus(name: str, digits: int | None = None) -> Any:
     return lambda row: Gpus(row.get(name), digits)
 
 
+def _requested(task: Row) -> Cell:
+    resources = task.get("resources") or {}
+    memory_mib = resources.get("gpu_memory_mib")
+    if not memory_mib:
+        return Gpus(task.get("gpu_milli"))
+    count = resources["gpus"] * task.get("replicas_min", 1)
+    return f"{count} x {mebibytes(memory_mib)}" if count > 1 else mebibytes(memory_mib)
+
+
 def _joined(name: str) -> Any:
     return lambda row: ",".join(row.get(name) or ()) or None
 
@@ -103,7 +112,7 @@ TASKS: Final = (
     Column("NAME", _key("name")),
     Column("PROJECT", _key("project")),
     Column("PHASE", _key("phase")),
-    Column("GPUS", _gpus("gpu_milli"), right=True),
+    Column("GPUS", _requested, right=True),
     Column("POOL", lambda row: row.get("pool") or next(iter(row.get("pools") or ()), None)),
     Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
     Column("PROGRESS", _progress, exact="PROGRESS_PERCENT", right=True),
@@ -365,6 +374,7 @@ def share_columns(depths: Mapping[tuple[str, str], int]) -> Sequence[Column]:
         Column("LEVEL", _key("level"), wide=True),
         Column("PARENT", _key("parent"), wide=True),
         *(column(title, field, "gpu_milli", Gpus) for title, field in _AMOUNTS),
+        Column("USAGE", _gpus("usage_milli"), right=True),
         *(column(f"{title}_CPUS", field, "cpu_milli", Gpus) for title, field in _AMOUNTS),
         *(column(f"{title}_MEMORY", field, "memory_mib", mebibytes) for title, field in _AMOUNTS),
     )

@@ -76,15 +76,18 @@ def api_error(error: ApiError) -> CliError:
     return problem_error(error.status, problem)
 
 
-def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) -> CliError:
-    """The error to show for a refusal of the quota service."""
-    plain = refusal.model_dump(mode="json")
-    code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
-    return CliError(
-        f"{subject}: refused: {refusal_words(plain)}",
-        exit_code=Exit.REFUSED if admission else code,
-        hint=_HINTS.get(refusal.code),
-    )
+class Refused(CliError):
+    """A request was recorded and refused."""
+
+    def __init__(self, refusal: "Refusal", subject: str, *, admission: bool = False) -> None:
+        plain = refusal.model_dump(mode="json")
+        code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
+        super().__init__(
+            f"{subject}: refused: {refusal_words(plain)}",
+            exit_code=Exit.REFUSED if admission else code,
+            hint=_HINTS.get(refusal.code),
+        )
+        self.code = refusal.code
 
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -208,7 +211,7 @@ class Remote:
         """Wait for the verdict of the quota service on a change; print a note when it is late.
 
         Raises:
-            CliError: the change was refused.
+            Refused: the change was refused.
         """
         from yardmaster_schemas.api import RequestState
 
@@ -219,7 +222,7 @@ class Remote:
             left = max(0.0, deadline - time.monotonic())
             request = self.client.request(request_id, wait_s=left)
             if request.state is RequestState.REFUSED and request.refusal is not None:
-                raise refusal_error(request.refusal, subject)
+                raise Refused(request.refusal, subject)
             if request.state is RequestState.RECORDED:
                 out.note(f"{subject}: recorded; no verdict after {span(VERDICT_S)}")
 

@@ -28,10 +28,13 @@ them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the f
 | 6 | ended jobs leave the states; quota reads their ends and limits unfinished tasks |
 | 7 | epochs of agents are bounded; ranks of claimants, policies of stops are events; see below |
 | 8 | quotas of CPUs and memory, ranks, minimum run times of queues, nested departments |
-| 8 | default pools, node types of kinds, the order of pools |
+| 8 | default pools, node types of kinds, the order of pools; admissions name the user |
+| 8 | shares of GPUs by memory; which GPU of a node a share gets |
 """
 
 from typing import Final
+
+from yardmaster_schemas.resources import GPU_MEMORY_RULES
 
 #: The newest rules.
 RULES: Final = 8
@@ -78,5 +81,14 @@ HELD_COUNT_NOTHING: Final = 7
 #: Since these rules a task that needs containers leaves its reserved slots on a node that joins
 #: again without them.
 RESERVED_ON_IMAGES: Final = 8
+#: Since these rules a wait for capacity is recorded again if another share decides.
+SHARES_NAMED: Final = 8
+#: Since these rules the configuration of a department counts for the projects of departments below
+#: it too, and the reservations of other projects are checked when a project joins theirs.
+DEPARTMENTS_NEST: Final = 8
 #: Since these rules a node says what limits tasks to their shares of GPUs.
 SHARE_LIMITS_REPORTED: Final = 8
+#: Since these rules the admission of a job names the user who submitted it.
+USERS_ADMITTED: Final = 8
+#: Since these rules tasks may request memory of GPUs, and nodes that join say how much theirs have.
+GPU_MEMORY: Final = GPU_MEMORY_RULES

@@ -8,7 +8,7 @@ It is one file, so that a test finds all inputs of a cell in one class.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -175,7 +175,13 @@ class Cell:
         self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
 
     def submit(
-        self, name: str, *, project: str = "p", department: str = "d", **changes: Any
+        self,
+        name: str,
+        *,
+        project: str = "p",
+        department: str = "d",
+        user: str | None = None,
+        **changes: Any,
     ) -> str:
         """Admit a job; return its id. `gpus=` is short for whole GPUs of a replica."""
         self.submitted += 1
@@ -194,6 +200,7 @@ class Cell:
                 spec=admitted_spec(**changes),
                 submitted_at_ms=self.now_ms + self.submitted,
                 details=DETAILS,
+                user=user,
             )
         )
         return id_
@@ -330,27 +337,19 @@ class Cell:
             )
         )
 
-    def entitle_department(
-        self,
-        department: str,
-        *,
-        quota: Mapping[str, Any] | None = None,
-        **limits_milli: int | None,
-    ) -> None:
-        """Limit what a department's projects hold together of each pool (gpu_milli).
+    def entitle_department(self, department: str, **limits_milli: int | None) -> None:
+        """Limit what a department's projects hold together of each pool (gpu_milli)."""
+        quotas = {pool: req.Quota(limit_milli=milli) for pool, milli in limits_milli.items()}
+        self.configure_department(department, quotas=quotas)
 
-        `quota`: other settings of its quota in each of these pools.
-        """
-        quotas = {
-            pool: req.Quota(limit_milli=milli, **(quota or {}))
-            for pool, milli in limits_milli.items()
-        }
+    def configure_department(self, department: str, **config: Any) -> None:
+        """Configure a department."""
         self.admission(
             adm.EntitlementsChangedV1(
                 level=adm.Level.DEPARTMENT,
                 name=department,
                 revision=1,
-                department=req.DepartmentConfig(quotas=quotas),
+                department=req.DepartmentConfig(**config),
             )
         )
 

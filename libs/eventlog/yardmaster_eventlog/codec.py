@@ -73,7 +73,7 @@ def _dump_without(left_out: Sequence[bytes], envelope: Envelope[Any]) -> bytes:
     """
     value = _ENCODER.encode(envelope)
     for added in left_out:
-        value = value.replace(b"," + added, b"}", 1)
+        value = value.replace(b"," + added, b"}")
     return value
 
 

@@ -34,13 +34,17 @@ from yardmaster_schemas.reasons import WaitClass, WaitCode
 from yardmaster_schemas.resources import is_share
 
 #: The condition under which a task that waits for this reason can start.
-_UNBLOCK: Final[Mapping[str, str]] = {
+UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NO_MATCHING_NODE: "a node of an allowed type joins the pool",
     WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica requests less",
     WaitCode.EXCEEDS_POOL: "the pool grows, or the gang gets smaller",
+    WaitCode.GANG_INDIVISIBLE: "the pool gets other nodes, or the job requests another number",
     WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
     WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task requests less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
+    WaitCode.EXCEEDS_DESERVED: (
+        "the project or department deserves more, or the task requests less"
+    ),
     WaitCode.PAUSED: "someone resumes it",
     WaitCode.NOT_CONSIDERED: "the next cycle considers it",
     WaitCode.INSUFFICIENT_FREE: "running tasks end",
@@ -48,11 +52,19 @@ _UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NODES_UNAVAILABLE: "cordoned or lost nodes become available",
     WaitCode.WAITING_FOR_VICTIMS: "preempted tasks release their slots",
     WaitCode.BEHIND_TASK: "the task ahead of it in the queue starts",
+    WaitCode.BACKFILL_NOT_ALLOWED: "tasks of higher priority start",
     WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
+    WaitCode.AT_DESERVED: "tasks of the same project or department that cannot be preempted end",
+    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
+    WaitCode.PREEMPTION_DELAY: "tasks end, or the delay is over and it can preempt tasks",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
+    WaitCode.AT_DESERVED: (
+        "tasks of the project or department that cannot be preempted end, or it deserves more"
+    ),
     WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
     WaitCode.VICTIMS_PROTECTED: "running tasks reach their min_runtime and can be preempted",
+    WaitCode.PREEMPTION_DELAY: "running tasks end, or it has been pending for the preemption delay",
     WaitCode.RESTART_BACKOFF: "the back-off after a failure is over",
     WaitCode.START_BACKOFF: (
         "the back-off after a failed start is over; the next attempt avoids the node if possible"
@@ -76,6 +88,13 @@ def _refusal(row: Refused | None) -> api.Refusal | None:
     if row is None:
         return None
     return api.Refusal(code=row.code, numbers=dict(row.numbers), about=row.about)
+
+
+def _requested_milli(row: TaskRow, numbers: Mapping[str, int]) -> int:
+    """The request of a task; one for memory of GPUs as the scheduler counted it, else at most."""
+    requested = row.job.requested
+    most = requested.replicas_min * requested.resources.gpus * 1000
+    return row.gpu_milli or numbers.get("asked_milli", most)
 
 
 def _stop(row: Stopping | None) -> api.StopShown | None:
@@ -229,7 +248,7 @@ class Presenter:
             pool=pool,
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
-            asked_milli=row.gpu_milli,
+            asked_milli=_requested_milli(row, wait.wait.numbers),
             numbers=with_units(
                 wait.wait.code,
                 wait.wait.about,
@@ -273,7 +292,7 @@ class Presenter:
             phase=row.phase,
             wait_class=wait.wait_class if wait is not None else None,
             pools=pools,
-            unblock=_UNBLOCK.get(wait.code) if wait is not None else None,
+            unblock=UNBLOCK.get(wait.code) if wait is not None else None,
             reserved=_reserved(row.reserved),
             attempt=row.attempt,
             start_rule=current.start.rule if current is not None else None,

@@ -15,8 +15,11 @@ _UNITS: Final[Mapping[str, str]] = {
     "gpus": "_gpus",
     "cpus": "_cpu_milli",
     "memory": "_memory_mib",
+    "gpu_memory": "_gpu_memory_mib",
     "gpuless": "_tasks",
 }
+#: Numbers of nodes, whatever is missing.
+_NODES: Final = frozenset({"blocked", "unknown_nodes"})
 _IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE, WaitCode.TOPOLOGY_IMPOSSIBLE})
 
 
@@ -30,7 +33,7 @@ def with_units(
     """
     if code == WaitCode.EXCEEDS_EVERY_NODE or code in _IN_GPUS:
         unit = _UNITS.get(about or "gpus", "")
-        return {key if key == "blocked" else f"{key}{unit}": n for key, n in numbers.items()}
+        return {key if key in _NODES else f"{key}{unit}": n for key, n in numbers.items()}
     if code == WaitCode.INSUFFICIENT_FREE and about == "cpus":
         # It requests no GPU, so the number of free GPUs does not matter.
         gpus = ("asked_milli", "free_milli", "short_milli")

@@ -162,14 +162,18 @@ class JobResources(Closed):
         description="Memory of one replica. Default: no request.",
         examples=["256Gi", "512Mi"],
     )
+    gpu_memory: Memory | None = Field(
+        default=None,
+        description="A share of each of its GPUs, as memory of the GPU instead of a fraction. "
+        "`gpus` is then their number, 1 if it is left out.",
+        examples=["20Gi"],
+    )
 
     @field_validator("gpus", mode="before")
     @classmethod
     def _not_by_memory(cls, value: Any) -> Any:
         if isinstance(value, dict) and "memory" in value:
-            raise ValueError(
-                "requesting GPUs by memory is not supported yet; write {count: 1, fraction: 0.5}"
-            )
+            raise ValueError("write the number of GPUs here, and their memory as gpu_memory: 20Gi")
         return value
 
     @field_validator("gpus")
@@ -180,6 +184,18 @@ class JobResources(Closed):
         else:
             gpu_slots(value)
         return value
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "JobResources":
+        if self.gpu_memory is None:
+            return self
+        if memory_mib(self.gpu_memory) == 0:
+            raise ValueError("gpu_memory must be at least 1Mi; leave it out for no request")
+        if isinstance(self.gpus, GpuShares) or self.gpus % 1:
+            raise ValueError("gpus must be a whole number with gpu_memory, which sets the share")
+        if not self.gpus and "gpus" in self.model_fields_set:
+            raise ValueError("gpus must be at least 1 with gpu_memory; 1 if it is left out")
+        return self
 
 
 class ReplicaRange(Closed):
@@ -487,7 +503,10 @@ class JobSpec(Closed):
             raise ValueError("a node type is named twice")
         if len(set(self.avoid_nodes)) < len(self.avoid_nodes):
             raise ValueError("a node to avoid is named twice")
-        if self.replicas == "auto" and resources_of(self).gpu_milli not in (0, 1000):
+        resources = resources_of(self)
+        if self.replicas == "auto" and (
+            resources.gpu_milli not in (0, 1000) or resources.gpu_memory_mib
+        ):
             raise ValueError("replicas: auto is only for whole GPUs; give a number of replicas")
         return self
 
@@ -502,9 +521,11 @@ def parse_job(text: str | bytes) -> JobSpec:
 
 def resources_of(spec: JobSpec) -> Resources:
     """Return the resources of one replica, in slots, milli and MiB."""
-    gpus = spec.resources.gpus
+    gpus, gpu_memory = spec.resources.gpus, spec.resources.gpu_memory
     if isinstance(gpus, GpuShares):
         slots = Resources(gpus=gpus.count, gpu_milli=milli(gpus.fraction, "fraction"))
+    elif gpu_memory is not None:
+        slots = Resources(gpus=int(gpus) or 1, gpu_memory_mib=memory_mib(gpu_memory))
     else:
         slots = gpu_slots(gpus)
     return Resources(
@@ -512,6 +533,7 @@ def resources_of(spec: JobSpec) -> Resources:
         gpu_milli=slots.gpu_milli,
         cpu_milli=milli(spec.resources.cpus, "cpus"),
         memory_mib=memory_mib(spec.resources.memory) if spec.resources.memory else 0,
+        gpu_memory_mib=slots.gpu_memory_mib,
     )
 
 

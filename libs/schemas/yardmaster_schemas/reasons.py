@@ -306,7 +306,7 @@ def _of_each(*names: str) -> tuple[str, ...]:
 #: The numbers that each wait or stop code may carry. A policy decides those of its `PolicyStop`.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
-    WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "blocked"),
+    WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "unknown_nodes", "blocked"),
     WaitCode.EXCEEDS_POOL: ("asked_milli", "pool_milli", "replicas", "places", "blocked"),
     WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
     WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
@@ -316,10 +316,16 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.EXCEEDS_DESERVED: _of_each("asked", "deserved"),
     WaitCode.PAUSED: ("since_at_ms",),
     WaitCode.NOT_CONSIDERED: (),
-    WaitCode.INSUFFICIENT_FREE: ("asked_milli", "free_milli", "short_milli", "blocked", "tries"),
+    WaitCode.INSUFFICIENT_FREE: (
+        *("asked_milli", "free_milli", "short_milli", "unknown_nodes", "blocked", "tries"),
+        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("asked_cpu_milli", "asked_memory_mib"),
+    ),
     WaitCode.FRAGMENTED: (
         *("asked_milli", "free_milli", "largest_milli", "replicas", "places"),
-        *("idle_milli", "blocked", "tries"),
+        *("idle_milli", "unknown_nodes", "blocked", "tries"),
+        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("asked_cpu_milli", "asked_memory_mib"),
     ),
     WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),
@@ -331,7 +337,10 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.BACKFILL_NOT_ALLOWED: ("priority", "priority_ahead"),
     WaitCode.OVER_FAIR_SHARE: ("fair_share_milli", "weight", "used_milli", "asked_milli"),
     WaitCode.AT_LIMIT: _of_each("limit", "used", "asked"),
-    WaitCode.AT_DESERVED: _of_each("deserved", "used", "asked"),
+    WaitCode.AT_DESERVED: (
+        *_of_each("deserved", "used", "asked"),
+        *_of_each("deserved_in_all", "used_in_all"),
+    ),
     WaitCode.AT_MAX_SLOTS: ("limit_milli", "used_milli", "asked_milli"),
     WaitCode.AT_MAX_CONCURRENT: ("limit", "used"),
     WaitCode.VICTIMS_PROTECTED: ("victims", "until_at_ms", "tries"),

@@ -133,6 +133,11 @@ FIELDS: Final[Mapping[type, Texts]] = {
             "pool comes before victims in this one. `strict`: victims in this one come first.",
             "strict",
         ),
+        "gpu_placement": (
+            "Which of a node's GPUs a share gets. `packed`: the fullest that holds it. `spread`: "
+            "the emptiest. null: the placement chooses.",
+            "spread",
+        ),
     },
     Quota: {
         "deserved_milli": (
@@ -387,7 +392,14 @@ ANSWERS: Final[Texts] = {
     "from_at": ("The start of the period.", _AT),
     "gpu_memory_mib": ("The memory of each GPU, in MiB.", 81_920),
     "gpu_milli": ("Thousandths of a GPU.", 8000),
-    "Resources.gpu_milli": ("The share of each GPU, in thousandths.", 1000),
+    "Resources.gpu_milli": (
+        "The share of each GPU, in thousandths; 0 with `gpu_memory_mib`.",
+        1000,
+    ),
+    "Resources.gpu_memory_mib": (
+        "The share of each GPU as its memory, in MiB; 0: `gpu_milli` is the share.",
+        0,
+    ),
     "gpu_milli_free": (
         "The thousandths of a GPU that no task holds, without disabled slots; reserved slots that "
         "are idle are included.",
@@ -440,6 +452,11 @@ ANSWERS: Final[Texts] = {
     "max_pending": FIELDS[ProjectConfig]["max_pending"],
     "max_unfinished": FIELDS[ProjectConfig]["max_unfinished"],
     "project_tasks": FIELDS[CellConfig]["project_tasks"],
+    "QueueShare.usage_milli": (
+        "The thousandths of a GPU that its tasks held in the past, where recent time counts more; "
+        "null: the pool has no usage_half_life_s.",
+        6500,
+    ),
     "QueueShare.requested": ("What its pending tasks requested in addition.", _AMOUNTS),
     "QueueShare.reserved": ("What was reserved for its tasks.", _AMOUNTS),
     "tasks_of": FIELDS[CellConfig]["tasks_of"],
@@ -490,6 +507,7 @@ ANSWERS: Final[Texts] = {
     "policy": FIELDS[PoolConfig]["policy"],
     "pool": ("The name of the pool.", "h100"),
     "pool_order": FIELDS[PoolConfig]["pool_order"],
+    "gpu_placement": FIELDS[PoolConfig]["gpu_placement"],
     "pools": (_IN_ORDER, ["h100", "a100"]),
     "Department.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),
     "Project.pools": ("Quota and use in each pool.", [{"pool": "h100"}]),

@@ -20,7 +20,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.api import NodeState
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
-from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.resources import Resources, share_of
 
 #: The longest time for which the sizes are cached, in seconds.
 FRESH_S: Final = 5.0
@@ -38,12 +38,14 @@ class Size:
     gpus: int
     cpu_milli: int
     memory_mib: int
+    gpu_memory_mib: int = 0
 
     def replicas_that_fit(self, request: Resources) -> int:
         """The number of replicas that fit on the empty node, at most MAX_NODES."""
         bounds = [MAX_NODES]
         if request.gpus:
-            per_slot = 1000 // request.gpu_milli
+            milli = request.gpu_milli or share_of(request.gpu_memory_mib, self.gpu_memory_mib)
+            per_slot = 1000 // milli
             fits = request.gpus <= self.gpus
             bounds.append(self.gpus * per_slot // request.gpus if fits else 0)
         if request.cpu_milli:
@@ -117,7 +119,8 @@ class NodeSizes:
             for row in page.rows:
                 node = row.joined
                 if node is not None and row.state not in _ABSENT:
-                    size = Size(node.node_type, node.gpus, node.cpu_milli, node.memory_mib)
+                    amounts = (node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+                    size = Size(node.node_type, node.gpus, *amounts)
                     found[node.pool][size] += 1
             if page.next is None:
                 return found
@@ -167,6 +170,12 @@ def _shortage(spec: SubmittedSpec, sizes: Sizes) -> str:
     if request.gpus > most_gpus:
         text = f"resources.gpus: {request.gpus} per replica, the largest node has {most_gpus}"
         return text + _alternative(spec, sizes, most_gpus)
+    most_of_gpu = max((size.gpu_memory_mib for size in sizes if size.gpus), default=0)
+    if request.gpu_memory_mib > most_of_gpu:
+        return (
+            f"resources.gpu_memory: {request.gpu_memory_mib}Mi of a GPU, the largest that is known "
+            f"has {most_of_gpu}Mi"
+        )
     most_cpu = max(size.cpu_milli for size in sizes)
     if request.cpu_milli > most_cpu:
         requested, largest = request.cpu_milli / 1000, most_cpu / 1000

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Response
 from yardmaster_core.rules import RULES
 from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.bodies import body_of, request_body
-from yardmaster_gateway.context import Read, ReadContext, authorize
+from yardmaster_gateway.context import Gateway, Read, authorize
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.writes import IfMatch, Origin, check_condition, etag, record_requests
 from yardmaster_projections.rows import CycleRow, LogRow
@@ -17,10 +17,11 @@ from yardmaster_schemas.events.requests import RulesRequestedV1
 router = APIRouter(tags=["rules"])
 
 
-async def rules_in_force(read: ReadContext) -> int | None:
+async def rules_in_force(gateway: Gateway) -> int | None:
     """The rules of the scheduler's newest cycle, which follow those of quota; None before it."""
-    log = await read.store.get(LogRow, read.gateway.cell)
-    row = None if log is None else await read.store.get(CycleRow, str(log.cycle))
+    store = gateway.ports.views
+    log = await store.get(LogRow, gateway.cell)
+    row = None if log is None else await store.get(CycleRow, str(log.cycle))
     return None if row is None else row.commit.rules
 
 
@@ -29,7 +30,7 @@ async def rules_in_force(read: ReadContext) -> int | None:
 )
 async def read_rules(read: Read, response: Response) -> Rules:
     """Show the rules in force in the cell, and the newest rules of this gateway's version."""
-    rules = await rules_in_force(read) or 0
+    rules = await rules_in_force(read.gateway) or 0
     response.headers["ETag"] = etag(rules)
     return Rules(rules=rules, newest=RULES)
 
@@ -57,6 +58,6 @@ async def switch_rules(
     Programs of the release before stop with `unknown_rules` where the rules change.
     """
     authorize(read.caller, Action.OPERATE)
-    check_condition("rules", await rules_in_force(read) or 0, if_match)
+    check_condition("rules", await rules_in_force(read.gateway) or 0, if_match)
     event = RulesRequestedV1(rules=switch.rules)
     return await record_requests(read.gateway, [(event, read.gateway.cell)], origin, response)

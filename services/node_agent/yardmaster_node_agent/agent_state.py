@@ -94,6 +94,8 @@ class Assignment:
     checkpoint: Checkpoint | None
     grace_s: Count | None
     fence_s: Positive | None = None
+    #: The memory of each GPU that the task requested; 0: it requested `gpu_milli`.
+    gpu_memory_mib: Count = 0
 
     @property
     def task_index(self) -> int:

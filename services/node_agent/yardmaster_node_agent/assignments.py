@@ -280,4 +280,5 @@ def _assignment(
         checkpoint=event.checkpoint,
         grace_s=event.grace_s,
         fence_s=event.fence_s,
+        gpu_memory_mib=placement.gpu_memory_mib,
     )

@@ -111,7 +111,8 @@ def _own(
         "AGENT_URL": facts.agent_url,
         "AGENT_TOKEN": token,
         "GPU_MILLI": assignment.gpu_milli,
-        "GPU_MEMORY_MIB": facts.gpu_memory_mib * assignment.gpu_milli // 1000,
+        "GPU_MEMORY_MIB": assignment.gpu_memory_mib
+        or facts.gpu_memory_mib * assignment.gpu_milli // 1000,
     }
     return {f"YARD_{name}": str(value) for name, value in values.items()}
 
@@ -121,7 +122,10 @@ def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(facts.devices[slot] for slot in assignment.slots),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    return {**env, **facts.limiter.variables(assignment.gpu_milli, len(assignment.slots))}
+    limits = facts.limiter.variables(
+        assignment.gpu_milli, len(assignment.slots), memory_mib=assignment.gpu_memory_mib
+    )
+    return {**env, **limits}
 
 
 def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:

@@ -31,8 +31,9 @@ class ShareLimiter(Protocol):
     async def missing(self) -> str | None:
         """Return why shares cannot be enforced at present; None if they can."""
 
-    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
-        """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs.
+    def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
+        """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs, of which
+        it requested `memory_mib` each (0: that part of their memory).
 
         None for whole GPUs.
         """
@@ -47,7 +48,7 @@ class NoLimits:
         """Return None: nothing was promised."""
         return None
 
-    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
+    def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
         """Return no variables."""
         return {}
 
@@ -83,7 +84,7 @@ class MpsLimiter:
         """Return why the daemon cannot be used; None if it answers."""
         return None if await self.daemon.ask() else _no_answer(self.daemon)
 
-    def variables(self, gpu_milli: int, gpus: int) -> Mapping[str, str]:
+    def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
         """Return the variables for CUDA; both limits are rounded down, and at least 1.
 
         The memory limit names GPUs by their number in CUDA_VISIBLE_DEVICES.
@@ -91,7 +92,7 @@ class MpsLimiter:
         """
         if not is_share(gpu_milli):
             return {}
-        memory_mib = max(self.gpu_memory_mib * gpu_milli // 1000, 1)
+        memory_mib = memory_mib or max(self.gpu_memory_mib * gpu_milli // 1000, 1)
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.daemon.pipe_directory),
             "CUDA_MPS_LOG_DIRECTORY": str(self.log_directory),

@@ -50,6 +50,9 @@ def answering(*answers: Answer) -> Iterator[Answers]:
             served.sent.append((self.path, json.loads(body)))
             self.do_GET()
 
+        def do_POST(self) -> None:
+            self.do_PUT()
+
         def log_message(self, format: str, *args: Any) -> None:
             pass
 

@@ -73,6 +73,8 @@ def test_default_pools_and_the_node_types_of_a_kind_are_lists() -> None:
     }  # fmt: skip
     assert overlay(before, ["kind-node-types.inference=none"], PROJECT) == {"kind_node_types": {}}
     assert overlay({}, ["pool-order=strict"], POOL) == {"pool_order": "strict"}
+    assert overlay({}, ["gpu-placement=spread"], POOL) == {"gpu_placement": "spread"}
+    assert overlay({}, ["gpu-placement=none"], POOL) == {"gpu_placement": None}
 
 
 @pytest.mark.parametrize(

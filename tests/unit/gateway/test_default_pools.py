@@ -19,6 +19,7 @@ NEW: list[tuple[str, dict[str, Any]]] = [
     ("/v1/projects/nlp", PROJECT | {"default_pools": ["h100"]}),
     ("/v1/projects/nlp", PROJECT | {"kind_node_types": {"interactive": ["pcie"]}}),
     ("/v1/pools/h100", POOL | {"pool_order": "strict"}),
+    ("/v1/pools/h100", POOL | {"gpu_placement": "spread"}),
 ]
 
 
@@ -91,6 +92,7 @@ async def test_jobs_of_a_kind_use_the_node_types_of_that_kind(cell: TestCell) ->
             "/kind_node_types/hobby/[key]",
         ),
         ("/v1/pools/h100", POOL | {"pool_order": "any"}, "/pool_order"),
+        ("/v1/pools/h100", POOL | {"gpu_placement": "any"}, "/gpu_placement"),
     ],
 )
 async def test_an_invalid_value_is_refused_with_its_place(
@@ -113,8 +115,14 @@ async def test_below_their_rules_the_new_fields_are_refused_until_the_upgrade_is
             problem = await cell.call("PUT", path, status=422, json=config, headers=ANY)
             (found,) = problem["errors"]
             assert (found["code"], found["pointer"][1:] in config) == ("needs_newer_rules", True)
+        job = {"project": "nlp", "run": {"command": ["a"]}, "resources": {"gpu_memory": "20Gi"}}
+        problem = await cell.call("POST", "/v1/jobs", status=422, json=job)
+        (found,) = problem["errors"]
+        assert (found["code"], found["pointer"]) == ("needs_newer_rules", "/resources/gpu_memory")
         assert (await admitted(cell))["spec"]["pools"] == ["default", "h100"]
         await cell.call("PUT", "/v1/rules", status=202, json={"rules": RULES}, headers=ANY)
         for path, config in NEW:
             assert await put(cell, path, config) is None, path
         assert (await admitted(cell))["spec"]["pools"] == ["h100"]
+        found = (await admitted(cell, resources=job["resources"]))["spec"]["resources"]
+        assert (found["gpus"], found["gpu_memory_mib"]) == (1, 20_480)

@@ -19,7 +19,7 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import SubmittedSpec
 from yardmaster_schemas.job_file import parse_job, submitted_spec
 
-NODE = Size("sxm", 4, 32_000, 262_144)
+NODE = Size("sxm", 4, 32_000, 262_144, 81_920)
 POOLS = {"default": {NODE: 3}, "empty": {}}
 
 
@@ -50,6 +50,14 @@ def spec(text: str) -> SubmittedSpec:
         (
             '"resources": {"memory": "512Gi"}',
             "resources.memory: 524288Mi per replica, the largest node has 262144Mi",
+        ),
+        (
+            '"resources": {"gpu_memory": "100Gi"}',
+            "resources.gpu_memory: 102400Mi of a GPU, the largest that is known has 81920Mi",
+        ),
+        (
+            '"resources": {"gpus": 4, "gpu_memory": "30Gi"}, "replicas": 7',
+            "replicas: 7, all nodes together hold 6 of them",
         ),
         ('"node_types": ["pcie"]', "node_types: no node of type pcie is in its pools"),
         (

@@ -104,6 +104,13 @@ def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
     assert not [name for name in whole if "MPS" in name]
 
 
+def test_a_share_by_memory_has_exactly_the_memory_that_it_requested() -> None:
+    share = replace(assignment(), gpu_milli=260, gpu_memory_mib=20_480)
+    env = environment(share, replace(FACTS, limiter=mps_limiter()))
+    assert (env["YARD_GPU_MILLI"], env["YARD_GPU_MEMORY_MIB"]) == ("260", "20480")
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
+
+
 def test_without_params_or_checkpoint_the_names_are_there_and_empty() -> None:
     env = environment(replace(assignment(), checkpoint=None, grace_s=None))
     assert env["YARD_PARAMS"] == "{}"

@@ -74,6 +74,12 @@ def test_the_memory_limit_numbers_gpus_as_the_task_sees_them() -> None:
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2000M,1=2000M,2=2000M"
 
 
+def test_the_memory_limit_of_a_share_by_memory_is_what_it_requested() -> None:
+    found = mps_limiter(gpu_memory_mib=81_559).variables(260, 2, memory_mib=20_480)
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "26"
+
+
 @pytest.mark.parametrize(("gpu_milli", "gpus"), [(1000, 2), (0, 0)])
 def test_whole_gpus_and_tasks_without_gpus_have_no_limits(gpu_milli: int, gpus: int) -> None:
     assert mps_limiter().variables(gpu_milli, gpus) == {}

@@ -11,7 +11,7 @@ from tests.support.views import viewed
 from yardmaster_core.scheduling.state.shapes import shape_id
 from yardmaster_projections import queries
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_projections.presenter import Presenter
+from yardmaster_projections.presenter import UNBLOCK, Presenter
 from yardmaster_projections.queries import BadCursor, Filters, Visibility, WaitFinder
 from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
 from yardmaster_schemas.api import Phase
@@ -207,6 +207,11 @@ async def test_one_recorded_wait_answers_for_all_tasks_of_a_shape() -> None:
         ]
         assert explained.pools[0].numbers["short_milli"] == 1000
         assert explained.unblock == "running tasks end"
+
+
+def test_every_wait_says_what_lets_the_task_start() -> None:
+    reserved = {WaitCode.TOPOLOGY_FULL, WaitCode.TOPOLOGY_IMPOSSIBLE, WaitCode.BUDGET_EXHAUSTED}
+    assert set(UNBLOCK) == set(WaitCode) - reserved
 
 
 async def test_where_a_pool_is_divided_among_jobs_a_job_waits_by_itself() -> None:

@@ -118,7 +118,7 @@ def test_gpus_are_whole_or_equal_parts(gpus: object, slots: tuple[int, int]) -> 
     [
         (1.5, "count: 2"),
         (0.0005, "multiple of 0.001"),
-        ({"memory": "20Gi"}, "by memory is not supported yet"),
+        ({"count": 1, "memory": "20Gi"}, "their memory as gpu_memory: 20Gi"),
         ({"count": 0, "fraction": 0.5}, "greater than or equal to 1"),
         ({"count": 1}, "fraction"),
         (-1, "greater than or equal to 0"),
@@ -130,6 +130,39 @@ def test_gpus_are_whole_or_equal_parts(gpus: object, slots: tuple[int, int]) -> 
 )
 def test_ambiguous_numbers_of_gpus_are_refused(gpus: object, word: str) -> None:
     assert word in refused(resources={"gpus": gpus})
+
+
+@pytest.mark.parametrize(
+    ("resources", "slots"),
+    [
+        ({"gpu_memory": "20Gi"}, (1, 20_480)),
+        ({"gpus": 1, "gpu_memory": "512Mi"}, (1, 512)),
+        ({"gpus": 2.0, "gpu_memory": "1Gi"}, (2, 1024)),
+    ],
+)
+def test_gpus_are_shared_by_their_memory(resources: dict[str, Any], slots: tuple[int, int]) -> None:
+    found = resources_of(parse(resources=resources))
+    assert (found.gpus, found.gpu_memory_mib, found.gpu_milli) == (*slots, 0)
+
+
+@pytest.mark.parametrize(
+    ("resources", "word"),
+    [
+        ({"gpus": 0.5, "gpu_memory": "20Gi"}, "gpus must be a whole number with gpu_memory"),
+        ({"gpus": {"count": 2, "fraction": 0.5}, "gpu_memory": "1Gi"}, "must be a whole number"),
+        ({"gpus": 0, "gpu_memory": "20Gi"}, "gpus must be at least 1 with gpu_memory"),
+        ({"gpu_memory": "0Gi"}, "gpu_memory must be at least 1Mi"),
+        ({"gpu_memory": "20"}, "20 has no unit; write 20Mi or 20Gi"),
+    ],
+)
+def test_memory_of_gpus_that_contradicts_the_rest_is_refused(
+    resources: dict[str, Any], word: str
+) -> None:
+    assert word in refused(resources=resources)
+
+
+def test_whole_nodes_are_not_requested_by_memory_of_gpus() -> None:
+    assert "only for whole GPUs" in refused(replicas="auto", resources={"gpu_memory": "20Gi"})
 
 
 def test_a_search_has_a_task_for_every_point_the_last_axis_turning_fastest() -> None:

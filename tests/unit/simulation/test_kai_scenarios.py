@@ -119,8 +119,7 @@ def test_a_million_bytes_become_a_mebibyte_unless_an_amount_has_a_smaller_part()
         ({"gpus": 0}, 0, 0),
         ({"gpu_fraction": 0.7}, 1, 700),
         ({"gpu_fraction": 0.5, "gpu_devices": 2}, 2, 500),
-        ({"gpu_memory_mib": 41}, 1, 410),
-        ({"gpu_memory_mib": 100}, 1, 1000),
+        ({"gpu_memory_mib": 41}, 1, 0),
     ],
 )
 def test_requests_become_slots_and_parts_of_slots(
@@ -131,15 +130,15 @@ def test_requests_become_slots_and_parts_of_slots(
     assert (found.gpus, found.gpu_milli) == (gpus, gpu_milli)
 
 
-def test_requested_gpu_memory_is_rounded_up_to_a_hundredth_of_a_gpu() -> None:
-    units = units_of([of(Node, node("n0", gpu_memory_mib=300))], [])
-    assert resources_of(of(Task, task("t", gpu_memory_mib=100)), units).gpu_milli == 340
+def test_gpu_memory_is_requested_as_such() -> None:
+    units = units_of([of(Node, node("n0")), of(Node, node("n1", gpu_memory_mib=300))], [])
+    found = resources_of(of(Task, task("t", gpu_memory_mib=100, gpu_devices=2)), units)
+    assert (found.gpus, found.gpu_milli, found.gpu_memory_mib) == (2, 0, 100)
 
 
-@pytest.mark.parametrize("memory_mib", [50, 900])
-def test_gpu_memory_needs_nodes_with_equal_gpus_that_are_large_enough(memory_mib: int) -> None:
-    nodes = [node("n0"), node("n1", gpu_memory_mib=100 if memory_mib > 100 else 800)]
-    asks = job("j", task("j-0", gpu_memory_mib=memory_mib))
+def test_gpu_memory_needs_nodes_that_say_how_much_their_gpus_have() -> None:
+    nodes = [node("n0"), node("n1", gpu_memory_mib=0)]
+    asks = job("j", task("j-0", gpu_memory_mib=50))
     assert checked(asks, nodes=nodes).outcome is Outcome.SKIPPED
 
 
@@ -191,9 +190,31 @@ def test_queues_are_known_in_the_order_of_their_creation(cells: list[Cell]) -> N
     assert list(state.departments) == ["department-0", "department-3"]
     below = state.departments["department-0"].config
     assert below is not None
-    assert (below.parent, below.rank) == ("department-3", 7)
+    assert (below.parent, below.rank) == ("department-3", 0)
     assert list(state.projects) == ["project-1", "project-2"]
     assert [task.job.project.name for task in state.tasks.values()] == ["project-1"]
+
+
+def test_priorities_of_queues_become_ranks_in_the_same_order(cells: list[Cell]) -> None:
+    queues = [
+        queue("d", None, priority=5000),
+        queue("low", priority=-3),
+        queue("p", priority=100),
+    ]
+    assert checked(job("j"), queues=queues).why == ""
+    ranks = [project.config.rank for project in cells[0].state.projects.values() if project.config]
+    assert ranks == [0, 1]
+
+
+def test_a_project_at_the_top_is_alone_in_a_department_with_its_settings() -> None:
+    # The projects share the node as two departments would.
+    queues = [queue(name, None, kind="project", deserved_gpus=1) for name in ("p", "q")]
+    jobs = [
+        *(job(f"p{n}", task(f"p{n}-0", "running", node="n0"), age_minutes=9 - n) for n in (1, 2)),
+        job("q1", project="q"),
+    ]
+    lost = expect(p1="running", p2="evicted", q1="nominated")
+    assert checked(*jobs, queues=queues, actions=["reclaim"], expected=lost).why == ""
 
 
 def test_the_older_job_and_the_node_with_the_first_name_come_first() -> None:
@@ -387,7 +408,12 @@ def test_gangs_of_unequal_tasks_are_skipped() -> None:
 
 
 def test_limits_of_pods_and_topologies_are_skipped() -> None:
-    assert checked(job("j"), nodes=[node("n0", max_pods=1)]).outcome is Outcome.SKIPPED
+    nodes = [node("n0", max_pods=1)]
+    assert checked(job("j"), job("k"), nodes=nodes).outcome is Outcome.SKIPPED
+    assert checked(job("j", task("j", gpu_fraction=0.5)), nodes=nodes).outcome is Outcome.SKIPPED
+    # The node never has more than two pods that run, and two that terminate.
+    nodes = [node("n0", max_pods=4)]
+    assert checked(*(job(f"j{n}") for n in range(9)), nodes=nodes).outcome is Outcome.PASSED
     assert checked(job("j"), topologies=[{"name": "t"}]).outcome is Outcome.SKIPPED
 
 
@@ -400,6 +426,17 @@ def test_the_preemption_delay_of_waiting_jobs_becomes_that_of_the_pool() -> None
     assert checked(*jobs, actions=["preempt"], expected=waits).why == ""
     other = job("other", priority=100)
     assert checked(*jobs, other, actions=["preempt"]).outcome is Outcome.SKIPPED
+
+
+def test_a_shorter_preemption_delay_is_kept_where_it_changes_no_order() -> None:
+    low = job("low", task("low-0", "running", node="n0"))
+    later = job("later", priority=100, age_minutes=2, preemption_delay_s=600)
+    first = job("first", priority=100, age_minutes=3, preemption_delay_s=60)
+    nodes = [node("n0", 1)]
+    waits = expect(low="running", later="pending")
+    assert checked(low, later, nodes=nodes, actions=["preempt"], expected=waits).why == ""
+    stops = expect(low="evicted", first="nominated", later="pending")
+    assert checked(low, later, first, nodes=nodes, actions=["preempt"], expected=stops).why == ""
 
 
 # Steps of the documentation
@@ -426,3 +463,26 @@ def test_steps_submit_and_delete_jobs() -> None:
         "after step 2: not running: a; 2 jobs running instead of 1; "
         "p holds 2 GPUs instead of 1; 0 GPUs free instead of 1"
     )
+
+
+def test_steps_compare_pools_nodes_waits_and_stops() -> None:
+    low, high = job("low"), job("high", priority=90, pools=["b", "main"], min_runtime_s=60)
+    first = {"submit": [low], "expect": {}}
+    second: dict[str, Any] = {"submit": [high, job("last", copies=2)], "cycles": 2, "expect": {}}
+    document = {
+        **{"id": "one", "settle_cycles": 3, "pools": {"main": {}, "b": {}}},
+        "nodes": [node("n0", 1), node("n1", 1, pool="b")],
+        "queues": [queue("d", None), queue("p", quotas={"main": {"deserved_gpus": 1}})],
+        "steps": [first, second],
+    }
+
+    def differs(**stated: Any) -> str:
+        second["expect"] = stated
+        return check(document, FORMATS).why
+
+    assert not differs(pools={"high": "b"}, nodes={"high": "n1"}, stops={})
+    assert not differs(waits={"last-1": "insufficient_free", "high": ""}, pending_count=2)
+    assert "high runs in b instead of main" in differs(pools={"high": "main"})
+    assert "high runs on ['n1'], not on n0" in differs(nodes={"high": "n0"})
+    assert "last-2 waits with insufficient_free" in differs(waits={"last-2": "at_limit"})
+    assert "stops by {}" in differs(stops={"low": "better_priority"})

@@ -9,7 +9,7 @@ from yardmaster_core.admission.changes import PolicyCheck, any_policy
 from yardmaster_core.admission.decide import decide, decide_in_place
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.rules import ENDED_LEAVE, OLDEST_RULES, RULES
+from yardmaster_core.rules import ENDED_LEAVE, GPU_MEMORY, OLDEST_RULES, RULES
 from yardmaster_schemas.construct import rules_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
@@ -17,6 +17,7 @@ from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, Snaps
 from yardmaster_schemas.events.requests import (
     LogCreatedV1,
     RulesRequestedV1,
+    TaskSubmittedV1,
 )
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
@@ -89,6 +90,12 @@ class QuotaMachine:
             return RefusalCode.NOT_ITS_AUTHOR
         if rules_of(getattr(event, "config", None)) > state.rules:
             # Programs of older rules cannot read one of its fields.
+            return RefusalCode.UNKNOWN_VERSION
+        if (
+            isinstance(event, TaskSubmittedV1)
+            and event.spec.resources.gpu_memory_mib
+            and state.rules < GPU_MEMORY
+        ):
             return RefusalCode.UNKNOWN_VERSION
         if isinstance(event, RulesRequestedV1):
             return self._refused_rules(state, event)

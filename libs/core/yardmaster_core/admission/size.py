@@ -24,7 +24,11 @@ _LONGEST: Final = Placement(
     cpu_milli=MAX_INT,
     memory_mib=MAX_INT,
 )
-PLACEMENT_BYTES: Final = 1 + len(json.dumps(plain.dump(_LONGEST), separators=(",", ":")))
+_LONGEST_JSON: Final = plain.dump(_LONGEST)
+#: Left out without a request by memory of GPUs.
+GPU_MEMORY_BYTES: Final = len(f',"gpu_memory_mib":{MAX_INT}')
+del _LONGEST_JSON["gpu_memory_mib"]
+PLACEMENT_BYTES: Final = 1 + len(json.dumps(_LONGEST_JSON, separators=(",", ":")))
 #: The largest record of the topic `decisions`.
 MAX_BYTES: Final = DECISIONS.max_batch_bytes
 #: Bytes of a slot's index with its comma.
@@ -39,4 +43,5 @@ def allocation_bytes(spec: AdmittedSpec) -> int:
         replicas, slots = max(1, gpus), gpus
     else:
         replicas, slots = spec.replicas_max, spec.replicas_max * gpus
-    return REST_BYTES + replicas * PLACEMENT_BYTES + slots * SLOT_BYTES
+    each = PLACEMENT_BYTES + (GPU_MEMORY_BYTES if spec.resources.gpu_memory_mib else 0)
+    return REST_BYTES + replicas * each + slots * SLOT_BYTES

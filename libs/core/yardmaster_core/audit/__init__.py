@@ -3,7 +3,8 @@
 It imports the schemas and no code of the machines, not even the code that selects their valid
 batches, because a shared bug would stay hidden. The predicates: S1 terms and the chain, S2 inputs,
 S3 slots, S4 attempts, S5 gangs, S6 quotas, S7 stops, S8 requests, S9 ends, S10 time, S11 folds.
-`chain.py` has S1, this file S2, `verdicts.py` S8, `cluster.py` the fold, `decisions.py` the rest.
+`chain.py` has S1, this file S2, `limits.py` S6, `verdicts.py` S8, `cluster.py` and `quotas.py` the
+fold, `decisions.py` the rest.
 
 Topics may be fed in any order; the records of one topic in order from its start. A cycle is checked
 as soon as its inputs were fed, so that the audit can run at every append.

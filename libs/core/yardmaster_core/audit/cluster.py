@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from yardmaster_core.audit.findings import FedRecord, Report
+from yardmaster_core.audit.quotas import Amounts, Quotas, amounts_of, negative
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
@@ -29,7 +30,7 @@ from yardmaster_schemas.events.admissions import (
     TaskPausedV1,
     TaskResumedV1,
 )
-from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.decisions import Placement, SlotsReservedV1
 from yardmaster_schemas.events.node_events import (
     ExecutorKind,
     NodeDrainedV1,
@@ -53,7 +54,6 @@ class Job:
     """An admitted job; `cancelled` and `paused` are indexes of its tasks."""
 
     project: str
-    department: str
     spec: AdmittedSpec
     max_slots_milli: int | None
     cancelled: set[int] = field(default_factory=set)
@@ -74,6 +74,8 @@ class Node:
     labels: dict[str, str]
     address: str
     executors: tuple[ExecutorKind, ...]
+    #: The memory of each GPU, as its agents reported it; the first one may not have known it.
+    gpu_memories_mib: set[int]
     up: bool = True
 
 
@@ -84,7 +86,6 @@ class Attempt:
     task_id: str
     number: int
     pool: str
-    project: str
     job: Job
     preemptible: bool
     allocated_ms: int
@@ -94,13 +95,10 @@ class Attempt:
     processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
+    #: Its task has reserved slots, which count instead of those that it still holds.
+    moved: bool = False
     #: The cycle in which the gang lost a replica, and how.
     broken: tuple[int, str] | None = None
-
-    @property
-    def gpu_milli(self) -> int:
-        """The sum over its open replicas."""
-        return sum(len(p.slots) * p.gpu_milli for p in self.open.values())
 
 
 @dataclass(slots=True)
@@ -136,15 +134,18 @@ class Cluster:
         self.pools: dict[str, PoolConfig] = {}
         self.projects: dict[str, ProjectConfig] = {}
         self.departments: dict[str, DepartmentConfig] = {}
-        #: gpu_milli held on a slot; cpu_milli and memory_mib held on a node.
+        #: gpu_milli held on a slot, and its memory (MiB) that tasks requested; cpu_milli and
+        #: memory_mib held on a node.
         self.slots: dict[tuple[str, int], int] = {}
+        self.gpu_memory: dict[tuple[str, int], int] = {}
         self.cpu: dict[str, int] = {}
         self.memory: dict[str, int] = {}
         #: Open replicas of each node.
         self.on_node: dict[str, dict[tuple[str, int], str]] = {}
-        #: gpu_milli held, by (project, pool): by all attempts, and by non-preemptible attempts.
-        self.used: dict[tuple[str, str], int] = {}
-        self.used_non_preemptible: dict[tuple[str, str], int] = {}
+        self.quotas = Quotas(self.projects, self.departments)
+        #: Reserved slots, by task.
+        self.reserved: dict[str, SlotsReservedV1] = {}
+        #: gpu_milli that the tasks of a job hold, or that are reserved for them.
         self.job_used: dict[str, int] = {}
         self.job_running: dict[str, int] = {}
         self.silences: dict[tuple[str, str], int] = {}
@@ -187,8 +188,9 @@ class Cluster:
             case TaskAdmittedV1():
                 self.jobs.setdefault(
                     body.job_id,
-                    Job(body.project, body.department, body.spec, body.spec.max_slots_milli),
+                    Job(body.project, body.spec, body.spec.max_slots_milli),
                 )
+                self.quotas.admitted(body.project, body.department)
             case CancelAcceptedV1():
                 if job := self.jobs.get(body.job_id):
                     job.cancelled.update(_indexes(job, body.index))
@@ -207,8 +209,10 @@ class Cluster:
                 self.pools.pop(body.pool, None)
             case EntitlementsChangedV1(level=Level.DEPARTMENT):
                 _set_config(self.departments, body.name, body.department)
+                self.quotas.configured(None)
             case EntitlementsChangedV1():
                 _set_config(self.projects, body.name, body.project)
+                self.quotas.configured(body.name)
             case NodeDrainingV1():
                 self.drains[body.node] = body.deadline_at_ms
             case NodeUncordonedV1():
@@ -240,13 +244,15 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent restarted, perhaps in a newer version; only its executors and its
-                    # share limits may differ.
+                    # Its agent restarted, perhaps in a newer version; only its executors, its share
+                    # limits and the memory of its GPUs may differ.
                     known.executors = body.executors
+                    known.gpu_memories_mib.add(body.gpu_memory_mib)
                     return
                 self.nodes[body.node] = Node(
                     *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
                     *(body.node_type, dict(body.labels), body.address, body.executors),
+                    {body.gpu_memory_mib},
                 )
                 beyond = self.beyond_enrollment(body.node)
                 if beyond is not None:
@@ -332,7 +338,7 @@ class Cluster:
             self.on_node.setdefault(placement.node, {})[attempt.task_id, replica] = (
                 placement.incarnation
             )
-        self._charge(attempt, attempt.gpu_milli)
+        self._charge(attempt, amounts_of(attempt.open.values()))
         job_id = attempt.task_id.partition(".")[0]
         self.job_running[job_id] = self.job_running.get(job_id, 0) + 1
 
@@ -341,7 +347,8 @@ class Cluster:
         placement = attempt.open.pop(replica)
         self._hold(placement, -1)
         self.on_node[placement.node].pop((attempt.task_id, replica), None)
-        self._charge(attempt, -len(placement.slots) * placement.gpu_milli)
+        if not attempt.moved:
+            self._charge(attempt, negative(amounts_of((placement,))))
         if attempt.open:
             return
         task = self.task(attempt.task_id)
@@ -355,37 +362,50 @@ class Cluster:
         node = placement.node
         for slot in placement.slots:
             self.slots[node, slot] = self.slots.get((node, slot), 0) + sign * placement.gpu_milli
+            held_mib = self.gpu_memory.get((node, slot), 0)
+            self.gpu_memory[node, slot] = held_mib + sign * placement.gpu_memory_mib
         self.cpu[node] = self.cpu.get(node, 0) + sign * placement.cpu_milli
         self.memory[node] = self.memory.get(node, 0) + sign * placement.memory_mib
 
-    def _charge(self, attempt: Attempt, milli: int) -> None:
-        key = (attempt.project, attempt.pool)
-        self.used[key] = self.used.get(key, 0) + milli
-        if not attempt.preemptible:
-            self.used_non_preemptible[key] = self.used_non_preemptible.get(key, 0) + milli
-        job_id = attempt.task_id.partition(".")[0]
-        self.job_used[job_id] = self.job_used.get(job_id, 0) + milli
+    def _charge(self, attempt: Attempt, amounts: Amounts) -> None:
+        self._count(attempt.task_id, attempt.job, attempt.pool, amounts)
+
+    def _count(self, task_id: str, job: Job, pool: str, amounts: Amounts) -> None:
+        self.quotas.charge(job.project, pool, amounts, preemptible=job.spec.preemptible)
+        job_id = task_id.partition(".")[0]
+        self.job_used[job_id] = self.job_used.get(job_id, 0) + amounts[0]
+
+    def reserve(self, body: SlotsReservedV1) -> None:
+        """Count the reserved slots of a task as held, instead of those that it is moved from."""
+        self.reserved[body.task_id] = body
+        amounts = amounts_of(body.placements)
+        self._count_reserved(body, amounts)
+        attempt = self.task(body.task_id).attempt
+        if attempt is not None and not attempt.moved:
+            self._charge(attempt, negative(amounts_of(attempt.open.values())))
+            attempt.moved = True
+
+    def release_reserved(self, task_id: str) -> SlotsReservedV1 | None:
+        """Take back the reserved slots of a task; return what they were."""
+        body = self.reserved.pop(task_id, None)
+        if body is not None:
+            self._count_reserved(body, negative(amounts_of(body.placements)))
+        attempt = self.task(task_id).attempt
+        if attempt is not None and attempt.moved:
+            attempt.moved = False
+            self._charge(attempt, amounts_of(attempt.open.values()))
+        return body
+
+    def _count_reserved(self, body: SlotsReservedV1, amounts: Amounts) -> None:
+        job = self.jobs.get(body.task_id.partition(".")[0])
+        if job is not None:
+            self._count(body.task_id, job, body.pool, amounts)
 
     def break_gang(self, attempt: Attempt, how: str) -> None:
         """Note that a gang lost a replica while its other replicas may still run."""
         if attempt.broken is None and attempt.replicas > 1 and not attempt.stopped:
             attempt.broken = (self.cycle, how)
             self.broken[attempt.task_id] = attempt
-
-    # Levels of quota
-
-    def department_of(self, project: str, job: Job) -> str:
-        """The current department of a project."""
-        config = self.projects.get(project)
-        return config.department if config is not None else job.department
-
-    def used_by(self, held: dict[tuple[str, str], int], department: str, pool: str) -> int:
-        """gpu_milli that a department's projects hold of a pool."""
-        return sum(
-            held.get((name, pool), 0)
-            for name, config in self.projects.items()
-            if config.department == department
-        )
 
 
 def _indexes(job: Job, index: int | None) -> Iterator[int]:

@@ -1,10 +1,5 @@
 """The scheduler's guarantees: slots, attempts, gangs, quotas, stops, ends, time (S3-S7, S9, S10).
 
-S6 covers the limits of projects and departments, per pool and in total, and a job's max_slots and
-max_concurrent. Only pools with the policy `quota` also guarantee that non-preemptible attempts stay
-within the deserved share, so only there it is checked; preemptible attempts do not count, since
-they can be preempted.
-
 S7, "no two tasks preempt each other", applies while no admission, join or end comes in between;
 after one of these another order may be right. The runtime of an attempt counts from the start of
 its last replica.
@@ -14,6 +9,7 @@ from typing import Any, Final
 
 from yardmaster_core.audit.cluster import Attempt, Cluster, Job, Task
 from yardmaster_core.audit.findings import FedRecord
+from yardmaster_core.audit.limits import Limits
 from yardmaster_core.audit.placements import gang_fault, place_fault
 from yardmaster_core.audit.reservations import Reservations
 from yardmaster_schemas.envelope import Envelope
@@ -31,19 +27,12 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster_schemas.events.requests import Fence, Layout, Quota
+from yardmaster_schemas.events.requests import Fence, Layout
 from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 
-#: The policy that guarantees the deserved share of S6.
-QUOTA_POLICY: Final = "quota"
 #: After this many consecutive failed starts a task preempts no other task.
 NO_PREEMPTION_AFTER: Final = 2
-
-
-def _deserved(quota: Quota) -> int | None:
-    """The GPUs that a quota deserves, in gpu_milli; None: unlimited."""
-    return None if quota.deserved_unlimited else quota.deserved_milli or 0
 
 
 class Decisions:
@@ -52,6 +41,7 @@ class Decisions:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
+        self.limits = Limits(cluster)
         self.reservations = Reservations(cluster)
         #: (victim, beneficiary) -> `Cluster.changes` at the time of the preemption.
         self.stopped_for: dict[tuple[str, str], int] = {}
@@ -62,6 +52,7 @@ class Decisions:
             case SlotsAllocatedV1() as body:
                 self._allocated(fed, body)
             case SlotsReservedV1() as body:
+                self.limits.reserved(fed, body)
                 self.reservations.reserved(fed, body)
             case ReservationDroppedV1() as body:
                 self.reservations.dropped(fed, body)
@@ -146,7 +137,6 @@ class Decisions:
             task_id=body.task_id,
             number=body.attempt,
             pool=body.pool,
-            project=body.project,
             job=job,
             preemptible=job.spec.preemptible,
             allocated_ms=cluster.now_ms,
@@ -155,7 +145,7 @@ class Decisions:
             fence_s=body.fence_s,
         )
         self._gang(fed, label, body, job)
-        self._levels(fed, label, attempt)
+        self.limits.allocated(fed, body, job)
         self._fence(fed, label, body)
         task.last = body.attempt
         task.attempt = attempt
@@ -178,52 +168,6 @@ class Decisions:
         if fault is not None:
             self.report.add("S3", fed, f"{label}: {fault}")
         return fault is None
-
-    def _levels(self, fed: FedRecord, label: str, attempt: Attempt) -> None:
-        """S6; `cluster` does not have the attempt yet."""
-        cluster = self.cluster
-        job, project, pool = attempt.job, attempt.project, attempt.pool
-        job_id = attempt.task_id.partition(".")[0]
-        requested = attempt.gpu_milli
-        department = cluster.department_of(project, job)
-        of_project = cluster.projects.get(project)
-        of_department = cluster.departments.get(department)
-        bounds: list[tuple[str, int | None, int]] = [
-            (f"job {job_id} max_slots", job.max_slots_milli, cluster.job_used.get(job_id, 0))
-        ]
-        if of_project is not None:
-            in_all_pools = sum(v for (name, _), v in cluster.used.items() if name == project)
-            bounds.append((f"project {project} limit", of_project.limit_milli, in_all_pools))
-            if quota := of_project.quotas.get(pool):
-                used = cluster.used.get((project, pool), 0)
-                bounds.append((f"project {project} limit in {pool}", quota.limit_milli, used))
-        if of_department is not None and (quota := of_department.quotas.get(pool)):
-            used = cluster.used_by(cluster.used, department, pool)
-            bounds.append((f"department {department} limit in {pool}", quota.limit_milli, used))
-        config = cluster.pools.get(pool)
-        if config is not None and config.policy.name == QUOTA_POLICY and not attempt.preemptible:
-            non_preemptible = cluster.used_non_preemptible
-            if of_project is not None and (quota := of_project.quotas.get(pool)):
-                used = non_preemptible.get((project, pool), 0)
-                what = f"project {project} deserved in {pool} (not preemptible)"
-                bounds.append((what, _deserved(quota), used))
-            if of_department is not None and (quota := of_department.quotas.get(pool)):
-                used = cluster.used_by(non_preemptible, department, pool)
-                what = f"department {department} deserved in {pool} (not preemptible)"
-                bounds.append((what, _deserved(quota), used))
-        for what, bound, used in bounds:
-            if requested and bound is not None and used + requested > bound:
-                self.report.add(
-                    "S6", fed, f"{label}: {what} {bound}, used {used}, requested {requested}"
-                )
-                return
-        running = cluster.job_running.get(job_id, 0)
-        if job.spec.max_concurrent is not None and running >= job.spec.max_concurrent:
-            self.report.add(
-                "S6",
-                fed,
-                f"{label}: job {job_id} max_concurrent {job.spec.max_concurrent}, has {running}",
-            )
 
     # Stops
 

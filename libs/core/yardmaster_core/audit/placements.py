@@ -29,17 +29,31 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
         )
     requested = spec.resources
     for p in body.placements:
-        given = (len(set(p.slots)), p.gpu_milli, p.cpu_milli, p.memory_mib)
+        given = (len(set(p.slots)), p.gpu_milli, p.cpu_milli, p.memory_mib, p.gpu_memory_mib)
+        gpu_memory_mib = requested.gpu_memory_mib
+        shares = _shares(cluster, p, gpu_memory_mib) if gpu_memory_mib else {requested.gpu_milli}
         wanted = (
-            *(requested.gpus, requested.gpu_milli),
-            *(requested.cpu_milli, requested.memory_mib),
+            *(requested.gpus, p.gpu_milli if p.gpu_milli in shares else min(shares, default=0)),
+            *(requested.cpu_milli, requested.memory_mib, gpu_memory_mib),
         )
         if given != wanted or len(p.slots) != requested.gpus:
             return (
                 f" replica {p.replica}: expected (slots, gpu_milli, cpu_milli, "
-                f"memory_mib) {wanted}, found {given}"
+                f"memory_mib, gpu_memory_mib) {wanted}, found {given}"
             )
     return None
+
+
+def _shares(cluster: Cluster, p: Placement, gpu_memory_mib: int) -> set[int]:
+    """The gpu_milli that this much memory is of a GPU of the node."""
+    node = cluster.nodes.get(p.node)
+    if node is None:
+        return {p.gpu_milli}  # reported by `place_fault` as an unknown node
+    return {
+        -(-gpu_memory_mib * 100 // memory_mib) * 10
+        for memory_mib in node.gpu_memories_mib
+        if memory_mib >= gpu_memory_mib
+    }
 
 
 def _whole_nodes_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
@@ -102,6 +116,10 @@ def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | No
             f"node {p.node} slot {over[0]}: expected at most {SLOT_MILLI} gpu_milli open, "
             f"found {held} ({', '.join(others)})"
         )
+    of_gpu_mib = max(node.gpu_memories_mib)
+    for slot in p.slots:
+        if p.gpu_memory_mib and (held_mib := cluster.gpu_memory[p.node, slot]) > of_gpu_mib:
+            return f"node {p.node} slot {slot}: {held_mib} of {of_gpu_mib} MiB of the GPU requested"
     if cluster.cpu[p.node] > node.cpu_milli:
         return f"node {p.node}: {cluster.cpu[p.node]} of {node.cpu_milli} cpu_milli open"
     if cluster.memory[p.node] > node.memory_mib:

@@ -24,7 +24,6 @@ class Reservations:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
-        self._by_task: dict[str, SlotsReservedV1] = {}
         #: gpu_milli of each reserved slot, by task.
         self._slots: dict[Slot, dict[str, int]] = {}
 
@@ -35,10 +34,10 @@ class Reservations:
         runs = task.attempt is not None and not task.attempt.stopped
         if task.ended is not None or runs or body.attempt != task.last + 1:
             self.report.add("S3", fed, f"{label} gets reserved slots, but is not its next attempt")
-        if body.task_id in self._by_task:
+        if body.task_id in self.cluster.reserved:
             self.report.add("S3", fed, f"{label} has reserved slots already")
             self._forget(body.task_id)
-        self._by_task[body.task_id] = body
+        self.cluster.reserve(body)
         for placement in body.placements:
             for slot in _slots(placement):
                 held = self._slots.setdefault(slot, {})
@@ -51,7 +50,7 @@ class Reservations:
 
     def dropped(self, fed: FedRecord, body: ReservationDroppedV1) -> None:
         """Check that there was a reservation, and forget it."""
-        known = self._by_task.get(body.task_id)
+        known = self.cluster.reserved.get(body.task_id)
         if known is None or (known.attempt, known.pool) != (body.attempt, body.pool):
             self.report.add(
                 "S3",
@@ -67,7 +66,7 @@ class Reservations:
         `cluster` has the attempt already.
         """
         label = f"{body.task_id} attempt {body.attempt}"
-        own = self._by_task.get(body.task_id)
+        own = self.cluster.reserved.get(body.task_id)
         if own is not None:
             kept = [(p.node, p.incarnation, p.slots) for p in own.placements]
             given = [(p.node, p.incarnation, p.slots) for p in body.placements]
@@ -84,12 +83,12 @@ class Reservations:
 
     def ended(self, fed: FedRecord, body: TaskEndedV1) -> None:
         """Check that a task that ends has no reserved slots."""
-        if body.task_id in self._by_task:
+        if body.task_id in self.cluster.reserved:
             self.report.add("S3", fed, f"{body.task_id} ends with reserved slots, without a drop")
             self._forget(body.task_id)
 
     def _forget(self, task_id: str) -> None:
-        known = self._by_task.pop(task_id, None)
+        known = self.cluster.release_reserved(task_id)
         for placement in known.placements if known is not None else ():
             for slot in _slots(placement):
                 # Several replicas may share a slot.

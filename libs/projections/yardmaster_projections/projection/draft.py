@@ -301,7 +301,7 @@ def queue_rows(job: JobRow) -> dict[str, QueueRow]:
     spec, pending = job.facts.spec, job.phases.get(Phase.PENDING, 0)
     if spec is None or not pending:
         return {}
-    gpus = spec.resources.gpu_total_milli > 0
+    gpus = spec.resources.gpus > 0
     rows = [
         QueueRow(
             pool=pool,

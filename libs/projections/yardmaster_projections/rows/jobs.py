@@ -187,7 +187,7 @@ class TaskRow(Row):
 
     @property
     def gpu_milli(self) -> int:
-        """The request of all its replicas together."""
+        """The request of all its replicas together; 0 for a request by memory of GPUs."""
         return self.job.requested.replicas_min * self.job.requested.resources.gpu_total_milli
 
     @property

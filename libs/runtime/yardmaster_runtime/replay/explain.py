@@ -208,7 +208,7 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         request=Request(
             replica=task.job.spec.resources,
             replicas=shape.replicas,
-            gpu_milli=shape.total_gpu_milli,
+            gpu_milli=state.pools[shape.pools[0]].most_milli(shape),
         ),
         wait_class=_class_of(waits),
         waits=waits,

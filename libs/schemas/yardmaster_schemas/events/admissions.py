@@ -106,7 +106,8 @@ class TaskAdmittedV1(Event):
     """A job's tasks may be scheduled; the scheduler knows them from this event on.
 
     `submitted_at_ms`, the time of the quota cycle that took the request, orders tasks of equal
-    priority, also after a preemption.
+    priority, also after a preemption. `user` submitted the job (since rules 8): an opaque id, as
+    the actor of the request.
     """
 
     job_id: JobId
@@ -116,6 +117,7 @@ class TaskAdmittedV1(Event):
     submitted_at_ms: Millis
     details: DetailsRef
     run_as: RunAs | None = None
+    user: PrincipalId | None = field(default=None, metadata=LATER)
 
 
 @event(ADMISSIONS, name="TaskRejected")

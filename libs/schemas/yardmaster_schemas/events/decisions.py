@@ -54,7 +54,8 @@ Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 class Placement:
     """The placement of one replica: `gpu_milli` of each of `slots`, with CPU and memory.
 
-    `incarnation` is the node's; the assignment is void for any other incarnation.
+    `incarnation` is the node's; the assignment is void for any other incarnation. `gpu_memory_mib`:
+    the memory of each of `slots` that the task requested; 0: it requested no memory of GPUs.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -67,6 +68,7 @@ class Placement:
     gpu_milli: GpuMilli
     cpu_milli: Count
     memory_mib: Count
+    gpu_memory_mib: Count = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,8 @@ class QueueShare:
 
     `parent` is the department above it. `held`: what its tasks hold, without those that are
     stopping. `requested`: what its tasks request in addition, except what is `reserved` for them.
+    `usage_milli`: the GPUs that its tasks held in the past, where recent time counts more; None:
+    the pool does not count this.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -224,6 +228,7 @@ class QueueShare:
     held: Amounts
     reserved: Amounts
     requested: Amounts
+    usage_milli: Count | None = None
 
 
 @event(DECISIONS, name="SharesDivided", rules=8)

@@ -100,6 +100,15 @@ class PoolOrder(StrEnum):
     STRICT = "strict"
 
 
+class GpuPlacement(StrEnum):
+    """Which of a node's GPUs a share gets: `packed`, the fullest that holds it, or `spread`, the
+    emptiest.
+    """
+
+    PACKED = "packed"
+    SPREAD = "spread"
+
+
 class LogMode(StrEnum):
     """How the log is stored (embedded logs are unsigned), or that its content was simulated."""
 
@@ -167,7 +176,7 @@ class SubmittedSpec:
         if self.layout is Layout.WHOLE_NODES:
             if (self.replicas_min, self.replicas_max) != (1, 1):
                 raise ValueError("a task on whole nodes has one replica per node")
-            if self.resources.gpu_milli not in (0, 1000):
+            if self.resources.gpu_milli not in (0, 1000) or self.resources.gpu_memory_mib:
                 raise ValueError("a task on whole nodes needs whole GPUs")
 
 
@@ -198,7 +207,8 @@ class PoolConfig:
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
     most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: the seed of policies
     and placements that use random numbers.
-    `pool_order`: the order of a task that lists this pool before others.
+    `pool_order`: the order of a task that lists this pool before others. `gpu_placement`: which of
+    a node's GPUs a share gets (None: `placement` chooses).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -214,6 +224,7 @@ class PoolConfig:
     gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     seed: Count = 0
     pool_order: PoolOrder = field(default=PoolOrder.IDLE_FIRST, metadata=added_in(QUOTA_SETTINGS))
+    gpu_placement: GpuPlacement | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from yardmaster_schemas.events.requests import GpuPlacement
 from yardmaster_simulation.conformance import kai_facts
 from yardmaster_simulation.conformance.kai_cluster import KaiCluster
-from yardmaster_simulation.conformance.kai_form import Job, KaiScenario, Status
+from yardmaster_simulation.conformance.kai_form import Job, KaiScenario, Node, Status
 from yardmaster_simulation.conformance.kai_outcome import after_action, after_cycles, differences
 from yardmaster_simulation.conformance.kai_terms import priorities_of, units_of
 from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
 
 #: KAI's actions that the policy has; the others have their reason to be skipped in `unsupported`.
 ACTIONS: Final = ("allocate", "consolidation", "reclaim", "preempt")
+GPU_PLACEMENTS: Final = {"pack": GpuPlacement.PACKED, "spread": GpuPlacement.SPREAD}
 #: For how long running tasks have run at first.
 RAN_S: Final = 60
 #: The time between two cycles.
@@ -30,15 +32,25 @@ def check(scenario: Scenario) -> str:
     require_supported(given.jobs)
     if given.topologies:
         raise Skip("topology is not supported")
-    tasks = sum(len(job.tasks) for job in given.jobs)
-    # A task with a part of a GPU may need a second pod.
-    if any(node.max_pods is not None and node.max_pods < 2 * tasks for node in given.nodes):
+    if any(
+        node.max_pods is not None and node.max_pods < most_pods(node, given.jobs)
+        for node in given.nodes
+    ):
         raise Skip("the number of pods per node is limited, which is not supported")
     cluster = build(given)
     if given.mode == "single_action":
         found = after_action(cluster, given.jobs, cluster.cycle(after_s=RAN_S))
         return "; ".join(differences(cluster, given.jobs, given.expected, found))
     return _whole_cycles(given, cluster)
+
+
+def most_pods(node: Node, jobs: Iterable[Job]) -> int:
+    """Return the most pods that a node may have: of tasks with whole GPUs one for each GPU, and as
+    many that terminate meanwhile; a task with a part of a GPU may need a second pod.
+    """
+    tasks = [task for job in jobs for task in job.tasks]
+    whole = sum(bool(task.gpus) for task in tasks)
+    return min(whole, 2 * node.gpus) + 2 * (len(tasks) - whole)
 
 
 def require_supported(jobs: Iterable[Job]) -> None:
@@ -74,18 +86,24 @@ def build(given: KaiScenario) -> KaiCluster:
     """Return the cluster in the initial state, as of the time when running tasks started."""
     units = units_of(given.nodes, (task for job in given.jobs for task in job.tasks))
     spreads = given.config.node_placement.gpu == "spread"
+    gpu_placement = given.config.gpu_placement
     cluster = KaiCluster(
         units,
         priorities_of(given.jobs),
         policy="quota",
         placement="worst_fit" if spreads else "best_fit",
+        gpu_placement=GPU_PLACEMENTS[gpu_placement] if gpu_placement is not None else None,
         **policy_options(given),
     )
     cluster.configure(given.queues)
     cluster.join(given.nodes)
     decided_ms = cluster.cell.now_ms + RAN_S * 1000
+    pending = [job for job in given.jobs if job.status is Status.PENDING]
+    longest_s = max(map(_delay_s, pending), default=0)
     for job in by_age(given.jobs):
-        cluster.submit(job, submitted_ms=decided_ms - job.age_minutes * 60_000)
+        # The delay of the pool is the longest one: jobs with a shorter one are submitted earlier.
+        earlier_s = longest_s - _delay_s(job) if job.status is Status.PENDING else 0
+        cluster.submit(job, submitted_ms=decided_ms - job.age_minutes * 60_000 - earlier_s * 1000)
     sizes = {node.name: node.gpus for node in given.nodes}
     kept = {job.name for job in given.jobs if _keeps(job)}
     requeued = {job.name for job in given.jobs} - kept if given.mode == "full_cycle" else ()
@@ -97,7 +115,8 @@ def policy_options(given: KaiScenario) -> dict[str, Any]:
     """Return the options of the policy.
 
     Raises:
-        Skip: jobs have different preemption delays; ours is that of the pool.
+        Skip: jobs have different preemption delays, and ours is that of the pool. In a single
+            action a shorter one is expressed by an earlier submission, if this changes no order.
     """
     actions = [action for action in given.actions if action in ACTIONS]
     options = {
@@ -106,15 +125,28 @@ def policy_options(given: KaiScenario) -> dict[str, Any]:
         "actions": actions,
         "max_moves": ANY_NUMBER,
     }
-    waiting = {
-        round(job.preemption_delay_s or 0)
-        for job in given.jobs
-        if given.mode == "full_cycle" or job.status is Status.PENDING
-    }
-    if len(waiting) > 1:
+    delayed = [
+        job for job in given.jobs if given.mode == "full_cycle" or job.status is Status.PENDING
+    ]
+    delays = {_delay_s(job) for job in delayed}
+    if len(delays) > 1 and (given.mode == "full_cycle" or not _keeps_order(delayed)):
         raise Skip("jobs have different preemption delays; the core has one per pool")
-    delay_s = max(waiting, default=0)
-    return {**options, "preemption_delay_s": delay_s} if delay_s else options
+    longest_s = max(delays, default=0)
+    return {**options, "preemption_delay_s": longest_s} if longest_s else options
+
+
+def _delay_s(job: Job) -> int:
+    return round(job.preemption_delay_s or 0)
+
+
+def _keeps_order(jobs: Sequence[Job]) -> bool:
+    """Whether jobs of a project stay in order if each is submitted by its delay earlier."""
+    ordered = by_age(jobs)
+    return all(
+        first.project != second.project or _delay_s(first) <= _delay_s(second)
+        for at, first in enumerate(ordered)
+        for second in ordered[at + 1 :]
+    )
 
 
 def by_age(jobs: Iterable[Job]) -> Sequence[Job]:

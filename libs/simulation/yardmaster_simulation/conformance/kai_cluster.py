@@ -4,8 +4,9 @@ Names become numbers in the order in which KAI resolves ties: nodes by name, que
 jobs by age. So the core's ties, which nodes, queues and jobs are known first, are resolved alike.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from yardmaster_core.testing import DETAILS, Cell, admitted_spec
 from yardmaster_schemas.envelope import Event
@@ -15,12 +16,10 @@ from yardmaster_schemas.events.admissions import (
     Level,
     TaskAdmittedV1,
 )
-from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig, Quota
-from yardmaster_simulation.conformance.kai_form import Job, Node, Queue
+from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
+from yardmaster_simulation.conformance.kai_form import POOL, Job, Node, Queue
 from yardmaster_simulation.conformance.kai_terms import Units, kind_of, quota_of, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
-
-POOL: Final = "main"
 
 
 class KaiCluster:
@@ -33,6 +32,8 @@ class KaiCluster:
         self._nodes: dict[str, str] = {}
         self._node_types: dict[str, str] = {}
         self._queues: dict[str, tuple[Queue, str]] = {}
+        #: The rank of each priority of a queue.
+        self._ranks: dict[int, int] = {}
         #: The admitted jobs by name, with their ids.
         self.jobs: dict[str, tuple[Job, str]] = {}
 
@@ -44,6 +45,7 @@ class KaiCluster:
             name = self._nodes[node.name] = f"node-{number}"
             self.cell.node(
                 name,
+                pool=node.pool,
                 gpus=node.gpus,
                 node_type=self._node_type(node.node_type),
                 gpu_memory_mib=node.gpu_memory_mib,
@@ -53,7 +55,10 @@ class KaiCluster:
 
     def configure(self, queues: Iterable[Queue]) -> None:
         """Configure departments, then projects, each in the order of their creation."""
-        ordered = sorted(queues, key=lambda queue: (queue.created_seq, queue.name))
+        ordered = sorted(_in_departments(queues), key=lambda each: (each.created_seq, each.name))
+        self._ranks = {
+            priority: rank for rank, priority in enumerate(sorted({q.priority for q in ordered}))
+        }
         for number, queue in enumerate(ordered):
             level = Level.PROJECT if queue.kind == "project" else Level.DEPARTMENT
             self._queues[queue.name] = (queue, f"{level}-{number}")
@@ -75,6 +80,8 @@ class KaiCluster:
         spec = admitted_spec(
             kind=kind_of(job),
             preemptible=job.preemptible,
+            pools=job.pools,
+            min_runtime_s=job.min_runtime_s,
             priority=self._priorities[job.priority],
             resources=resources_of(first, self.units),
             node_types=tuple(sorted(map(self._node_type, first.allowed_node_types))),
@@ -111,8 +118,9 @@ class KaiCluster:
         self.cell.admission(EntitlementsChangedV1(level=level, name=name, revision=1, **config))
 
     def _settings(self, queue: Queue) -> dict[str, Any]:
-        quotas: dict[str, Quota] = {POOL: quota_of(queue, self.units)}
-        settings: dict[str, Any] = {"quotas": quotas, "rank": queue.priority}
+        by_pool = {POOL: queue} if queue.quotas is None else queue.quotas
+        quotas = {pool: quota_of(quota, self.units) for pool, quota in by_pool.items()}
+        settings: dict[str, Any] = {"quotas": quotas, "rank": self._ranks[queue.priority]}
         for name in ("reclaim_min_runtime_s", "preempt_min_runtime_s"):
             seconds = getattr(queue, name)
             if seconds is not None:
@@ -182,3 +190,14 @@ class KaiCluster:
         """Return the names of jobs."""
         known = {job_id: name for name, (_, job_id) in self.jobs.items()}
         return [known[job_id] for job_id in job_ids]
+
+
+def _in_departments(queues: Iterable[Queue]) -> Iterator[Queue]:
+    """Yield the queues; a project at the top is alone in a department with the same settings."""
+    for queue in queues:
+        if queue.kind == "project" and queue.parent is None:
+            above = replace(queue, name=f"{queue.name}, above", kind="department")
+            yield above
+            yield replace(queue, parent=above.name)
+        else:
+            yield queue

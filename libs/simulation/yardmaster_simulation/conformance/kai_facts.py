@@ -19,9 +19,17 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
 )
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, StopCode
-from yardmaster_schemas.resources import Resources
-from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
-from yardmaster_simulation.conformance.kai_form import ENDED, HOLDING, PLACED, Job, Status, Task
+from yardmaster_schemas.resources import Resources, share_of
+from yardmaster_simulation.conformance.kai_cluster import KaiCluster
+from yardmaster_simulation.conformance.kai_form import (
+    ENDED,
+    HOLDING,
+    PLACED,
+    POOL,
+    Job,
+    Status,
+    Task,
+)
 from yardmaster_simulation.conformance.kai_terms import Units, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
 
@@ -170,15 +178,20 @@ def _placement(
 ) -> Placement:
     if node is None:
         raise Skip("a task has run, but on no node of the scenario")
+    known = cluster.cell.state.nodes[cluster.node_id(node)]
+    gpu_milli = resources.gpu_milli
+    if resources.gpu_memory_mib:
+        gpu_milli = share_of(resources.gpu_memory_mib, known.gpu_memory_mib)
     return Placement(
         replica=replica,
-        node=cluster.node_id(node),
+        node=known.name,
         incarnation=INCARNATION,
         address="127.0.0.1",
         slots=tuple(slots),
-        gpu_milli=resources.gpu_milli if slots else 0,
+        gpu_milli=gpu_milli if slots else 0,
         cpu_milli=resources.cpu_milli,
         memory_mib=resources.memory_mib,
+        gpu_memory_mib=resources.gpu_memory_mib,
     )
 
 

@@ -3,6 +3,9 @@
 Both list nodes, queues and jobs in the same way. A KAI scenario has one initial state and one
 outcome; a scenario from the documentation is a series of steps, each with its outcome. `README.md`
 of the scenarios names the sources. Keys that are not listed here are ignored.
+
+Our own scenarios are series of steps too. They use keys that the others do not have (pools, the
+options of the policy, time, stops and wait reasons) and leave out what they do not need.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +15,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from yardmaster_schemas.events.requests import PoolOrder
 from yardmaster_schemas.fields import MAX_SLOTS
 
 Count = Annotated[int, Field(ge=0)]
 #: KAI's number for "no limit".
 UNLIMITED: Final = -1
+#: The pool of nodes and jobs that name none.
+POOL: Final = "main"
 #: A quota or limit; -1: unlimited.
 Bound = Annotated[Decimal, Field(ge=UNLIMITED)]
 WholeBound = Annotated[int, Field(ge=UNLIMITED)]
@@ -55,27 +61,42 @@ class Node:
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)]
     node_type: str = ""
     gpu_memory_mib: Count = 0
-    cpu_millis: Count
-    mem_bytes: Count
+    cpu_millis: Count = 64_000
+    mem_bytes: Count = 256_000_000_000
     max_pods: Count | None = None
+    pool: str = POOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """A department, a group below one, or a project; memory in 10^6 bytes."""
+class PoolQuota:
+    """The quota of a queue in one pool; memory in 10^6 bytes. What is left out is not bounded, but
+    no GPUs are deserved.
+    """
+
+    over_quota: bool = True
+    over_quota_weight: WholeBound = 1
+    deserved_gpus: Bound = Decimal(0)
+    deserved_cpu_millis: WholeBound = UNLIMITED
+    deserved_mem_mb: WholeBound = UNLIMITED
+    max_allowed_gpus: Bound = Decimal(UNLIMITED)
+    max_allowed_cpu_millis: WholeBound = UNLIMITED
+    max_allowed_mem_mb: WholeBound = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue(PoolQuota):
+    """A department, a group below one, or a project.
+
+    `parent` None: it is at the top. `quotas`: its quotas by pool, instead of one in the pool
+    `main`.
+    """
 
     name: str
     kind: Literal["department", "group", "project"]
-    parent: str | None
-    priority: Annotated[int, Field(ge=0, le=1000)]
-    created_seq: int
-    over_quota_weight: WholeBound
-    deserved_gpus: Bound
-    deserved_cpu_millis: WholeBound
-    deserved_mem_mb: WholeBound
-    max_allowed_gpus: Bound
-    max_allowed_cpu_millis: WholeBound
-    max_allowed_mem_mb: WholeBound
+    parent: str | None = None
+    priority: int = 100
+    created_seq: int = 0
+    quotas: dict[str, PoolQuota] | None = None
     reclaim_min_runtime_s: Annotated[Decimal, Field(ge=0)] | None = None
     preempt_min_runtime_s: Annotated[Decimal, Field(ge=0)] | None = None
 
@@ -88,15 +109,15 @@ class Task:
     """
 
     name: str
-    state: Status
+    state: Status = Status.PENDING
     node: str | None = None
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None
     gpu_fraction: Annotated[Decimal, Field(gt=0, lt=1)] | None = None
     gpu_memory_mib: Annotated[int, Field(gt=0)] | None = None
     gpu_devices: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
     gpu_groups: tuple[str, ...] = ()
-    cpu_millis: Count
-    mem_bytes: Count
+    cpu_millis: Count = 0
+    mem_bytes: Count = 0
     subgroup: str | None = None
     allowed_node_types: tuple[str, ...] = ()
 
@@ -118,14 +139,15 @@ class Task:
 class Job:
     """A pod group; its tasks start together. `min_available` None: all of them.
 
-    `keeps_terminating`: what terminates at first does so to the end.
+    `keeps_terminating`: what terminates at first does so to the end. `copies`: so many equal jobs,
+    whose names end with their numbers from 1.
     """
 
     name: str
     project: str
-    priority: int
+    priority: int = 50
     priority_class: str | None = None
-    preemptible: bool
+    preemptible: bool = True
     age_minutes: Count = 0
     min_available: Count | None = None
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)]
@@ -133,6 +155,9 @@ class Job:
     stale_for_s: Decimal | None = None
     preemption_delay_s: Annotated[Decimal, Field(ge=0)] | None = None
     keeps_terminating: bool = False
+    pools: Annotated[tuple[str, ...], Field(min_length=1)] = (POOL,)
+    min_runtime_s: Count = 0
+    copies: Annotated[int, Field(ge=1, le=1000)] = 1
 
     @property
     def status(self) -> Status:
@@ -174,8 +199,8 @@ class Expected:
 class Rounds:
     """The cycles until the outcome must be reached, and the cycles for which it must last."""
 
-    until_match: Annotated[int, Field(ge=1)] = 1
-    after_match: Count = 0
+    until_match: Annotated[int, Field(ge=1, le=1000)] = 1
+    after_match: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +212,9 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How KAI is configured."""
+    """How KAI is configured. `gpu_placement`: which GPU of a node a part of one gets."""
 
+    gpu_placement: Literal["pack", "spread"] | None = None
     node_placement: NodePlacement = field(default_factory=NodePlacement)
 
 
@@ -210,7 +236,11 @@ class KaiScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExpected:
-    """The outcome of a step: jobs by status, and GPUs by project and department."""
+    """The outcome of a step: jobs by status, and GPUs by project and department.
+
+    By job: the `pools` and `nodes` where jobs run, the codes why they wait (`waits`; "": none). By
+    job: the rules of all `stops` in this step; None is not compared.
+    """
 
     running: tuple[str, ...] | None = None
     pending: tuple[str, ...] | None = None
@@ -219,6 +249,10 @@ class StepExpected:
     free_gpus: Decimal | None = None
     running_count: Count | None = None
     pending_count: Count | None = None
+    pools: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    stops: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,14 +260,25 @@ class Step:
     """Jobs are deleted and submitted, then cycles run.
 
     `delete_running_of`: all running jobs of a project. `delete_one_of_two_on_the_full_node`: the
-    first of the two jobs on the only full node.
+    first of the two jobs on the only full node. `after_s`: the time that passes before the first
+    cycle. `cycles`: how many cycles run; None: as many as the scenario says.
     """
 
     submit: tuple[Job, ...] = ()
     delete: tuple[str, ...] = ()
     delete_running_of: str | None = None
     delete_one_of_two_on_the_full_node: bool = False
+    after_s: Count = 0
+    cycles: Annotated[int, Field(ge=1, le=1000)] | None = None
     expect: StepExpected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """The settings of a pool with the policy `quota`, and the options of the policy."""
+
+    pool_order: PoolOrder = PoolOrder.IDLE_FIRST
+    options: dict[str, Any] = field(default_factory=lambda: {"over_quota": "weight"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,3 +290,4 @@ class DocumentScenario:
     queues: tuple[Queue, ...]
     steps: tuple[Step, ...]
     cycles: Annotated[int, Field(ge=1, le=1000, validation_alias="settle_cycles")]
+    pools: dict[str, PoolSettings] = field(default_factory=lambda: {POOL: PoolSettings()})

@@ -134,9 +134,17 @@ def _standing(
     return Standing(
         status,
         nodes,
-        known.shape.total_gpu_milli if status in ALLOCATED else 0,
+        _gpu_milli(known.tasks[0]) if status in ALLOCATED else 0,
         has_reason=group is not None and bool(group.waits),
     )
+
+
+def _gpu_milli(task: Task) -> int:
+    """The GPUs of a task: those of its request; of a request by memory, as placed."""
+    if not task.job.shape.gpu_memory_mib:
+        return task.job.shape.total_gpu_milli
+    placed = task.run or task.reserved
+    return sum(p.gpu_milli * len(p.slots) for p in placed.placements) if placed is not None else 0
 
 
 # Comparison

@@ -11,23 +11,21 @@ from typing import Final
 
 from yardmaster_schemas.events.requests import Kind, Quota
 from yardmaster_schemas.resources import Resources
-from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, Queue, Task
+from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, PoolQuota, Task
 from yardmaster_simulation.conformance.scenarios import Skip
 
 MEGABYTE: Final = 10**6
 #: gpu_milli of a whole GPU.
 WHOLE: Final = 1000
-#: KAI rounds a part of a GPU that is requested as memory up to hundredths; one of them in milli.
-HUNDREDTH: Final = 10
 LOWEST_PRIORITY: Final = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """How many bytes become 1 MiB, and the memory of each GPU; None: that of the nodes differs."""
+    """How many bytes become 1 MiB, and whether the memory of all GPUs is known."""
 
     bytes_per_mib: int
-    gpu_memory_mib: int | None
+    gpu_memory_known: bool
 
     def memory_mib(self, amount_bytes: int) -> int:
         """Return the amount in the scenario's unit."""
@@ -42,20 +40,24 @@ def units_of(nodes: Sequence[Node], tasks: Iterable[Task]) -> Units:
     """Return the units in which all amounts are whole numbers."""
     amounts = [*(node.mem_bytes for node in nodes), *(task.mem_bytes for task in tasks)]
     whole = all(amount % MEGABYTE == 0 for amount in amounts)
-    memories = {node.gpu_memory_mib for node in nodes if node.gpus}
-    return Units(MEGABYTE if whole else 1, memories.pop() if len(memories) == 1 else None)
+    known = all(node.gpu_memory_mib for node in nodes if node.gpus)
+    return Units(MEGABYTE if whole else 1, known)
 
 
 def resources_of(task: Task, units: Units) -> Resources:
     """Return what a task requests.
 
     Raises:
-        Skip: it requests memory of a GPU, and GPUs differ or have less.
+        Skip: it requests memory of a GPU, and that of some GPUs is not given.
     """
+    gpu_memory_mib = 0
     if task.gpu_fraction is not None:
         gpus, gpu_milli = task.gpu_devices or 1, milli(task.gpu_fraction)
     elif task.gpu_memory_mib is not None:
-        gpus, gpu_milli = task.gpu_devices or 1, _part(task.gpu_memory_mib, units)
+        if not units.gpu_memory_known:
+            raise Skip("GPU memory is requested, and a node does not say how much its GPUs have")
+        gpus, gpu_milli = task.gpu_devices or 1, 0
+        gpu_memory_mib = task.gpu_memory_mib
     else:
         gpus = task.gpus or 0
         gpu_milli = WHOLE if gpus else 0
@@ -64,16 +66,8 @@ def resources_of(task: Task, units: Units) -> Resources:
         gpu_milli=gpu_milli,
         cpu_milli=task.cpu_millis,
         memory_mib=units.memory_mib(task.mem_bytes),
+        gpu_memory_mib=gpu_memory_mib,
     )
-
-
-def _part(memory_mib: int, units: Units) -> int:
-    of = units.gpu_memory_mib
-    if not of:
-        raise Skip("GPU memory is requested, and the GPUs of the nodes differ in memory")
-    if memory_mib > of:
-        raise Skip("more GPU memory is requested than a GPU has")
-    return -(-memory_mib * 100 // of) * HUNDREDTH
 
 
 def milli(gpus: Decimal) -> int:
@@ -97,8 +91,8 @@ def kind_of(job: Job) -> Kind:
     return Kind.INFERENCE if name == "inference" else Kind.TRAINING
 
 
-def quota_of(queue: Queue, units: Units) -> Quota:
-    """Return the quota of a queue."""
+def quota_of(queue: PoolQuota, units: Units) -> Quota:
+    """Return the quota of a queue in a pool."""
     gpus, most = queue.deserved_gpus, queue.max_allowed_gpus
     return Quota(
         deserved_milli=None if gpus == UNLIMITED else milli(gpus),
@@ -110,6 +104,7 @@ def quota_of(queue: Queue, units: Units) -> Quota:
         limit_memory_mib=_memory_bound(queue.max_allowed_mem_mb, units),
         # Implicit departments have a weight of -1; they have no siblings.
         over_quota_weight=max(0, queue.over_quota_weight),
+        over_quota=queue.over_quota,
     )
 
 

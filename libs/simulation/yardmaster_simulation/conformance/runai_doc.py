@@ -1,16 +1,25 @@
-"""Scenarios from the documentation of Run:ai: jobs are submitted and deleted in steps.
+"""Scenarios from the documentation of Run:ai, and our own: jobs are submitted and deleted in steps.
 
 After each step some cycles run, between which agents start and stop tasks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import PreemptionRequestedV2
 from yardmaster_simulation.conformance.kai import PERIOD_S, require_supported
-from yardmaster_simulation.conformance.kai_cluster import POOL, KaiCluster
-from yardmaster_simulation.conformance.kai_form import DocumentScenario, Step, StepExpected
+from yardmaster_simulation.conformance.kai_cluster import KaiCluster
+from yardmaster_simulation.conformance.kai_form import (
+    POOL,
+    DocumentScenario,
+    Job,
+    Step,
+    StepExpected,
+)
 from yardmaster_simulation.conformance.kai_terms import WHOLE, priorities_of, units_of
 from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
 
@@ -21,15 +30,23 @@ def check(scenario: Scenario) -> str:
     jobs = [job for step in given.steps for job in step.submit]
     require_supported(jobs)
     units = units_of(given.nodes, (task for job in jobs for task in job.tasks))
-    cluster = KaiCluster(units, priorities_of(jobs), policy="quota", over_quota="weight")
+    cluster = KaiCluster(units, priorities_of(jobs), policy="quota")
+    for name, pool in given.pools.items():
+        cluster.cell.pool(name, policy="quota", pool_order=pool.pool_order, **pool.options)
     cluster.configure(given.queues)
     cluster.join(given.nodes)
     for number, step in enumerate(given.steps, 1):
         _begin(cluster, step)
-        for _ in range(given.cycles):
-            cluster.cycle(after_s=PERIOD_S)
+        after_s = PERIOD_S + step.after_s
+        stops: dict[str, str] = {}
+        for _ in range(step.cycles or given.cycles):
+            stops |= _stops(cluster, cluster.cycle(after_s=after_s))
             cluster.play_agents()
-        differing = list(_differences(cluster, step.expect))
+            after_s = PERIOD_S
+        differing = [
+            *_differences(cluster, step.expect),
+            *_own_differences(cluster, step.expect, stops),
+        ]
         if differing:
             return f"after step {number}: {'; '.join(differing)}"
     return ""
@@ -38,8 +55,24 @@ def check(scenario: Scenario) -> str:
 def _begin(cluster: KaiCluster, step: Step) -> None:
     for name in _deleted(cluster, step):
         cluster.cancel(name)
-    for number, job in enumerate(step.submit):
+    jobs = [each for job in step.submit for each in _copies(job)]
+    for number, job in enumerate(jobs):
         cluster.submit(job, submitted_ms=cluster.cell.now_ms + number)
+
+
+def _copies(job: Job) -> Iterator[Job]:
+    if job.copies == 1:
+        yield job
+        return
+    for number in range(1, job.copies + 1):
+        yield replace(job, name=f"{job.name}-{number}")
+
+
+def _stops(cluster: KaiCluster, decided: Iterable[Event]) -> dict[str, str]:
+    """Return the rules by which the policy stopped jobs."""
+    stops = [event for event in decided if isinstance(event, PreemptionRequestedV2)]
+    names = cluster.names_of([event.task_id.split(".")[0] for event in stops])
+    return {name: event.stop.rule for name, event in zip(names, stops, strict=True)}
 
 
 def _deleted(cluster: KaiCluster, step: Step) -> list[str]:
@@ -96,6 +129,32 @@ def _differences(cluster: KaiCluster, expected: StepExpected) -> Iterator[str]:
     free = _gpus(state.pools[POOL].free.free_milli)
     if expected.free_gpus is not None and free != expected.free_gpus:
         yield f"{free} GPUs free instead of {expected.free_gpus}"
+
+
+def _own_differences(
+    cluster: KaiCluster, expected: StepExpected, stops: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the differences of what only our own scenarios state."""
+    placed = {
+        name: (task.run.pool_name, [placement.node for placement in task.run.placements])
+        for task in running(cluster)
+        for name in _names(cluster, [task])
+        if task.run is not None
+    }
+    for name, pool in expected.pools.items():
+        found = placed[name][0] if name in placed else None
+        if found != pool:
+            yield f"{name} runs in {found} instead of {pool}"
+    for name, node in expected.nodes.items():
+        nodes = placed[name][1] if name in placed else []
+        if set(nodes) != {cluster.node_id(node)}:
+            yield f"{name} runs on {[cluster.node_names[each] for each in nodes]}, not on {node}"
+    for name, code in expected.waits.items():
+        waits = cluster.cell.wait_code(cluster.job_id(name)) or ""
+        if waits != code:
+            yield f"{name} waits with {waits or 'nothing'} instead of {code or 'nothing'}"
+    if expected.stops is not None and expected.stops != stops:
+        yield f"stops by {dict(stops)} instead of {expected.stops}"
 
 
 def _gpus(gpu_milli: int) -> Decimal:

@@ -83,3 +83,31 @@ def test_a_department_in_itself_is_refused_before_anything_is_sent(
 ) -> None:
     assert diff(text, tmp_path, found("kept", "a"), found("a")) == Exit.USAGE
     assert f"departments.a: it would be a part of itself: {circle}" in capsys.readouterr().err
+
+
+def test_an_existing_pool_gets_the_policy_quota_after_the_quotas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "org.yaml"
+    file.write_text(
+        "pools: {old: {policy: quota}, new: {policy: quota}, kept: {seed: 1}}\n"
+        "projects: {nlp: {quota: {old: {deserved: 4}}}}\n"
+    )
+    pools = [
+        {
+            **{"name": name, "revision": 3, "config": {"policy": {"name": "priority"}}},
+            **{"nodes": 1, "gpu_milli": 0, "gpu_milli_used": 0, "pending": 0},
+        }
+        for name in ("kept", "old")
+    ]
+    answers = [
+        Answer({"items": items, "next_cursor": None, "position": "main@r1"})
+        for items in (pools, list[Any]())
+    ]
+    with answering(*answers) as server:
+        words = ["diff", "-f", str(file), "--server", server.url, "-o", "csv", "--no-headers"]
+        assert run(words) == Exit.CHECK_FAILED
+    rows = [tuple(line.split(",")[:2]) for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(rows)) == [
+        *(("pool", "new"), ("pool", "kept"), ("project", "nlp"), ("pool", "old"))
+    ]

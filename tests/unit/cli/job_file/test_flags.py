@@ -118,7 +118,7 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "signal": "INT", "grace": "30s", "exit_zero": "finished", "start_from": "s3://b/x",
         "image": "team/train:1", "working_dir": "/srv", "env": ("A=1",), "secret": ("T=shared/hf",),
         "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
-        "runtime_estimate": "90m",
+        "runtime_estimate": "90m", "gpu_memory": "20Gi",
     }  # fmt: skip
     left_out = {"matrix"}  # tasks and matrix exclude each other; tested below
     assert {flag.parameter for flag in FLAGS} == samples.keys() | left_out
@@ -128,6 +128,7 @@ def test_every_flag_sets_the_key_it_says() -> None:
     assert spec.tasks.count == 3
     assert spec.stop.grace == "30s"
     assert spec.runtime_estimate == "90m"
+    assert spec.resources.gpu_memory == "20Gi"
     assert spec.run.env == {"A": "1"}
     assert spec.pools == ["a", "b"]
     assert spec.avoid_nodes == ["n1", "n2"]

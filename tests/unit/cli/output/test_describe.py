@@ -114,6 +114,15 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
     ]
 
 
+def test_a_stop_names_the_queue_that_lost_the_task_with_the_rule() -> None:
+    stop = {**STOP, "code": "quota", "rule": "over_fair_share", "about": "nlp", "numbers": {}}
+    why = {"task_id": "9b3xd0h5t6vn.0", "phase": "pending", "last_stop": stop}
+    assert explain_lines(out(), why, None)[-1] == (
+        "Last stop   quota, rule over_fair_share (nlp), for k5w0p3xz8rta.0, "
+        "until 2026-01-01T10:30:41Z"
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "numbers", "line"),
     [
@@ -205,6 +214,10 @@ def test_needs_names_fractions_and_elastic_gangs() -> None:
     assert needs(task(resources=half, replicas_min=1, replicas_max=1)) == "0.5 GPU"
     two = {**half, "gpus": 2}
     assert needs(task(resources=two, replicas_min=2, replicas_max=4)) == "2 to 4 x (2 x 0.5 GPU)"
+    share = {**half, "gpu_milli": 0, "gpu_memory_mib": 20_480}
+    assert needs(task(resources=share, replicas_min=1, replicas_max=1)) == "20 GiB of a GPU"
+    shares = {**share, "gpus": 2}
+    assert needs(task(resources=shares, replicas_min=1, replicas_max=1)) == "2 x 20 GiB of a GPU"
     none = {"gpus": 0, "gpu_milli": 0, "cpu_milli": 500, "memory_mib": 512}
     assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
 
@@ -241,3 +254,43 @@ def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:
 
 def test_every_text_is_of_an_end_code() -> None:
     assert {*END_TEXTS} <= {code.value for code in EndCode}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (
+            {"asked_milli": 1000, "fair_share_milli": 9000, "used_milli": 9000},
+            "its project would hold 10 GPUs, its share of default is 9 GPUs: it takes none from "
+            "other projects",
+        ),
+        (
+            {
+                **{"asked_milli": 1000, "free_milli": 1000},
+                **{"asked_cpu_milli": 500, "fair_share_cpu_milli": 1000, "used_cpu_milli": 1000},
+            },
+            "its project would hold 1.5 CPUs, its share of default is 1 CPU: it takes none from "
+            "other projects",
+        ),
+        (
+            {
+                **{"asked_milli": 2000, "fair_share_milli": 4000, "used_milli": 2000},
+                "others_above": 0,
+            },
+            "its project would hold 4 GPUs of its share of 4 GPUs of default; projects that it may "
+            "take from: 0",
+        ),
+        ({"asked_milli": 2000, "free_milli": 1000}, None),
+    ],
+)
+def test_explain_says_why_a_task_takes_nothing_from_other_projects(
+    found: dict[str, int], text: str | None
+) -> None:
+    wait = {"code": "insufficient_free", "wait_class": "not_now", "since_at": None, "cycle": 7}
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "pools": [{**wait, "pool": "default", "asked_milli": 1, "about": "gpus", "numbers": found}],
+    }
+    lines = explain_lines(out(), why, None)[3:]
+    assert lines == ([] if text is None else [f"Fair share  {text}"])

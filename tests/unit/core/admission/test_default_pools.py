@@ -167,8 +167,15 @@ def test_a_kind_without_a_list_may_not_use_the_types_of_another():
         project(default_pools=("default",)),
         project(kind_node_types={Kind.TRAINING: ("sxm",)}),
         pool("default", pool_order=r.PoolOrder.STRICT),
+        pool("default", gpu_placement=r.GpuPlacement.SPREAD),
     ],
-    ids=["default_pools of the cell", "default_pools", "kind_node_types", "pool_order"],
+    ids=[
+        "default_pools of the cell",
+        "default_pools",
+        "kind_node_types",
+        "pool_order",
+        "gpu_placement",
+    ],
 )
 def test_older_rules_refuse_the_new_fields_and_accept_their_defaults(request_):
     desk = Desk(*CELL_SETUP, rules=7)

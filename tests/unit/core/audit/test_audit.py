@@ -826,7 +826,9 @@ def test_s5_half_a_gang(log: LogBuilder) -> None:
 def test_s5_less_than_the_requested_resources(log: LogBuilder) -> None:
     admit(log, JOB, resources=Resources(gpus=2, gpu_milli=1000, cpu_milli=1000, memory_mib=1024))
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
-    expect_one(log, "S5", "expected (slots, gpu_milli, cpu_milli, memory_mib) (2, 1000")
+    expect_one(
+        log, "S5", "expected (slots, gpu_milli, cpu_milli, memory_mib, gpu_memory_mib) (2, 1000"
+    )
 
 
 def test_s5_a_broken_gang_that_keeps_running(log: LogBuilder) -> None:

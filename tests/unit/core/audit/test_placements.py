@@ -167,3 +167,58 @@ def test_s3_a_job_with_an_image_needs_a_node_that_runs_containers(log: LogBuilde
     admit(log, JOB, image=True)
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "S3", "node n1 runs no containers, which the job's image needs")
+
+
+def by_memory(gpu_memory_mib: int) -> Resources:
+    return Resources(gpus=1, gpu_memory_mib=gpu_memory_mib, cpu_milli=1000, memory_mib=1024)
+
+
+@pytest.mark.parametrize(
+    ("gpu_milli", "memory_mib", "clean"), [(500, 20_000, True), (250, 20_000, False)]
+)
+def test_s5_a_share_by_memory_is_its_part_of_the_gpu_of_its_node(
+    log: LogBuilder, gpu_milli: int, memory_mib: int, clean: bool
+) -> None:
+    log.claim(joined("n3", gpu_memory_mib=40_000))
+    log.scheduler.cycle()
+    admit(log, JOB, resources=by_memory(memory_mib))
+    share = placed("n3", 0, gpu_milli=gpu_milli, gpu_memory_mib=memory_mib)
+    log.scheduler.cycle(allocated(A, share))
+    if clean:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S5", "(1, 500, 1000, 1024, 20000), found (1, 250, 1000, 1024, 20000)")
+
+
+def test_s3_and_s5_more_memory_of_a_gpu_than_it_has(log: LogBuilder) -> None:
+    log.claim(joined("n3", gpu_memory_mib=40_000))
+    log.scheduler.cycle()
+    share = placed("n3", 0, gpu_milli=400, gpu_memory_mib=30_000)
+    for job, task in ((JOB, A), (OTHER, B)):
+        admit(log, job, resources=by_memory(30_000))
+        log.scheduler.cycle(allocated(task, share))
+    findings = found(log)
+    assert [each.predicate for each in findings] == ["S5", "S5", "S3"]
+    assert "n3 slot 0: 60000 of 40000 MiB of the GPU requested" in str(findings[-1])
+
+
+def test_a_node_whose_agent_learned_the_memory_of_its_gpus_takes_shares_by_memory(
+    log: LogBuilder,
+) -> None:
+    log.claim(joined("n1", gpu_memory_mib=40_000))
+    log.scheduler.cycle()
+    admit(log, JOB, resources=by_memory(20_000))
+    log.scheduler.cycle(allocated(A, placed("n1", 0, gpu_milli=500, gpu_memory_mib=20_000)))
+    assert found(log) == ()
+
+
+def test_s6_a_share_by_memory_counts_towards_limits_as_its_part_of_the_largest_gpus(
+    log: LogBuilder,
+) -> None:
+    log.claim(joined("n3", gpu_memory_mib=80_000))
+    log.claim(joined("n4", gpu_memory_mib=40_000))
+    log.scheduler.cycle()
+    admit(log, JOB, resources=by_memory(20_000), max_slots_milli=300)
+    share = placed("n4", 0, gpu_milli=500, gpu_memory_mib=20_000)
+    log.scheduler.cycle(allocated(A, share))
+    assert found(log) == ()

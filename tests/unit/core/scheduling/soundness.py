@@ -6,6 +6,7 @@ Called after every cycle of the property tests, and by other tests at interestin
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
@@ -23,6 +24,7 @@ from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import place_of
+from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
@@ -54,6 +56,7 @@ def assert_sound(state: ClusterState) -> None:
         _queues(state, pool, tasks)
         _index(pool, tasks)
         _quota(state, pool)
+        _owners(state, pool)
         _remembered(pool)
     for node in state.nodes.values():
         at = node.pool_name or ""
@@ -116,7 +119,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             and not (task.paused or task.cancelled or task.job.erased or task.unwritable)
             and task.held_until_ms <= state.now_ms
         )
-        assert job_is_alone(state, task) == task.job.separate
+        assert separation(state, task) == (task.job.separate, task.job.by_user)
         assert (task.group is not None) == ready, (
             f"{task.id}: ready {ready}, in a queue {not ready}"
         )
@@ -129,10 +132,11 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
         assert not left or live == most, f"{job.id} holds tasks back with {live} of {most} live"
 
 
-def job_is_alone(state: ClusterState, task: Task) -> bool:
-    """Whether a pool that the task may use is divided among jobs."""
+def separation(state: ClusterState, task: Task) -> tuple[bool, bool]:
+    """Whether a pool that the task may use is divided among jobs, and whether among users."""
     pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
-    return any(REGISTRY.index(pool).per_job for pool in pools)
+    indexes = [REGISTRY.index(pool) for pool in pools]
+    return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -264,8 +268,13 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert reservation is not None
         # A task that is moved still stops.
         assert task.phase in (Phase.PENDING, Phase.STOPPING), f"{task.id} is {task.phase.name}"
+        held = sum(
+            p.gpu_milli * len(p.slots)
+            for replica, p in enumerate(task.run.placements if task.run is not None else ())
+            if task.run is not None and task.run.replicas[replica] < ReplicaState.RELEASED
+        )
         for owner in (task.job, task.job.project, task.job.project.department):
-            milli[owner] += reservation.gpu_milli
+            milli[owner] += reservation.gpu_milli - held
         for replica, placement in enumerate(reservation.placements):
             node = state.nodes[placement.node]
             assert replica in node.reserved[task]
@@ -378,6 +387,33 @@ def _quota(state: ClusterState, pool: Pool) -> None:
         assert known, f"the place of {queue.name} in {pool.name} changed"
 
 
+def _owners(state: ClusterState, pool: Pool) -> None:
+    """The owners of `starved_first` are those of a new index, also their parts and ranks."""
+    kept = pool.index
+    if not isinstance(kept, OwnersIndex):
+        return
+    fresh = REGISTRY.index(pool)
+    assert isinstance(fresh, OwnersIndex)
+    assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
+    for (_, name), owner in kept.owners.items():
+        rank = (owner.standing,) if owner.waiting else ()
+        recorded = kept.per_user or state.projects[name].ranks.get(pool.name, ()) == rank
+        assert recorded or name in kept.unranked, f"the rank of {name} in {pool.name} changed"
+
+
+def _owner_rows(index: OwnersIndex) -> list[Any]:
+    level = index.level()
+    owners = sorted(index.owners.values(), key=attrgetter("name"))
+    rows = []
+    for o in owners:
+        waiting = {asked: set(groups) for asked, groups in o.waiting.items()}
+        amounts = (o.standing, o.firm, o.returning, o.pending, o.part(level))
+        rows.append((o.name, *amounts, waiting))
+    in_order = sorted((o.standing, o.name) for o in owners)
+    assert index._sorted == in_order
+    return [level, rows]
+
+
 def _below(queue: Queue) -> Iterator[Queue]:
     for child in queue.children:
         yield child
@@ -408,7 +444,8 @@ def _contents(demands: DemandTracker) -> dict[str, Any]:
 
 def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, int]:
     """The node's capacity, and the number of replicas without GPUs on it."""
-    capacity = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    size = (node.gpus, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+    capacity = NodeCapacity(node.ordinal, *size)
     capacity.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
     gpuless = 0
     for slot in capacity.disabled:
@@ -452,7 +489,10 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
     """All data of a capacity index that queries use."""
     return {
         "capacities": {
-            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left, r.disabled)
+            o: (
+                *(r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left),
+                *(r.disabled, r.gpu_memory_mib),
+            )
             for o, r in sorted(index.capacities.items())
         },
         "available": index.available,
@@ -461,6 +501,7 @@ def contents(index: CapacityIndex) -> dict[str, Any]:
         "named": dict(sorted(index.named.items())),
         "gpuless": dict(sorted(index.gpuless.items())),
         "max_gpuless": index.max_gpuless,
+        "of_gpu_memory": dict(sorted(index.of_gpu_memory.items())),
         "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
         "free_milli": index.free_milli,
         "whole": {count: bits for count, bits in enumerate(index.whole) if bits},
@@ -475,6 +516,7 @@ def _index(pool: Pool, tasks: list[Task]) -> None:
     kept, fresh = pool.index, REGISTRY.index(pool)
     assert type(kept) is type(fresh)
     assert (kept.per_job, kept.strict) == (fresh.per_job, fresh.strict)
+    assert kept.per_user == fresh.per_user
     assert (kept.preempts, kept.preempts_equals) == (fresh.preempts, fresh.preempts_equals)
     assert kept.counts_preemptions == fresh.counts_preemptions
     if isinstance(kept, PreemptibleIndex) and isinstance(fresh, PreemptibleIndex):

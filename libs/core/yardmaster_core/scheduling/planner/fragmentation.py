@@ -52,7 +52,7 @@ def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
 
 def slots_of_least_growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> Slots:
     """Return the slots of a node that `fgd` takes."""
-    if shape.gpus != 1 or shape.gpu_milli == WHOLE:
+    if shape.gpus != 1 or capacity.milli_of(shape) == WHOLE:
         return capacity.pick(shape)
     _, free = min(_ways(index, capacity, shape))
     return (capacity.slots.index(free),)
@@ -77,7 +77,7 @@ def _ways(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> list[tu
 
 
 def _after(capacity: NodeCapacity, shape: Shape, slots: Slots) -> Iterable[tuple[int, int, Slots]]:
-    milli, gpus = shape.gpu_milli, shape.gpus
+    milli, gpus = capacity.milli_of(shape), shape.gpus
     if not gpus:
         return (((int(capacity.idle) << 20) + capacity.whole, 0, slots),)
     if milli == WHOLE:

@@ -162,7 +162,8 @@ class GroupQueue:
         if code is WaitCode.AT_LIMIT and self._view.state.rules >= LIMITS_BY_OWNER:
             # Of its project or department; a limit of its job has another code.
             about = group.waits[self._view.pool.name][0].about
-            return shape.project, about, shape.total_gpu_milli, shape.start_failed, code
+            requested = self._view.pool.least_milli(shape)
+            return shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
         rank = self._policy.equivalence(self._view, group)

@@ -1,9 +1,14 @@
 """Limits on what a job, a project and a department hold at once. They apply under every policy.
 
 Slots that are reserved for their tasks count as held: else more tasks would be preempted than the
-limits let start. A project that may not use a pool any more has the limit 0 there.
+limits let start. What a project holds counts in its department and in those above. A project that
+may not use a pool any more has the limit 0 there. A request for memory of GPUs counts as its part
+of the largest GPUs of the pool; what it then holds, as placed.
 """
 
+from collections.abc import Iterable
+
+from yardmaster_core.rules import DEPARTMENTS_NEST
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
@@ -21,7 +26,7 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
     """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
-    requested = job.shape.total_gpu_milli
+    requested = pool.least_milli(job.shape)
     config = project.config
     if config is not None and not is_allowed(project, pool):
         return _limit(0, 0, max(requested, 1), project.name)
@@ -43,21 +48,35 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
             used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, project.name)
-    department = project.department
-    if department.config is not None:
-        quota = department.config.quotas.get(pool.name)
+    for department in _departments(state, project):
+        quota = department.config.quotas.get(pool.name) if department.config is not None else None
         if quota is not None and quota.limit_milli is not None:
-            used = department.used_milli.get(pool.name, 0) + reserved_for(pool, task, department)
+            below = department.within if state.rules >= DEPARTMENTS_NEST else (department,)
+            used = sum(
+                each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
+                for each in below
+            ) - _own_reserved(pool, task)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None
 
 
-def reserved_for(pool: Pool, task: Task, owner: Job | Project | Department) -> int:
+def _departments(state: ClusterState, project: Project) -> Iterable[Department]:
+    """The departments whose limits a project counts towards, from the bottom."""
+    own = project.department
+    if own.config is None or own.config.parent is None or state.rules < DEPARTMENTS_NEST:
+        return (own,)
+    return [state.departments[name] for name in state.chain_of(own)]
+
+
+def reserved_for(pool: Pool, task: Task, owner: Job | Project) -> int:
     """Return the gpu_milli of a pool that are reserved for other tasks of the task's owner."""
-    found = pool.reserved_milli.get(owner, 0)
+    return pool.reserved_milli.get(owner, 0) - _own_reserved(pool, task)
+
+
+def _own_reserved(pool: Pool, task: Task) -> int:
     own = task.reserved
-    return found - own.gpu_milli if own is not None and own.pool_name == pool.name else found
+    return own.counted if own is not None and own.pool_name == pool.name else 0
 
 
 def _reserved(state: ClusterState, task: Task, owner: Job | Project) -> int:

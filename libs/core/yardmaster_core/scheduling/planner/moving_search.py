@@ -90,7 +90,7 @@ class MovingSearch(VictimSearch):
         shape = task.job.shape
         for victim in some:
             self._remove(victim)
-        needed = self._needed(shape, some, moves=claim.max_moves is not None)
+        needed = self._needed(view, shape, some, moves=claim.max_moves is not None)
         if not needed:
             return None  # it fits on what is being released
         if claim.max_moves is not None and len(needed) > claim.max_moves:
@@ -113,7 +113,9 @@ class MovingSearch(VictimSearch):
             return None
         return Preemption(placement, needed, moved)
 
-    def _needed(self, shape: Shape, some: Sequence[Task], *, moves: bool) -> list[Task]:
+    def _needed(
+        self, view: PoolView, shape: Shape, some: Sequence[Task], *, moves: bool
+    ) -> list[Task]:
         """Put back the removed victims without which the task fits too, the most valuable first; if
         all must be moved, the largest first, because the smaller ones find other slots more easily.
         """
@@ -123,7 +125,7 @@ class MovingSearch(VictimSearch):
         needed: set[Task] = set()
         back = list(reversed(some))
         if moves:
-            back.sort(key=lambda victim: -victim.job.shape.total_gpu_milli)
+            back.sort(key=lambda victim: -view.pool.held_milli(victim))
         for victim in back:
             ordinals = self._ordinals(victim)
             self._remove(victim, undo=True)

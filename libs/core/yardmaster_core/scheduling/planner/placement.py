@@ -28,7 +28,7 @@ from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_b
 from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_schemas.events.requests import PoolConfig
+from yardmaster_schemas.events.requests import GpuPlacement, PoolConfig
 
 #: Yields the nodes of a set (one bit each) that hold one replica of a shape, best first.
 NodeOrder = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
@@ -41,6 +41,17 @@ CPUS_OF_A_GPU: Final = 16
 
 def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[int, ...]:
     return capacity.pick(shape)
+
+
+def _emptiest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[int, ...]:
+    return capacity.pick(shape, spread=True)
+
+
+#: How a pool chooses the GPUs of a node, instead of its placement.
+_PICKS: Final[Mapping[GpuPlacement, SlotPick]] = {
+    GpuPlacement.PACKED: _fullest,
+    GpuPlacement.SPREAD: _emptiest,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +72,16 @@ class PlacementStrategy:
     #: Makes order and pick of one task from random numbers.
     seeded: Callable[[SeededRandom], tuple[NodeOrder, SlotPick]] | None = None
     seed: int = 0
+    #: Replaces `pick`, also a pick from random numbers.
+    gpu_placement: GpuPlacement | None = None
 
     def for_task(self, key: str) -> "PlacementStrategy":
         """Return the strategy for one task; `key` names the task and its attempt."""
         if self.seeded is None:
             return self
         order, pick = self.seeded(SeededRandom(f"{self.name}/{self.seed}/{key}"))
+        if self.gpu_placement is not None:
+            pick = self.pick
         return replace(self, order=order, pick=pick)
 
 
@@ -113,15 +128,27 @@ def best_fit(
         return
     if shape.gpu_milli < WHOLE and shape.gpus == 1:
         top = len(index.shared) - 1
-        for level in range(shape.gpu_milli // STEP, top + 1):
+        shares = index.shares_of(shape)
+        for level in range(min((milli for milli, _ in shares), default=WHOLE) // STEP, top + 1):
             found = index.shared[level] & mask
             if level < top:
                 found &= ~index.shared[level + 1]
+            if shape.gpu_memory_mib:
+                found &= _enough(shares, level)
             for capacity in _capacities(index, shape, found):
-                if capacity.shared >= shape.gpu_milli or not exact:
+                if capacity.shared >= capacity.milli_of(shape) or not exact:
                     yield capacity
     least = shape.gpus if shape.gpu_milli == WHOLE else 0
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
+
+
+def _enough(shares: Iterable[tuple[int, int]], level: int) -> int:
+    # The nodes where a share of that level may be enough.
+    enough = 0
+    for milli, nodes in shares:
+        if milli // STEP <= level:
+            enough |= nodes
+    return enough
 
 
 def worst_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
@@ -185,10 +212,13 @@ def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[
     return index.ranked(shape, within, _left)
 
 
-def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
-    # The task takes the same amount on every node, so the order before the placement is also the
-    # order after it.
-    return capacity.gpu_milli * CPUS_OF_A_GPU + capacity.cpu_milli
+def _left(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
+    # A task takes the same amount on every node, unless it requests memory of GPUs; so the order
+    # before the placement is also the order after it.
+    gpu_milli = capacity.gpu_milli
+    if shape.gpu_memory_mib:
+        gpu_milli -= shape.gpus * capacity.milli_of(shape)
+    return gpu_milli * CPUS_OF_A_GPU + capacity.cpu_milli
 
 
 def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
@@ -221,9 +251,10 @@ def _random_slots(
 ) -> tuple[int, ...]:
     # The whole GPUs of a node are equal, and a gang with several fractions must take the emptiest
     # slots.
-    if shape.gpu_milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
+    milli = capacity.milli_of(shape)
+    if milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
         return capacity.pick(shape)
-    fitting = [slot for slot, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
+    fitting = [slot for slot, free in enumerate(capacity.slots) if free >= milli]
     drawn = (fitting.pop(generator.below(len(fitting))) for _ in range(shape.gpus))
     return tuple(sorted(drawn))
 
@@ -265,6 +296,9 @@ def strategy_of(config: PoolConfig, rules: int) -> PlacementStrategy:
     strategy = strategy_named(config.placement)
     if strategy.order is best_fit and rules < SHARED_GPUS_FIRST:
         strategy = replace(strategy, order=partial(best_fit, exact=False))
+    if config.gpu_placement is not None:
+        pick = _PICKS[config.gpu_placement]
+        strategy = replace(strategy, pick=pick, gpu_placement=config.gpu_placement)
     return replace(strategy, unequal=config.unequal_gangs, seed=config.seed)
 
 
@@ -298,18 +332,19 @@ def place(
     if shape.total_gpu_milli > index.free_milli:
         return None
     before = index.changes
-    amounts = (shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
     placement: list[ReplicaSlots] = []
     while len(placement) < shape.replicas:
         chosen = next(strategy.order(index, shape, ~avoid), None)
         if chosen is None:
             break
         most = len(placement) + 1 if strategy.per_replica else shape.replicas
+        amounts = (chosen.milli_of(shape), shape.cpu_milli, shape.memory_mib)
         while len(placement) < most and chosen.holds(shape):
             picked = strategy.pick(index, chosen, shape)
             placement.append((chosen, picked))
             index.take(chosen, picked, *amounts)
     for chosen, picked in reversed(placement):
+        amounts = (chosen.milli_of(shape), shape.cpu_milli, shape.memory_mib)
         index.release(chosen, picked, *amounts)
     index.changes = before
     return placement if len(placement) == shape.replicas else None
@@ -428,7 +463,7 @@ def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
     most = shape.replicas
     if not shape.gpus:
         return min(most, capacity.gpuless_left)
-    milli = shape.gpu_milli
+    milli = shape.gpu_milli or capacity.milli_of(shape)
     if milli == WHOLE:
         return min(most, capacity.whole // shape.gpus)
     shares = [free // milli for free in capacity.slots]

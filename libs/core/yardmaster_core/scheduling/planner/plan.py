@@ -175,7 +175,8 @@ class PoolPass:
         if not self._begun:
             self._begun = True
             pool = self.pool
-            if pool.index.due or pool.awake or pool.reconsidered:
+            index = pool.index
+            if index.due or index.follows_pools or pool.awake or pool.reconsidered:
                 self._reclaim()
             if not self.decisions.keeps_reservations:
                 self._reconsider_reserved()
@@ -464,7 +465,8 @@ class PoolPass:
         wait = self._capacity_wait(group.shape)
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
-            wait = self.policy.min_runtime_wait(self.view, task) or wait
+            protected = self.policy.min_runtime_wait(self.view, task)
+            wait = protected or self.policy.no_victims_wait(self.view, task, wait)
         tries = self.victim_search.tries[task]
         if tries and "tries" in NUMBERS[wait.code]:
             wait = replace(wait, numbers={**wait.numbers, "tries": tries})

@@ -149,7 +149,8 @@ class VictimSearch:
     def reserve(self, shape: Shape, placement: Iterable[ReplicaSlots]) -> None:
         """Reserve slots of the future capacity for a task, until the end of the cycle."""
         for capacity, slots in placement:
-            self._take((capacity, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib))
+            milli = capacity.milli_of(shape)
+            self._take((capacity, slots, milli, shape.cpu_milli, shape.memory_mib))
 
     def _find_placement(self, shape: Shape) -> list[ReplicaSlots] | None:
         return place(self._future, shape, self._strategy)
@@ -321,8 +322,9 @@ class VictimsByNode:
         if helps(capacity, shape):
             return -1
         gpus = min(shape.gpus, capacity.size) if shape.whole_nodes else shape.gpus
-        free = capacity.whole * WHOLE if shape.gpu_milli == WHOLE else capacity.gpu_milli
-        missing = gpus * shape.gpu_milli - free
+        each = capacity.milli_of(shape)
+        free = capacity.whole * WHOLE if each == WHOLE else capacity.gpu_milli
+        missing = gpus * each - free
         last = None
         for number, victim, milli in self._nodes[ordinal]:
             if self._usable(victim):

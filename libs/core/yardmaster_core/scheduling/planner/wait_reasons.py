@@ -47,7 +47,7 @@ def _known_lasting(pool: Pool, shape: Shape) -> Wait | None:
 
 def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
     index = pool.free
-    requested = shape.total_gpu_milli
+    requested = pool.least_milli(shape)
     free = index.free_for(shape)
     blocked = sum(1 for name in shape.avoid_nodes if name in index.named)
     if requested > free or not requested:
@@ -56,13 +56,19 @@ def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
             "asked_milli": requested,
             "free_milli": free,
             "short_milli": max(0, requested - free),
+            **_unknown(index, shape),
         }
         return Wait(
             code=WaitCode.INSUFFICIENT_FREE,
             numbers=_with_blocked(numbers, shape, blocked),
             about=about,
         )
-    numbers = {"asked_milli": requested, "free_milli": free, "largest_milli": index.largest(shape)}
+    numbers = {
+        "asked_milli": requested,
+        "free_milli": free,
+        "largest_milli": index.largest(shape),
+        **_unknown(index, shape),
+    }
     short = None
     if shape.whole_nodes:
         idle = index.candidates(shape) & index.idle
@@ -74,6 +80,17 @@ def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
             short = _short_on_nodes_with_gpus(index, shape)
     numbers = _with_blocked(numbers, shape, blocked)
     return Wait(code=WaitCode.FRAGMENTED, numbers=numbers, about=short)
+
+
+def _unknown(index: CapacityIndex, shape: Shape) -> dict[str, int]:
+    """The number of nodes whose GPUs are not used because their memory is unknown."""
+    if not shape.gpu_memory_mib:
+        return {}
+    known = index.of_size.get(0, 0)
+    for nodes in index.of_gpu_memory.values():
+        known |= nodes
+    unknown = (index.available & ~known).bit_count()
+    return {"unknown_nodes": unknown} if unknown else {}
 
 
 def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
@@ -143,10 +160,14 @@ def _exceeds_every_node(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _N
         ("gpus", shape.gpus, [n.gpus for n in fitting]),
         ("cpus", shape.cpu_milli, [n.cpu_milli for n in fitting]),
         ("memory", shape.memory_mib, [n.memory_mib for n in fitting]),
+        ("gpu_memory", shape.gpu_memory_mib, [n.gpu_memory_mib if n.gpus else 0 for n in fitting]),
     ]
     for resource, requested, offered in offers[1:] if shape.whole_nodes else offers:
         if requested > max(offered):
             numbers = {"asked": requested, "largest": max(offered)}
+            if resource == "gpu_memory":
+                unknown = sum(1 for n in fitting if n.gpus and not n.gpu_memory_mib)
+                numbers |= {"unknown_nodes": unknown} if unknown else {}
             return WaitCode.EXCEEDS_EVERY_NODE, numbers, resource
     if not shape.gpus and config is not None and config.gpuless_per_node == 0:
         return WaitCode.EXCEEDS_EVERY_NODE, {"asked": 1, "largest": 0}, "gpuless"
@@ -162,7 +183,7 @@ def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _NeverRe
     if any(_possible(pool, shape, fitting, disabled=d) for d in (False, True)):
         return None
     numbers = {
-        "asked_milli": shape.total_gpu_milli,
+        "asked_milli": pool.least_milli(shape),
         "pool_milli": sum(n.gpus for n in fitting) * WHOLE,
     }
     if not shape.whole_nodes:
@@ -210,6 +231,7 @@ def _sizes(pool: Pool, shape: Shape, nodes: Iterable[Node], *, disabled: bool) -
 
 def _empty(pool: Pool, node: Node, *, disabled: bool) -> NodeCapacity:
     gpus = node.gpus - (len(node.disabled_slots) if disabled else 0)
-    capacity = NodeCapacity(node.ordinal, gpus, node.cpu_milli, node.memory_mib)
+    size = (gpus, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+    capacity = NodeCapacity(node.ordinal, *size)
     capacity.gpuless_left = pool.free.max_gpuless
     return capacity

@@ -13,6 +13,7 @@ from yardmaster_core.scheduling.policies.fair_share.fair_share import FAIR_SHARE
 from yardmaster_core.scheduling.policies.fitgpp import FITGPP
 from yardmaster_core.scheduling.policies.priority import PRIORITY
 from yardmaster_core.scheduling.policies.quota.quota import QUOTA
+from yardmaster_core.scheduling.policies.starved_first.starved_first import STARVED_FIRST
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas import plain
@@ -21,7 +22,8 @@ from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
 POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
-    (p.name, p.version): p for p in (PRIORITY, FAIR_SHARE, QUOTA, FITGPP, FIFO, LRTP, RAND, SJF)
+    (p.name, p.version): p
+    for p in (PRIORITY, FAIR_SHARE, QUOTA, STARVED_FIRST, FITGPP, FIFO, LRTP, RAND, SJF)
 }
 
 

@@ -99,13 +99,13 @@ def in_random_order(view: PoolView, task: Task) -> Iterator[Task]:
 def lrtp_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` under `lrtp`."""
     left_s = remaining_ms(view, victim) // 1000
-    return stop_for_task(victim, task, "longest_remaining", remaining_s=left_s)
+    return stop_for_task(view, victim, task, "longest_remaining", remaining_s=left_s)
 
 
 def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` under `rand`."""
     candidates = view.memo["candidates"]
-    return stop_for_task(victim, task, "drawn", candidates=candidates)
+    return stop_for_task(view, victim, task, "drawn", candidates=candidates)
 
 
 FIFO: Final = Policy(

@@ -196,7 +196,7 @@ class _VictimFit:
             memory_mib += placement.memory_mib
         if cpu_milli < shape.cpu_milli or memory_mib < shape.memory_mib:
             return False
-        after = NodeCapacity(ordinal, 0, cpu_milli, memory_mib)
+        after = NodeCapacity(ordinal, 0, cpu_milli, memory_mib, capacity.gpu_memory_mib)
         after.disabled, after.gpuless_left = capacity.disabled, capacity.gpuless_left
         free = after.slots = list(capacity.slots)
         for placement in freed:

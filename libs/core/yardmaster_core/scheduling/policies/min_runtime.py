@@ -1,17 +1,46 @@
 """The minimum run time of a job: until it has passed, no policy preempts its tasks for others."""
 
+from collections.abc import Iterable, Iterator
+
+from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.reasons import Wait, WaitCode
 
 
-def min_runtime_until_ms(state: ClusterState, victim: Task) -> int:
+def min_runtime_until_ms(state: ClusterState, victim: Task, least_s: int = 0) -> int:
     """Return the moment (ms since the epoch) until which a task must not be preempted; 0: it may
     be.
+
+    `least_s`: the minimum run time of its queue (s).
     """
     run = victim.run
-    least_s = victim.job.spec.min_runtime_s
+    least_s = max(least_s, victim.job.spec.min_runtime_s)
     if run is None or not least_s:
         return 0
     since_ms = run.running_ms if victim.phase is Phase.RUNNING else state.now_ms
     return since_ms + least_s * 1000
+
+
+def unprotected(
+    view: PoolView, task: Task, victims: Iterable[Task], least_s: int = 0
+) -> Iterator[Task]:
+    """Yield the tasks that are not within their minimum run time; note until when the others are,
+    for `protected_wait`.
+    """
+    for victim in victims:
+        until_ms = min_runtime_until_ms(view.state, victim, least_s)
+        if until_ms <= view.state.now_ms:
+            yield victim
+        else:
+            view.memo.setdefault(("protected", task), []).append(until_ms)
+
+
+def protected_wait(view: PoolView, task: Task) -> Wait | None:
+    """Return the wait reason of a task for which `unprotected` left out some; else None."""
+    until_ms: list[int] = view.memo.get(("protected", task), [])
+    if not until_ms:
+        return None
+    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
+    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)

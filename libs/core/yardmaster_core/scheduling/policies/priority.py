@@ -223,11 +223,11 @@ def _minus_submitted_ms(protected: tuple[int, int]) -> int:
     return -protected[0]
 
 
-def stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task`."""
-    job, of = victim.job, task.job
-    requested = of.shape.total_gpu_milli
-    return _stop(task.id, of.priority, requested, job.priority, job.shape.total_gpu_milli)
+    job, pool = task.job, view.pool
+    requested, held = pool.most_milli(job.shape), pool.held_milli(victim)
+    return _stop(task.id, job.priority, requested, victim.job.priority, held)
 
 
 @lru_cache(maxsize=256)

@@ -141,10 +141,12 @@ def always(claim: Claim) -> Callable[[Any], tuple[Claim, ...]]:
     return claims
 
 
-def stop_for_task(victim: Task, task: Task, rule: str, **numbers: int) -> StopReason:
+def stop_for_task(
+    view: PoolView, victim: Task, task: Task, rule: str, **numbers: int
+) -> StopReason:
     """Return a stop reason with the requested and held gpu_milli of both tasks."""
     both = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule=rule, for_task=task.id, numbers={**numbers, **both})

@@ -14,6 +14,7 @@ from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.workload import NO_WORKLOAD, Workload
 from yardmaster_schemas.events.node_events import MAX_RUNNING
+from yardmaster_schemas.resources import share_of
 
 #: Shared slots are indexed by their free gpu_milli in units of this.
 STEP: Final = 50
@@ -42,8 +43,8 @@ class CapacityIndex:
 
     __slots__ = (
         *("_stale", "available", "capacities", "changes", "cpu", "free_milli", "gpuless", "idle"),
-        *("images", "max_gpuless", "memory", "named", "of_size", "of_type", "rankings", "shared"),
-        *("whole", "workload"),
+        *("images", "max_gpuless", "memory", "named", "of_gpu_memory", "of_size", "of_type"),
+        *("rankings", "shared", "whole", "workload"),
     )
 
     def __init__(self) -> None:
@@ -56,6 +57,9 @@ class CapacityIndex:
         self.of_type: dict[str, int] = {}
         #: Nodes by their number of slots that are not disabled.
         self.of_size: dict[int, int] = {}
+        #: Nodes with GPUs of known memory, by the memory of each GPU. Requests by memory cost a
+        #: step for each of these classes.
+        self.of_gpu_memory: dict[int, int] = {}
         #: Nodes that run containers.
         self.images = 0
         #: Node ordinals by name.
@@ -89,6 +93,7 @@ class CapacityIndex:
         self.set_images(capacity.ordinal, runs_images=runs_images)
         self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
         self.of_size[capacity.size] = self.of_size.get(capacity.size, 0) | bit
+        self.set_gpu_memory(capacity, capacity.gpu_memory_mib)
         self.whole.extend([0] * (len(capacity.slots) + 1 - len(self.whole)))
         capacity.max_gpuless = capacity.gpuless_left = capacity.filed_gpuless = self.max_gpuless
         self.gpuless[capacity.gpuless_left] = self.gpuless.get(capacity.gpuless_left, 0) | bit
@@ -102,6 +107,16 @@ class CapacityIndex:
         """Set whether a node runs containers."""
         self.images = self.images & ~(1 << ordinal) | (runs_images << ordinal)
 
+    def set_gpu_memory(self, capacity: NodeCapacity, memory_mib: int) -> None:
+        """Set the memory of each GPU of a node, which was unknown."""
+        capacity.gpu_memory_mib = memory_mib
+        if memory_mib and capacity.slots:
+            nodes = self.of_gpu_memory.get(memory_mib, 0)
+            self.of_gpu_memory[memory_mib] = nodes | 1 << capacity.ordinal
+        for ranking in self.rankings.values():
+            ranking.changed.add(capacity.ordinal)
+        self.changes += 1
+
     def remove(self, capacity: NodeCapacity, node_type: str, name: str = "") -> None:
         self.close_node(capacity)
         self.flush()
@@ -113,6 +128,11 @@ class CapacityIndex:
         self.images &= ~bit
         self.of_type[node_type] &= ~bit
         self.of_size[capacity.size] &= ~bit
+        memory = capacity.gpu_memory_mib
+        if memory in self.of_gpu_memory:
+            self.of_gpu_memory[memory] &= ~bit
+            if not self.of_gpu_memory[memory]:
+                del self.of_gpu_memory[memory]
         self.idle &= ~bit
         self._remove_gpuless(capacity, bit)
         self.whole[capacity.filed_whole] &= ~bit
@@ -310,7 +330,7 @@ class CapacityIndex:
         self.memory = _or_more(_sets(LEVELS, [(r.filed_memory, r.ordinal) for r in capacities]))
 
     def matching(self, shape: Shape) -> int:
-        """Nodes whose type, name and executor `shape` accepts, whatever is free on them."""
+        """Nodes whose type, name, executor and GPU memory suit `shape`, whatever is free there."""
         mask = -1
         if shape.node_types:
             mask = 0
@@ -318,6 +338,12 @@ class CapacityIndex:
                 mask |= self.of_type.get(node_type, 0)
         if shape.image:
             mask &= self.images
+        if shape.gpu_memory_mib:
+            enough = 0
+            for memory, nodes in self.of_gpu_memory.items():
+                if memory >= shape.gpu_memory_mib:
+                    enough |= nodes
+            mask &= enough
         return mask & ~self.ordinals(shape.avoid_nodes)
 
     def ordinals(self, names: Iterable[str]) -> int:
@@ -340,6 +366,8 @@ class CapacityIndex:
             mask &= self.memory[shape.memory_mib.bit_length()]
         if not shape.gpus:
             mask &= ~self._without_gpuless()
+        elif shape.gpu_memory_mib:
+            mask &= self._with_shares(shape)
         return mask
 
     def promising(self, shape: Shape) -> int:
@@ -352,12 +380,38 @@ class CapacityIndex:
         if self._stale:
             self.flush()
         mask = self.available & self.matching(shape)
-        if shape.gpu_milli == WHOLE or shape.gpus == 1:
+        if shape.gpu_memory_mib:
+            mask &= self._with_shares(shape)
+        elif shape.gpu_milli == WHOLE or shape.gpus == 1:
             enough = 0 if shape.gpu_milli == WHOLE else self.shared[shape.gpu_milli // STEP]
             for found in self.whole[shape.gpus :]:
                 enough |= found
             mask &= enough
         return mask
+
+    def _with_shares(self, shape: Shape) -> int:
+        """Nodes that may have the slots for one replica, which requests memory of GPUs."""
+        enough = 0
+        for found in self.whole[shape.gpus :]:
+            enough |= found
+        for milli, nodes in self.shares_of(shape):
+            if milli < WHOLE:
+                # Several shares may also be on partly used slots only.
+                enough |= nodes & (self.shared[milli // STEP] if shape.gpus == 1 else -1)
+        return enough
+
+    def shares_of(self, shape: Shape) -> list[tuple[int, int]]:
+        """The gpu_milli that a replica takes of each of its slots, with the nodes where it does so;
+        of a request by memory only where the GPUs have that much.
+        """
+        requested = shape.gpu_memory_mib
+        if not requested:
+            return [(shape.gpu_milli, -1)]
+        return [
+            (share_of(requested, memory), nodes)
+            for memory, nodes in self.of_gpu_memory.items()
+            if memory >= requested
+        ]
 
     def count_on(self, workload: Workload) -> None:
         """Rank nodes by `workload` from now on."""

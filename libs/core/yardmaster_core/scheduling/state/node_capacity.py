@@ -5,6 +5,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.resources import share_of
 
 #: Places for tasks without GPUs on a node of a pool that is not configured.
 UNLIMITED: Final = 1 << 30
@@ -20,11 +21,19 @@ class NodeCapacity:
 
     __slots__ = (
         *("available", "cpu_milli", "disabled", "filed_cpu", "filed_gpuless", "filed_idle"),
-        *("filed_memory", "filed_shared", "filed_whole", "gpuless_left", "max_gpuless"),
+        *("filed_memory", "filed_shared", "filed_whole", "gpu_memory_mib", "gpuless_left"),
+        "max_gpuless",
         *("memory_mib", "node_type", "ordinal", "shared", "slots", "stale", "whole"),
     )
 
-    def __init__(self, ordinal: int, slots: int, cpu_milli: int, memory_mib: int) -> None:
+    def __init__(
+        self,
+        ordinal: int,
+        slots: int,
+        cpu_milli: int,
+        memory_mib: int,
+        gpu_memory_mib: int = 0,
+    ) -> None:
         self.ordinal = ordinal
         self.slots = [WHOLE] * slots
         #: Slots on which no new replica is placed.
@@ -36,6 +45,8 @@ class NodeCapacity:
         self.shared = 0
         self.cpu_milli = cpu_milli
         self.memory_mib = memory_mib
+        #: The memory of each GPU, which is never taken; 0: unknown.
+        self.gpu_memory_mib = gpu_memory_mib
         self.node_type = ""
         #: Whether the index counts the node among those that take tasks.
         self.available = False
@@ -77,20 +88,33 @@ class NodeCapacity:
         if milli == WHOLE:
             return self.whole >= shape.gpus
         if not milli:
-            return self.gpuless_left > 0
+            if not shape.gpus:
+                return self.gpuless_left > 0
+            milli = self.milli_of(shape)
+            if milli >= WHOLE:
+                return milli == WHOLE and self.whole >= shape.gpus
         if shape.gpus == 1:
             return self.whole > 0 or self.shared >= milli
         return sum(1 for free in self.slots if free >= milli) >= shape.gpus
 
-    def pick(self, shape: Shape) -> tuple[int, ...]:
-        """The slots for one replica of `shape`, which must fit: the fullest, lowest index first.
+    def milli_of(self, shape: Shape) -> int:
+        """The gpu_milli that a replica of `shape` takes of each of its slots; `TOO_LARGE` if it
+        requests more memory than the GPUs have.
+        """
+        if shape.gpu_memory_mib:
+            return share_of(shape.gpu_memory_mib, self.gpu_memory_mib)
+        return shape.gpu_milli
+
+    def pick(self, shape: Shape, *, spread: bool = False) -> tuple[int, ...]:
+        """The slots for one replica of `shape`, which must fit: the fullest, or with `spread` the
+        emptiest, lowest index first.
 
         A gang whose replicas share several GPUs each gets the emptiest slots instead, because only
         then do as many replicas as possible find different slots.
         """
         if not shape.gpus:
             return ()
-        milli = shape.gpu_milli
+        milli = shape.gpu_milli or self.milli_of(shape)
         if milli == WHOLE:
             if shape.gpus == 1:
                 return (self.slots.index(WHOLE),)
@@ -101,7 +125,7 @@ class NodeCapacity:
                 picked.append(start)
                 start += 1
             return tuple(picked)
-        sign = -1 if shape.replicas > 1 and shape.gpus > 1 else 1
+        sign = -1 if spread or (shape.replicas > 1 and shape.gpus > 1) else 1
         fitting = sorted((sign * free, i) for i, free in enumerate(self.slots) if free >= milli)
         return tuple(sorted(i for _, i in fitting[: shape.gpus]))
 

@@ -20,7 +20,8 @@ class Node:
 
     __slots__ = (
         *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "disabled", "drain_ms"),
-        *("executors", "free", "future", "gpus", "hash", "incarnation", "labels", "max_free"),
+        *("executors", "free", "future", "gpu_memory_mib", "gpus", "hash", "incarnation", "labels"),
+        "max_free",
         *("memory_mib", "name", "node_type", "open", "ordinal", "pending", "pool_name"),
         *("port_first", "port_last", "ports", "reserved", "revoked_ms", "schema_version"),
         *("share_limits", "silent_ms", "state", "stops_disabled"),
@@ -42,6 +43,8 @@ class Node:
         self.share_limits = ShareLimits.NONE
         self.address = ""
         self.gpus = self.cpu_milli = self.memory_mib = 0
+        #: The memory of each GPU; 0: unknown, also if the node joined under rules below 8.
+        self.gpu_memory_mib = 0
         self.port_first = self.port_last = 0
         #: Ports of gangs whose first replica is on this node, with the number of such gangs.
         self.ports: dict[int, int] = {}
@@ -130,6 +133,7 @@ class Node:
             *(self.barred, self.revoked_ms),
             # Only where they apply: older logs have digests without these.
             *((self.disabled, self.stops_disabled) if self.disabled else ()),
+            *(("gpu_memory_mib", self.gpu_memory_mib) if self.gpu_memory_mib else ()),
             *(("executors", self.executors) if self.executors != (ExecutorKind.PROCESS,) else ()),
             *(
                 ("share_limits", self.share_limits)

@@ -1,6 +1,6 @@
 """Pools: nodes, the free capacity on them, and the pending tasks that may use it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
@@ -11,10 +11,12 @@ from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
-from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.tasks import Group, Job, Reservation, Task
 from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.requests import PoolConfig
+from yardmaster_schemas.resources import share_of
 
 
 class Pool:
@@ -108,10 +110,52 @@ class Pool:
         """The three indexes, each with the capacity of `node` in it."""
         return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
 
+    def most_milli(self, shape: Shape) -> int:
+        """The gpu_milli that a task of `shape` takes at most: a request by memory on the smallest
+        GPUs of the pool that have so much.
+        """
+        return shape.total_gpu_milli or self._milli_by_memory(shape, min)
+
+    def least_milli(self, shape: Shape) -> int:
+        """The gpu_milli that a task of `shape` takes at least: on the largest GPUs of the pool."""
+        return shape.total_gpu_milli or self._milli_by_memory(shape, max)
+
+    def _milli_by_memory(self, shape: Shape, choose: Callable[[list[int]], int]) -> int:
+        requested = shape.gpu_memory_mib
+        if not requested:
+            return 0
+        memories = [memory for memory in self.free.of_gpu_memory if memory >= requested]
+        # As whole GPUs where no GPU has so much.
+        milli = share_of(requested, choose(memories)) if memories else WHOLE
+        return shape.replicas * shape.gpus * milli
+
+    def held_milli(self, task: Task) -> int:
+        """The gpu_milli of a running task: those of its request, or by memory those that it holds
+        as placed.
+        """
+        job = task.job
+        if not job.shape.gpu_memory_mib:
+            return job.shape.total_gpu_milli
+        usage = self.usage_by_job.get(job)
+        return usage.tasks.get(task, 0) if usage is not None else 0
+
     def nodes_changed(self) -> None:
         """Note that nodes joined or left, or offer something else."""
         self.topology += 1
         self.index.nodes_changed()
+
+    def count_reserved(self, task: Task, reservation: Reservation, milli: int) -> None:
+        """Add to the gpu_milli that are reserved for the owners of `task` (or subtract)."""
+        if not milli:
+            return
+        reservation.counted += milli
+        held = self.reserved_milli
+        for owner in (task.job, task.job.project, task.job.project.department):
+            left = held.get(owner, 0) + milli
+            if left:
+                held[owner] = left
+            else:
+                del held[owner]
 
     def add_usage(self, task: Task, milli: int) -> Iterable[OrderedTasks[Task]]:
         """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""

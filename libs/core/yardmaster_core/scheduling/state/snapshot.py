@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_sta
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.appliers.reservations import restore
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
@@ -82,6 +83,7 @@ def dump(state: ClusterState) -> Plain:
                 "revision": p.revision,
                 "config": _or_none(p.config),
                 "ranks": _dump_ranks(p.ranks),
+                **_dump_usage(p),
             }
             for p in state.projects.values()
         ],
@@ -100,6 +102,11 @@ def _dump_shares(pool: Pool) -> Plain:
     return {} if shares is None else {"shares": [shares.at_ms, shares.cycle, shares.digest]}
 
 
+def _dump_usage(project: Project) -> Plain:
+    usages = {pool: list(usage.facts()) for pool, usage in project.usage.items()}
+    return {"usage": usages} if usages else {}
+
+
 def _dump_node(node: Node) -> Plain:
     return {
         "name": node.name,
@@ -114,6 +121,7 @@ def _dump_node(node: Node) -> Plain:
         "labels": node.labels,
         "address": node.address,
         "gpus": node.gpus,
+        "gpu_memory_mib": node.gpu_memory_mib,
         "cpu_milli": node.cpu_milli,
         "memory_mib": node.memory_mib,
         "ports": [node.port_first, node.port_last],
@@ -136,6 +144,7 @@ def _dump_job(job: Job) -> Plain:
         "spec": job.spec,
         "submitted_ms": job.submitted_ms,
         "details": job.details,
+        "user": job.user,
         "priority": job.priority,
         "weight": job.weight,
         "max_slots_milli": job.max_slots_milli,
@@ -266,12 +275,15 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
         department.config = _maybe(DepartmentConfig, row["config"])
+    state.nest_departments()
     for row in dump["projects"]:
         project = Project(row["name"], state.departments[row["department"]])
         state.projects[project.name] = project
         project.revision = row["revision"]
         project.config = _maybe(ProjectConfig, row["config"])
         _load_ranks(state, project, row)
+        for name, facts in row.get("usage", {}).items():
+            project.usage[name] = DecayedUsage(*facts)
     for row in dump["enrolled"]:
         enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
         enrolled.revision = row["revision"]
@@ -315,6 +327,8 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.labels = dict(row["labels"])
     node.address = row["address"]
     node.gpus = row["gpus"]
+    # Snapshots of rules below 8 have none.
+    node.gpu_memory_mib = row.get("gpu_memory_mib", 0)
     node.cpu_milli = row["cpu_milli"]
     node.memory_mib = row["memory_mib"]
     node.port_first, node.port_last = row["ports"]
@@ -344,11 +358,13 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     spec = plain.load(AdmittedSpec, row["spec"])
     project = state.projects[row["project"]]
     details = plain.load(DetailsRef, row["details"])
-    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details)
+    # Snapshots from before users were recorded have none.
+    user = row.get("user")
+    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details, user)
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_max_slots(row["max_slots_milli"])
-    job.set_separate(state.any_per_job(spec.pools))
+    job.set_separate(*state.separation(spec.pools))
     job.revision = row["revision"]
     job.erased = row["erased"]
     job.next_index = row["next_index"]

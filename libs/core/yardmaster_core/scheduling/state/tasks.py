@@ -128,7 +128,7 @@ class Reservation:
     """Slots that are kept for a pending task, from SlotsReserved until it starts or a drop."""
 
     __slots__ = (
-        *("cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
+        *("counted", "cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
         *("shape_id", "since_ms", "until_ms", "victims"),
     )
 
@@ -153,6 +153,9 @@ class Reservation:
         #: known).
         self.victims = victims
         self.until_ms = until_ms
+        #: gpu_milli that count as reserved for the owners of the task (derived): those that it does
+        #: not hold, because it is moved, while it still stops.
+        self.counted = 0
         #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
         self.free = bytearray(len(placements))
         self.missing = len(placements)
@@ -307,7 +310,17 @@ class Job:
     """A submitted job: tasks that share a spec."""
 
     __slots__ = (
-        *("details", "erased", "hash", "id", "live", "max_slots_milli", "next_index", "priority"),
+        *(
+            "by_user",
+            "details",
+            "erased",
+            "hash",
+            "id",
+            "live",
+            "max_slots_milli",
+            "next_index",
+            "priority",
+        ),
         *(
             "project",
             "ranks",
@@ -319,7 +332,7 @@ class Job:
             "submitted_ms",
             "tasks",
         ),
-        *("unfinished", "used_milli", "weight"),
+        *("unfinished", "used_milli", "user", "weight"),
     )
 
     def __init__(
@@ -330,6 +343,7 @@ class Job:
         spec: AdmittedSpec,
         submitted_ms: int,
         details: DetailsRef,
+        user: str | None = None,
     ) -> None:
         self.id = id_
         #: The order of admission.
@@ -338,12 +352,14 @@ class Job:
         self.spec = spec
         self.submitted_ms = submitted_ms
         self.details = details
+        #: The opaque id of the user who submitted it; older rules did not record it.
+        self.user = user
         self.priority = spec.priority
         self.weight = spec.weight
         self.max_slots_milli = spec.max_slots_milli
         self.revision = 1
-        #: Whether one of its pools is divided among jobs (derived).
-        self.separate = False
+        #: Whether one of its pools is divided among jobs, and whether among users (derived).
+        self.separate = self.by_user = False
         self.shape = shape_of(id_, project.name, spec)
         self.tasks: list[Task] = []
         #: Index of the first task that max_concurrent does not release yet.
@@ -365,30 +381,39 @@ class Job:
         self.max_slots_milli = max_slots_milli
         self._update_shape()
 
-    def set_separate(self, separate: bool) -> None:
-        """Give the job its own shape, as in pools that are divided among jobs; or a shared one."""
-        self.separate = separate
+    def set_separate(self, separate: bool, by_user: bool) -> None:
+        """Give the job its own shape, as in pools that are divided among jobs; or one that it
+        shares with other jobs, of the same user in pools that are divided among users.
+        """
+        self.separate, self.by_user = separate, by_user
         self._update_shape()
 
     @property
     def shape_after_failed_starts(self) -> Shape:
         """The shape of its tasks whose last starts failed."""
-        own = self.shape.job_id is not None
-        return shape_of(self.id, self.project.name, self.spec, own=own, start_failed=True)
+        return self._shape(start_failed=True)
 
     def _update_shape(self) -> None:
+        self.shape = self._shape()
+
+    def _shape(self, *, start_failed: bool = False) -> Shape:
         own = self.separate or self.max_slots_milli is not None
-        self.shape = shape_of(self.id, self.project.name, self.spec, own=own)
+        user = self.user if self.by_user and not own else None
+        return shape_of(
+            self.id, self.project.name, self.spec, own=own, start_failed=start_failed, user=user
+        )
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = (
+        facts: tuple[object, ...] = (
             *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
             *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
             (self.details.partition, self.details.offset, self.details.digest),
             self.erased,
         )
         # Only where it has some: older logs have digests without them.
+        if self.user is not None:
+            facts = (*facts, "user", self.user)
         return (*facts, sorted(self.ranks.items())) if self.ranks else facts
 
 

@@ -49,6 +49,40 @@ def test_a_project_holds_no_more_of_a_pool_than_its_limit_there() -> None:
     assert waits(cell, "one").code == "at_limit"
 
 
+def nested_cell() -> Cell:
+    """Return a cell with project p in department d, and q in e, which is a part of d."""
+    cell = big_cell()
+    cell.entitle("p")
+    cell.entitle("q", department="e")
+    cell.entitle_department("d", main=3000)
+    cell.entitle_department("e", parent="d")
+    return cell
+
+
+def test_a_department_limits_the_projects_of_departments_below_it_too() -> None:
+    cell = nested_cell()
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, project="q", department="e")
+    cell.submit("three", project="q", department="e")
+    assert started(cell.cycle()) == ["one", "three"]
+    wait = waits(cell, "two")
+    assert (wait.code, wait.about) == ("at_limit", "d")
+    assert wait.numbers == {"limit_milli": 3000, "used_milli": 2000, "asked_milli": 2000}
+    cell.starts("one")
+    cell.ends("one")
+    assert started(cell.cycle()) == ["two"]
+
+
+def test_a_department_that_leaves_another_one_no_longer_counts_in_it() -> None:
+    cell = nested_cell()
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, project="q", department="e")
+    assert started(cell.cycle()) == ["one"]
+    cell.entitle_department("e")
+    assert started(cell.cycle()) == ["two"]
+    assert_sound(cell.state)
+
+
 def test_a_department_limits_the_sum_of_its_projects() -> None:
     cell = big_cell()
     cell.entitle("p")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.state.test_capacity_index import shape
 from yardmaster_core.errors import UnknownPlacement
+from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.planner.placement import (
     PLACEMENTS,
     place,
@@ -20,7 +21,8 @@ from yardmaster_core.scheduling.planner.placement import (
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
-from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.requests import GpuPlacement, PolicyRef, PoolConfig
 from yardmaster_schemas.resources import Resources
 
 free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
@@ -63,6 +65,35 @@ def test_best_fit_splits_no_unused_gpu_while_a_shared_one_has_enough_left(
     placement = place(index, asked, strategy)
     assert placement is not None
     assert [(capacity.ordinal, slots) for capacity, slots in placement] == [chosen]
+
+
+@pytest.mark.parametrize("name", list(PLACEMENTS))
+@pytest.mark.parametrize(
+    ("chosen", "one", "two"),
+    [(GpuPlacement.PACKED, (0,), (0, 2)), (GpuPlacement.SPREAD, (1,), (1, 2))],
+)
+def test_a_pool_chooses_the_gpus_for_shares_under_every_placement(
+    name: str, chosen: GpuPlacement, one: tuple[int, ...], two: tuple[int, ...]
+) -> None:
+    config = PoolConfig(policy=PolicyRef(name="priority"), placement=name, gpu_placement=chosen)
+    strategy = strategy_of(config, RULES)
+    index = index_of([([300, 1000, 600, 200], 1, 1)])
+    for resources, expected in (
+        (Resources(gpus=1, gpu_milli=300), one),
+        (Resources(gpus=2, gpu_milli=300), two),
+    ):
+        placement = place(index, shape(resources), strategy)
+        assert placement is not None
+        assert [slots for _, slots in placement] == [expected]
+
+
+def test_equal_shares_of_a_spread_pool_use_the_gpus_in_turn() -> None:
+    cell = Cell(gpu_placement=GpuPlacement.SPREAD)
+    cell.node("n1", gpus=2)
+    for number in range(4):
+        cell.submit(f"t{number}", resources=Resources(gpus=1, gpu_milli=400))
+    cell.cycle()
+    assert cell.state.nodes["n1"].free.slots == [200, 200]
 
 
 def most(slots: tuple[int, ...], cpu: int, memory: int, gang: Shape) -> int:

@@ -17,6 +17,7 @@ FAIR: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fair_share", {"among": "project"}),
     ("fair_share", {"among": "job", "variant": "max_min"}),
     ("quota", {"order": "kai"}),
+    ("starved_first", {"owners": "project"}),
 )
 CASES = FAIR + tuple(
     (name, {})

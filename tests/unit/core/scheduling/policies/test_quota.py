@@ -9,9 +9,13 @@ from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV2,
+    SharesDividedV1,
     SlotsReservedV1,
+    TaskUnschedulableV1,
 )
-from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.events.machine import RulesEnabledV1
+from yardmaster_schemas.reasons import Wait, WaitCode
+from yardmaster_schemas.resources import Resources
 
 MAX_CYCLES = 40
 
@@ -19,8 +23,8 @@ MAX_CYCLES = 40
 class QuotaCell(Cell):
     """A cell whose agents do at once what they are asked to."""
 
-    def __init__(self, nodes: dict[str, int], **options: Any) -> None:
-        super().__init__(policy="quota", **options)
+    def __init__(self, nodes: dict[str, int], *, policy: str = "quota", **options: Any) -> None:
+        super().__init__(policy=policy, **options)
         self.entitle_to("d", department=True)
         for name, gpus in nodes.items():
             self.node(name, gpus)
@@ -93,11 +97,15 @@ class QuotaCell(Cell):
         """Whole GPUs that a project's tasks hold."""
         return self.state.projects[project].used_milli.get("main", 0) // 1000
 
-    def wait_of(self, name: str) -> WaitCode:
+    def wait_of(self, name: str, pool: str = "main") -> WaitCode:
         """Why a job's first task is pending."""
+        return self.reason_of(name, pool).code
+
+    def reason_of(self, name: str, pool: str = "main") -> Wait:
+        """Why a job's first task is pending, with the numbers."""
         group = self.task(name).group
         assert group is not None, f"{name} is not pending"
-        return group.waits["main"][0].code
+        return group.waits[pool][0]
 
 
 def test_two_projects_with_much_to_do_get_what_they_deserve_and_the_rest_in_proportion() -> None:
@@ -196,3 +204,141 @@ def test_a_departments_quota_supersedes_those_of_its_projects() -> None:
     cell.run()
     assert cell.held("p3") == 2
     assert cell.held("p1") + cell.held("p2") == 2
+
+
+def test_quotas_of_former_rules_take_effect_with_the_policy_and_nothing_is_lost() -> None:
+    cell = QuotaCell({"n1": 12}, policy="priority")
+    cell.rules = req.QUOTA_SETTINGS - 1
+    cell.entitle_to("a", 3)
+    cell.entitle_to("b", 1)
+    for project in ("a", "b"):
+        for n in range(12):
+            cell.submit(f"{project}{n:02}x", project=project)
+        cell.run()
+    assert (cell.held("a"), cell.held("b")) == (12, 0)
+
+    # Neither the new rules nor time change anything under the former policy.
+    cell.rules = req.QUOTA_SETTINGS
+    cell.admission(RulesEnabledV1(rules=cell.rules))
+    assert not any(isinstance(one, PreemptionRequestedV2) for one in cell.run())
+    cell.pool("main", policy="quota")
+    decided = cell.run()
+    assert (cell.held("a"), cell.held("b")) == (9, 3)
+    assert sum(isinstance(one, PreemptionRequestedV2) for one in decided) == 3
+    (divided, *_) = (one for one in decided if isinstance(one, SharesDividedV1))
+    assert {one.name: one.fair_share.gpu_milli for one in divided.queues} == {
+        **{"d": 12_000, "a": 9000, "b": 3000}
+    }
+
+    # Of equal priority, the tasks that were submitted first run again.
+    cell.pool("main", policy="priority")
+    cell.run()
+    assert (cell.held("a"), cell.held("b")) == (12, 0)
+    assert len(cell.state.tasks) == 24
+    assert not any(task.phase.final for task in cell.state.tasks.values())
+
+
+def test_a_bound_of_cpus_holds_also_above_a_lowered_limit_of_gpus() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("a", 8, limit_cpu_milli=2000)
+    cell.submit("trains", project="a", gpus=4)
+    cell.run()
+    cell.entitle_to("a", 2, limit=2, limit_cpu_milli=2000)
+    for name in ("loads", "waits"):
+        cell.submit(name, project="a", resources=Resources(cpu_milli=2000))
+    cell.run()
+    assert cell.task("loads").run is not None
+    wait = cell.reason_of("waits")
+    assert (wait.code, wait.about) == (WaitCode.AT_LIMIT, "a")
+    assert wait.numbers == {
+        "limit_cpu_milli": 2000,
+        "used_cpu_milli": 2000,
+        "asked_cpu_milli": 2000,
+    }
+
+
+def test_a_task_with_reserved_slots_starts_in_another_pool_only_if_it_may_there() -> None:
+    cell = QuotaCell({})
+    cell.pool("side", policy="quota")
+    cell.admission(
+        adm.EntitlementsChangedV1(
+            level=adm.Level.PROJECT,
+            name="a",
+            revision=1,
+            project=req.ProjectConfig(
+                department="d", quotas={"side": req.Quota(deserved_milli=1000)}
+            ),
+        )
+    )
+    cell.entitle_to("b")
+    cell.node("s1", 1, pool="side")
+    cell.submit("lends", project="b", pools=("side",))
+    cell.run()
+    cell.submit("firm", project="a", pools=("side", "main"), preemptible=False)
+    cell.cycle(after_s=1)
+    reserved = cell.task("firm").reserved
+    assert reserved is not None
+    assert reserved.pool_name == "side"
+    cell.node("n1", 1)
+    cell.run()
+    run = cell.task("firm").run
+    assert run is not None
+    assert run.pool_name == "side", "the project deserves nothing in main"
+
+
+def test_a_task_beyond_its_projects_share_waits_with_the_numbers_of_the_share() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 1)
+    cell.entitle_to("b", 3)
+    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("runs", project="a", gpus=2)
+    cell.submit("waits", project="a")
+    cell.run()
+    wait = cell.reason_of("waits")
+    assert (wait.code, wait.about) == (WaitCode.INSUFFICIENT_FREE, "gpus")
+    assert wait.numbers == {
+        **{"asked_milli": 1000, "free_milli": 0, "short_milli": 1000},
+        **{"fair_share_milli": 2000, "used_milli": 2000, "deserved_milli": 1000},
+    }
+
+
+def test_the_resource_of_which_the_share_is_reached_is_named() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 4, deserved_cpu_milli=0)
+    cell.entitle_to("b", 0, deserved_cpu_milli=64_000)
+    for name in ("b1x", "b2x", "b3x", "b4x"):
+        resources = Resources(gpus=1, gpu_milli=1000, cpu_milli=16_000)
+        cell.submit(name, project="b", resources=resources)
+    cell.run()
+    resources = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000)
+    cell.submit("waits", project="a", resources=resources)
+    cell.run()
+    numbers = cell.reason_of("waits").numbers
+    assert {key: numbers[key] for key in numbers if "cpu" in key} == {
+        **{"asked_cpu_milli": 2000, "fair_share_cpu_milli": 0},
+        **{"used_cpu_milli": 0, "deserved_cpu_milli": 0},
+    }
+    assert "fair_share_milli" not in numbers
+
+
+def test_a_reason_follows_the_share() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2)
+    cell.entitle_to("b", 2)
+    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("runs", project="a", gpus=2)
+    cell.submit("waits", project="a")
+    cell.run()
+    # Both projects have the 2 GPUs that they deserve: a third one is beyond the share of `a`.
+    assert cell.reason_of("waits").numbers["fair_share_milli"] == 2000
+    cell.entitle_to("a", 3)
+    cell.entitle_to("b", 1)
+    cell.run()
+    # Now it is within the share. `b` holds more than its share, but its task is not preemptible.
+    numbers = cell.reason_of("waits").numbers
+    assert (numbers["fair_share_milli"], numbers["others_above"]) == (3000, 0)
+    cell.entitle_to("b", 2)
+    cell.entitle_to("a", 2)
+    decisions = cell.run()
+    assert "others_above" not in cell.reason_of("waits").numbers
+    assert len([each for each in decisions if isinstance(each, TaskUnschedulableV1)]) == 1

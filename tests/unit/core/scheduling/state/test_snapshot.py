@@ -8,7 +8,7 @@ from pydantic_core import from_json
 from tests.unit.core.scheduling.reading import kinds, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import SnapshotUnreadable
-from yardmaster_core.testing import Cell
+from yardmaster_core.testing import Cell, job_id
 from yardmaster_schemas import plain
 from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.sources import next_incarnation
@@ -109,6 +109,20 @@ def test_a_gangs_shared_port_keeps_its_number_of_holders() -> None:
     assert cell.state.nodes["n1"].ports == {7000: 1}
     restarted(cell)
     assert cell.state.nodes["n1"].ports == {7000: 1}
+
+
+def test_the_user_of_a_job_is_kept_and_part_of_the_digest() -> None:
+    cell, without = Cell(), Cell()
+    cell.submit("job", user="ada")
+    without.submit("job")
+    cell.cycle()
+    without.cycle()
+    assert cell.state.digest() != without.state.digest()
+    restarted(cell)
+    assert cell.task("job").job.user == "ada"
+    dump = from_json(plain.encode(cell.machine.dump(cell.state)))
+    del dump["jobs"][0]["user"]
+    assert cell.machine.load("main", dump).jobs[job_id("job")].user is None
 
 
 def test_what_enforces_shares_is_kept_and_read_from_snapshots_without_it() -> None:

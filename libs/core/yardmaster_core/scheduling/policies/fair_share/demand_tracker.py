@@ -103,6 +103,7 @@ class DemandTracker:
         #: Claimants that hold more than their own limit.
         self.above_limit: dict[Claimant, None] = {}
         self._fits_checked_at: tuple[int, int] | None = None
+        self._memories: tuple[int, ...] = ()
         self._shape_fits: dict[Fit, ShapeFit] = {}
         self._pending: dict[DemandSource, tuple[ShapeFit, Project]] = {}
         #: Project -> itself and its department if they have limits; and these limits.
@@ -222,7 +223,7 @@ class DemandTracker:
         return found
 
     def _pending_demand(self, job: Job, pending: int) -> Demand:
-        task_milli = job.shape.total_gpu_milli
+        task_milli = self.pool.most_milli(job.shape)
         age = (job.submitted_ms, job.seq)
         return Demand(age, pending * task_milli, 0, task_milli, task_milli)
 
@@ -230,12 +231,14 @@ class DemandTracker:
         usage = self.pool.usage_by_job.get(job)
         if usage is None:
             return None
-        task_milli = job.shape.total_gpu_milli
+        task_milli = self.pool.most_milli(job.shape)
         # Whole tasks, even if a gang has released some replicas: its task needs all of them again.
         demand = len(usage.tasks) * task_milli
         age = (job.submitted_ms, job.seq)
         if job.spec.preemptible:
             return Demand(age, demand, 0, task_milli, task_milli)
+        if job.shape.gpu_memory_mib:
+            demand = usage.milli
         return Demand(age, demand, demand)
 
     def _group_demand(self, group: Group, project: Project, pools: Pools) -> Demand | None:
@@ -312,7 +315,7 @@ class DemandTracker:
         if not shape_fit.fits or not self.whole_tasks:
             return shape_fit.fits
         # A task above a limit cannot run, or not while its owners hold as much in other pools.
-        task_milli = shape.total_gpu_milli
+        task_milli = self.pool.least_milli(shape)
         self._owners_of(project, pools)
         limits = (limit, *self._limits.get(project, ()))
         return all(each is None or task_milli <= each for each in limits)
@@ -333,6 +336,13 @@ class DemandTracker:
         if now == self._fits_checked_at:
             return
         self._fits_checked_at = now
+        memories = tuple(self.pool.free.of_gpu_memory)
+        if memories != self._memories:
+            # Requests for memory of GPUs are other parts of the smallest GPUs now.
+            self._memories = memories
+            for source in (*self.pool.usage_by_job, *self._pending):
+                if source.shape.gpu_memory_mib:
+                    self.stale[source] = None
         for shape_fit in self._shape_fits.values():
             fits = could_fit(self.pool, shape_fit.shape)
             if fits != shape_fit.fits:
@@ -347,7 +357,7 @@ class DemandTracker:
                 continue
             self._limits[project] = limits
             for shape_fit in self._shape_fits.values():
-                task_milli = shape_fit.shape.total_gpu_milli
+                task_milli = self.pool.least_milli(shape_fit.shape)
                 if _exceeds_any(task_milli, limits) != _exceeds_any(task_milli, before):
                     self.stale.update(shape_fit.sources.get(project, {}))
 

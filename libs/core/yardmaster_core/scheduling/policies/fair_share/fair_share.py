@@ -151,7 +151,8 @@ def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
     share = _shares(view).of(claimant)
     share_milli = share.share_milli if share is not None else 0
     used = held_by(view.pool, claimant) + reserved_for(view.pool, task, claimant)
-    if used + shape.total_gpu_milli <= share_milli and not shape.start_failed:
+    requested = view.pool.most_milli(shape)
+    if used + requested <= share_milli and not shape.start_failed:
         return None
     return Wait(
         code=WaitCode.OVER_FAIR_SHARE,
@@ -159,7 +160,7 @@ def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
             "fair_share_milli": share_milli,
             "weight": share.weight if share is not None else 1,
             "used_milli": used,
-            "asked_milli": shape.total_gpu_milli,
+            "asked_milli": requested,
         },
         about=_name(claimant),
     )
@@ -323,7 +324,7 @@ def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) ->
     for group, _, share_left in receivers:
         claimant = _claimant_of(view, group)
         for task in group.queue.in_order():
-            left = left_milli.get(claimant, share_left) - group.shape.total_gpu_milli
+            left = left_milli.get(claimant, share_left) - view.pool.most_milli(group.shape)
             if left < 0:
                 break
             left_milli[claimant] = left
@@ -366,7 +367,7 @@ def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
             if limit_reached(view.state, view.pool, task) is not None:
                 continue
             key = (
-                group.shape.total_gpu_milli > left_milli,
+                view.pool.most_milli(group.shape) > left_milli,
                 smallest_demand_first(view, group, task),
             )
             found.append((key, (group, task, left_milli)))
@@ -394,7 +395,7 @@ def _any_pending_below(view: PoolView) -> bool:
         found = any(
             group.queue.live
             and (left := share.share_milli - _used(view, share.claimant)) > 0
-            and (not must_fit or left >= group.shape.total_gpu_milli)
+            and (not must_fit or left >= view.pool.most_milli(group.shape))
             and could_fit(view.pool, group.shape)
             and limit_reached(view.state, view.pool, group.queue.first) is None
             for share, group in _below(view)

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import Final
 
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import AMOUNTS
 
@@ -13,6 +15,8 @@ Amounts = tuple[int, int, int]
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
+#: Some of each resource.
+EVERY: Final[Amounts] = (1, 1, 1)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)
 GPU, CPU, MEMORY = RESOURCES
@@ -37,12 +41,25 @@ def times(a: Amounts, factor: int) -> Amounts:
     return a[0] * factor, a[1] * factor, a[2] * factor
 
 
-def requested(shape: Shape) -> Amounts:
-    """Return what a task of `shape` requests in all; on whole nodes with the CPUs and memory of
-    one.
+def requested(pool: Pool, shape: Shape) -> Amounts:
+    """Return what a task of `shape` requests of a pool in all; on whole nodes with the CPUs and
+    memory of one, and of GPU memory as its part of the smallest GPUs.
     """
-    replicas = shape.replicas
-    return shape.total_gpu_milli, shape.cpu_milli * replicas, shape.memory_mib * replicas
+    gpu = pool.most_milli(shape) if shape.gpu_memory_mib else shape.total_gpu_milli
+    return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
+
+
+def limited(pool: Pool, shape: Shape) -> Amounts:
+    """Return the same for checks of limits: of GPU memory as its part of the largest GPUs."""
+    gpu = pool.least_milli(shape) if shape.gpu_memory_mib else shape.total_gpu_milli
+    return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
+
+
+def held(pool: Pool, task: Task) -> Amounts:
+    """Return the same for a running task: of GPU memory as it is placed."""
+    shape = task.job.shape
+    gpu = pool.held_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
+    return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 
 
 def placed(placements: Iterable[Placement]) -> Amounts:
@@ -55,11 +72,13 @@ def placed(placements: Iterable[Placement]) -> Amounts:
     return gpu, cpu, memory
 
 
-def exceeded(amounts: Amounts, bounds: Bounds) -> int | None:
-    """Return the first resource of which `amounts` has more than `bounds`, or None."""
+def exceeded(amounts: Amounts, bounds: Bounds, *, of: Amounts = EVERY) -> int | None:
+    """Return the first resource of which `amounts` has more than `bounds`, and `of` has any; else
+    None.
+    """
     for resource in RESOURCES:
         bound = bounds[resource]
-        if bound is not None and amounts[resource] > bound:
+        if bound is not None and amounts[resource] > bound and of[resource]:
             return resource
     return None
 

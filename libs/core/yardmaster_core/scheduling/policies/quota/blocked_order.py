@@ -1,10 +1,10 @@
 """The groups that did not fit, in the order of queues, from cycle to cycle."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
+from typing import Protocol
 
 from yardmaster_core.scheduling.planner.policy import OrderKey
-from yardmaster_core.scheduling.policies.quota.amounts import requested
-from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey, queue_key
+from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.shapes import Fit
 from yardmaster_core.scheduling.state.tasks import Group
@@ -24,20 +24,29 @@ def request_of(group: Group) -> Request:
 Placed = tuple[OrderKey, QueueKey, int, Group]
 
 
+class BlockedGroups(Protocol):
+    """The groups that did not fit, as a cycle sees them."""
+
+    def groups_of(self, leaf: Queue) -> list[Placed]:
+        """Return those of a leaf, in order."""
+
+    def key(self, queue: Queue, group: Group) -> QueueKey:
+        """Return the place of a queue that one of them represents."""
+
+
 class BlockedOrder:
     """The groups with some requests that did not fit, in the order of queues.
 
     It is kept from cycle to cycle: only the places of queues that changed are computed again.
     """
 
-    def __init__(self, requests: Set[Request], leaves: Iterable[Queue], *, all_over: bool) -> None:
+    def __init__(self, requests: Set[Request], leaves: Iterable[Queue]) -> None:
         self._requests = requests
-        self._all_over = all_over
         self._heap: QueueHeap[Group] = QueueHeap(self._head, self._key)
         #: Its leaves, before they are in the heap for the first time.
         self._leaves: list[Queue] | None = list(leaves)
         self._stale: dict[Queue, None] = {}
-        self._groups_of: Callable[[Queue], list[Placed]] = _no_groups
+        self._source: BlockedGroups | None = None
         #: Groups that are passed over, and the leaves of which some were.
         self._passed: Set[Group] = frozenset()
         self._passed_in: dict[Queue, None] = {}
@@ -46,13 +55,12 @@ class BlockedOrder:
         """Note that the place or the groups of a queue may be others now."""
         self._stale[queue] = None
 
-    def first(self, groups_of: Callable[[Queue], list[Placed]], passed: Set[Group]) -> Group | None:
+    def first(self, source: BlockedGroups, passed: Set[Group]) -> Group | None:
         """Return the first group that is not in `passed`, or None.
 
-        `groups_of`: the groups of a leaf that did not fit, in order. While `passed` is the same
-        set, groups are only added to it.
+        While `passed` is the same set, groups are only added to it.
         """
-        self._groups_of = groups_of
+        self._source = source
         if passed is not self._passed:
             self._passed = passed
             self._stale.update(self._passed_in)
@@ -71,7 +79,8 @@ class BlockedOrder:
             self._passed_in[leaf] = self._stale[leaf] = None
 
     def _head(self, leaf: Queue) -> Group | None:
-        for *_, group in self._groups_of(leaf):
+        assert self._source is not None
+        for *_, group in self._source.groups_of(leaf):
             if request_of(group) in self._requests:
                 if group not in self._passed:
                     return group
@@ -79,8 +88,5 @@ class BlockedOrder:
         return None
 
     def _key(self, queue: Queue, group: Group) -> QueueKey:
-        return queue_key(queue, requested(group.shape), all_over=self._all_over)
-
-
-def _no_groups(_: Queue) -> list[Placed]:
-    return []
+        assert self._source is not None
+        return self._source.key(queue, group)

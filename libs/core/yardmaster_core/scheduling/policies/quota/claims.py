@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
-from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.amounts import (
     CPU,
     GPU,
@@ -18,14 +18,19 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    held,
     minus,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
+from yardmaster_core.scheduling.policies.quota.pool_sums import (
+    excess_over_sum,
+    stays_within_sum,
+    sum_over_pools,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
-from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
@@ -39,44 +44,12 @@ def _all_over(view: PoolView) -> bool:
     return bool(view.options.order == "kai")
 
 
-def _running(view: PoolView, project: Project, *, below: int | None = None) -> Iterator[Task]:
-    """Yield the preemptible tasks of a project, the lowest priority and latest submission first;
-    with `below` those of a lower priority only.
-    """
-    of = index_of(view).victims.get(project, {})
-    for priority in sorted(of, reverse=True):
-        if below is not None and priority <= below:
-            return
-        scan = view.memo.get(("victims", project, priority))
-        if scan is None:
-            scan = view.memo["victims", project, priority] = of[priority].reverse_scan()
-        yield from scan
-
-
 def delayed_until_ms(view: PoolView, task: Task) -> int:
     """Return until when a task must not preempt others (ms); 0: it may."""
     delay_ms: int = view.options.preemption_delay_s * 1000
     until_ms = task.queued_ms + delay_ms
     # The clock of its gateway may be ahead.
     return until_ms if delay_ms and until_ms > view.state.now_ms else 0
-
-
-def _unprotected(view: PoolView, task: Task, tasks: Iterator[Task], seconds: int) -> Iterator[Task]:
-    """Yield the tasks that are not within their minimum run time; note until when the others are.
-
-    `seconds`: the minimum run time of their queue.
-    """
-    now_ms = view.state.now_ms
-    for victim in tasks:
-        until_ms = min_runtime_until_ms(view.state, victim)
-        run = victim.run
-        if seconds and run is not None:
-            since_ms = run.running_ms if victim.phase is Phase.RUNNING else now_ms
-            until_ms = max(until_ms, since_ms + seconds * 1000)
-        if until_ms <= now_ms:
-            yield victim
-        else:
-            view.memo.setdefault(("protected", task), []).append(until_ms)
 
 
 def _nearest(queue: Queue, *, reclaim: bool) -> int:
@@ -100,11 +73,11 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     job = task.job
     document = not _all_over(view)
     below = None if document and not job.shape.preemptible else job.priority
-    tasks = _running(view, job.project, below=below)
-    yield from _unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
+    tasks = index_of(view).running(view, job.project, below=below)
+    yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
 
 
-def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
     own, other = task.job.priority, victim.job.priority
     return StopReason(
@@ -113,8 +86,8 @@ def own_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
         numbers={
             "priority": other,
             "for_priority": own,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "held_milli": view.pool.held_milli(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
         },
     )
 
@@ -124,15 +97,35 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
+def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted for a task of their project: not if a queue then held
+    more than before, and more than its share. Others would reclaim it, and so on without end.
+    """
+    index_of(view).divide(view.state)
+    taken = NOTHING
+    for victim in victims:
+        taken = plus(taken, held(view.pool, victim))
+    more = minus(requested(view.pool, task.job.shape), taken)
+    return not any(
+        more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
+        for queue in _leaf(view, task).path
+        for i in RESOURCES
+    )
+
+
 def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project may have tasks that `own_victims` yields."""
     firm_first = not _all_over(view) and not task.job.shape.preemptible
     below = None if firm_first else task.job.priority
-    return next(_running(view, task.job.project, below=below), None) is not None
+    running = index_of(view).running(view, task.job.project, below=below)
+    return next(running, None) is not None
 
 
 PREEMPT: Final = Claim(
-    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+    victims=own_victims,
+    stop_reason=own_stop_reason,
+    permits=may_preempt,
+    applies=has_own_victims,
 )
 
 
@@ -145,29 +138,38 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
-    others = list(_may_lose(view, leaf, ask))
-    if _too_little(view, leaf, ask, others):
+    index = index_of(view)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
+    others = list(_may_lose(view, leaf, ask, guaranteed=guaranteed))
+    view.memo["others_above", task] = len(others)
+    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
     leaves = (
         (
             other,
-            _unprotected(view, task, _running(view, project), _reclaim_s(view, leaf, other)),
+            unprotected(view, task, index.running(view, project), _reclaim_s(view, leaf, other)),
         )
         for other, project in others
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def _too_little(
-    view: PoolView, leaf: Queue, ask: Amounts, others: Sequence[tuple[Queue, Project]]
+    view: PoolView,
+    leaf: Queue,
+    task: Task,
+    ask: Amounts,
+    others: Sequence[tuple[Queue, Project]],
+    *,
+    guaranteed: bool,
 ) -> bool:
     """Whether what is free, and the most GPUs that the others may lose, do not suffice.
 
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
     that bound. It costs a step per queue, whatever the number of nodes.
     """
-    missing = ask[GPU] - view.pool.future.free_milli
+    missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     projects: dict[Queue, list[Project]] = {}
@@ -176,11 +178,14 @@ def _too_little(
     for its, some in projects.items():
         own = next(queue for queue in leaf.path if queue.parent is its.parent)
         bound = its.allocatable[GPU]
-        if _deserves(own, plus(own.standing, ask)):
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+        excess = NOTHING
+        if deserves:
             deserved = its.deserved[GPU]
             bound = bound if deserved is None else min(bound, deserved)
-        over = its.standing[GPU] - bound
-        if any(_over(its, own, ask, i) for i in (CPU, MEMORY)):
+            excess = _excess(view, its)
+        over = max(its.standing[GPU] - bound, excess[GPU])
+        if any(excess[i] or _over(its, i, deserves=deserves) for i in (CPU, MEMORY)):
             over = its.standing[GPU]
         missing -= min(its.standing[GPU], over) if over > 0 else 0
         if missing <= 0:
@@ -192,12 +197,30 @@ def _too_little(
     return missing > 0
 
 
-def _over(its: Queue, own: Queue, ask: Amounts, resource: int) -> bool:
+def _above_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
+    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
+    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """
+    unlimited = queue.deserved[resource] is None
+    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
+    return most is not None and amounts[resource] > most
+
+
+def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
-    return held > its.allocatable[resource] or (
-        deserved is not None and held > deserved and _deserves(own, plus(own.standing, ask))
+    return _above_share(its, its.standing, resource) or (
+        deserves and deserved is not None and held > deserved
     )
+
+
+def _excess(view: PoolView, its: Queue, taken: Amounts = NOTHING) -> Amounts:
+    """Return what a project, without `taken`, has beyond what it deserves in all its pools.
+
+    A department has no sum over pools.
+    """
+    project = view.state.projects.get(its.name) if its.is_project else None
+    return NOTHING if project is None else excess_over_sum(view, project, taken)
 
 
 def _largest_task(view: PoolView, project: Project) -> int:
@@ -207,7 +230,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     if found is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((job.shape.total_gpu_milli for job in jobs), default=0)
+        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
     return found
 
 
@@ -215,7 +238,7 @@ def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
     leaf = _leaf(view, task)
-    after, fair = plus(leaf.standing, requested(task.job.shape)), leaf.fair
+    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
@@ -225,43 +248,43 @@ def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     return _nearest(differing(leaf, other)[1], reclaim=True)
 
 
-def _may_lose(view: PoolView, leaf: Queue, ask: Amounts) -> Iterator[tuple[Queue, Project]]:
+def _may_lose(
+    view: PoolView, leaf: Queue, ask: Amounts, *, guaranteed: bool
+) -> Iterator[tuple[Queue, Project]]:
     """Yield the other projects of which tasks may be reclaimed at all, compared at the first
-    ancestors that differ. It costs a step per sibling of a queue of the path.
+    ancestors that differ, or because the project has more than it deserves in all its pools.
+
+    `guaranteed`: the task's project stays within what it deserves in all its pools. It costs a step
+    per sibling of a queue of the path.
     """
     victims, projects = index_of(view).victims, view.state.projects
     for own in leaf.path:
-        deserves = _deserves(own, plus(own.standing, ask))
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         assert own.parent is not None
         for its in own.parent.children:
-            if its is own or not (_is_over_deserved(its, ask) if deserves else _is_over_share(its)):
+            if its is own or not _loses(view, its, ask, deserves=deserves):
                 continue
             for other in its.leaves():
-                project = projects.get(other.name) if other.age[0] else None
-                if project is not None and project in victims:
+                project = projects.get(other.name) if other.is_project else None
+                if project is not None and any(
+                    next(some.in_order(), None) is not None
+                    for some in victims.get(project, {}).values()
+                ):
                     yield other, project
 
 
-def _is_over_share(its: Queue) -> bool:
-    held, reserved, most = its.held, its.reserved, its.allocatable
-    return (
-        held[0] + reserved[0] > most[0]
-        or held[1] + reserved[1] > most[1]
-        or held[2] + reserved[2] > most[2]
-    )
-
-
-def _is_over_deserved(its: Queue, ask: Amounts) -> bool:
-    """Whether a queue holds more than it deserves of a resource that the task requests, or no less
-    of any.
-    """
-    over, below, standing = False, False, its.standing
+def _loses(view: PoolView, its: Queue, ask: Amounts, *, deserves: bool) -> bool:
+    """Whether a queue may lose tasks to a sibling of which that is true."""
+    standing = its.standing
+    if not deserves:
+        return any(_above_share(its, standing, i) for i in RESOURCES)
+    over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
         if ask[i] and deserved is not None:
             over |= standing[i] > deserved
             below |= standing[i] < deserved
-    return over or not below
+    return over or not below or any(_excess(view, its))
 
 
 def _deserves(queue: Queue, amounts: Amounts) -> bool:
@@ -275,11 +298,13 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """Whether the victims may be reclaimed together.
 
     Each one must leave a queue that, with those before it gone, still holds more than its share; or
-    more than it deserves, if the task stays within what its own queue deserves. And the task's
-    queues must not become fuller, in proportion to their shares, than those that lose tasks.
+    more than it deserves, in the pool or as a project in all its pools, if the task stays within
+    what its own queue deserves. And the task's queues must not become fuller, in proportion to
+    their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(task.job.shape)
+    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
     involved = [bool(amount) for amount in ask]
@@ -288,13 +313,14 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         own, its = differing(leaf, other)
         touched[its] = own
         remaining = minus(its.standing, taken.get(its, NOTHING))
-        deserves = _deserves(own, plus(own.standing, ask))
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
-            any(remaining[i] > its.allocatable[i] for i in RESOURCES)
+            any(_above_share(its, remaining, i) for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
+            or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
             return False
-        amounts = requested(victim.job.shape)
+        amounts = held(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in other.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
@@ -324,7 +350,8 @@ def _saturates(
 def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is reclaimed for `task`, at the level that decided."""
     own, its = differing(_leaf(view, task), _leaf(view, victim))
-    resource = _deciding(its)
+    excess = _excess(view, its)
+    resource = _deciding(its, excess)
     suffix = SUFFIXES[resource]
     numbers = {
         f"fair_share_{suffix}": its.fair[resource],
@@ -336,7 +363,11 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         deserved = queue.deserved[resource]
         if deserved is not None:
             numbers[f"{name}_{suffix}"] = deserved
-    over = its.standing[resource] > its.allocatable[resource]
+    if excess[resource]:
+        sums = sum_over_pools(view, victim.job.project)
+        assert sums is not None, "an excess over no sum"
+        numbers |= sums.numbers(resource, sums.standing)
+    over = _above_share(its, its.standing, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
@@ -345,16 +376,18 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     )
 
 
-def _deciding(queue: Queue) -> int:
-    """The first resource of which a queue holds more than its share, else than it deserves."""
+def _deciding(queue: Queue, excess: Amounts) -> int:
+    """The first resource of which a queue holds more than its share, else than it deserves in the
+    pool, else in all its pools.
+    """
     for i in RESOURCES:
-        if queue.standing[i] > queue.allocatable[i]:
+        if _above_share(queue, queue.standing, i):
             return i
     for i in RESOURCES:
         deserved = queue.deserved[i]
         if deserved is not None and queue.standing[i] > deserved:
             return i
-    return 0
+    return next((i for i in RESOURCES if excess[i]), GPU)
 
 
 RECLAIM: Final = Claim(
@@ -374,10 +407,13 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
         return
     index: QuotaIndex = index_of(view)
     leaves = (
-        (index.queue_of(view.state, project), _unprotected(view, task, _running(view, project), 0))
+        (
+            index.queue_of(view.state, project),
+            unprotected(view, task, index.running(view, project)),
+        )
         for project in list(index.victims)
     )
-    yield from in_victim_order(leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
@@ -389,14 +425,14 @@ def enough_to_move(view: PoolView, shape: Shape) -> bool:
     """Do the same for all tasks of a shape."""
     if _all_over(view) and not shape.preemptible:
         return False
-    return shape.total_gpu_milli <= view.pool.future.free_milli
+    return view.pool.least_milli(shape) <= view.pool.future.free_milli
 
 
-def move_stop_reason(_: PoolView, victim: Task, task: Task) -> StopReason:
+def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is moved for `task`."""
     numbers = {
-        "held_milli": victim.job.shape.total_gpu_milli,
-        "asked_milli": task.job.shape.total_gpu_milli,
+        "held_milli": view.pool.held_milli(victim),
+        "asked_milli": view.pool.most_milli(task.job.shape),
     }
     return StopReason(rule="moved", for_task=task.id, numbers=numbers)
 

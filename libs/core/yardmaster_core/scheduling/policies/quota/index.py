@@ -5,72 +5,90 @@ Changes only mark tasks and groups as stale. Their amounts are counted again, fr
 state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from fractions import Fraction
 from typing import Any, Final
 
-from yardmaster_core.scheduling.planner.group_queue import id_order
-from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
+from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
-from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
     UNITS,
     Amounts,
     exceeded,
+    limited,
     minus,
-    placed,
     plus,
     requested,
     times,
 )
 from yardmaster_core.scheduling.policies.quota.blocked_order import (
+    BlockedGroups,
     BlockedOrder,
     Placed,
     Request,
     request_of,
 )
+from yardmaster_core.scheduling.policies.quota.claiming_index import (
+    UNCOUNTED,
+    ClaimingIndex,
+    Counted,
+    counted,
+    holders,
+    usable,
+)
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
-from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
-from yardmaster_schemas.reasons import PolicyStop, WaitCode
+from yardmaster_schemas.reasons import WaitCode
 
-#: What a task counts as: held, firm, leaving, returning, reserved.
-Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
-_NOTHING: Counted = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 #: So many orders of blocked groups are kept.
 MAX_ORDERS: Final = 32
 
 
-class QuotaIndex(PolicyIndex):
+class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
-    preempts = True
+    follows_pools = True
     wakes_released = True
 
-    def __init__(self, pool: Pool, *, by_weight: bool) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        by_weight: bool,
+        usage_half_life_ms: int = 0,
+        usage_weight: Fraction = NO_USAGE,
+    ) -> None:
+        super().__init__(pool)
         self._by_weight = by_weight
+        self.usage_half_life_ms = usage_half_life_ms
+        self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
+        self.follows_usage = bool(self._usage_weight)
+        #: Whether other usages were counted than the queues have.
+        self._usage_stale = True
         #: Built on first use.
         self._root: Queue | None = None
         self._queues: dict[Department | Project, Queue] = {}
         self._tasks: dict[Task, Counted] = {}
         self._groups: dict[Group, Amounts] = {}
-        self._stale_tasks: dict[Task, None] = {}
-        self._stale_groups: dict[Group, None] = {}
         #: The set of nodes for which groups were counted: those that can never fit request nothing.
         self._topology = -1
         #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
         self.touched: list[Queue] = []
         #: Queues whose place among their siblings may have changed since projects were ranked.
         self.unranked: dict[Queue, None] = {}
+        #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
+        #: other pools may claim more than before, or less.
+        self._moved: dict[str, None] = {}
+        self._moved_next: dict[str, None] = {}
         #: The groups that did not fit, or have reserved slots, by request.
         self.by_request: dict[Request, dict[Group, None]] = {}
         self._request_of: dict[Group, Request] = {}
@@ -80,26 +98,15 @@ class QuotaIndex(PolicyIndex):
         self.request_changes = 0
         #: Those of some requests in the order of queues; and those of each leaf.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
-        self._placed: dict[Queue, list[Placed]] = {}
-        #: Leaves with such groups that would stay within their share; and those to check again.
+        self.placed: dict[Queue, list[Placed]] = {}
+        #: Leaves with such groups that would stay within their share.
         self._below_share: dict[Queue, None] = {}
-        self._shares_moved: dict[Queue, None] = {}
+        #: Queues with another standing or share, or other such groups, than when they were last
+        #: asked for.
+        self._changed_queues: dict[Queue, None] = {}
         #: Nodes that may release more than in the last cycle, by ordinal.
         self._changed_nodes: dict[int, None] = {}
         self._changed_nodes_next: dict[int, None] = {}
-        #: By project and priority.
-        self.victims: dict[Project, dict[int, Victims]] = {}
-        holders = (task for node in pool.nodes.values() for task in node.open.values())
-        for task in dict.fromkeys(holders):
-            if task.job.spec.preemptible:
-                for _ in self._may_be_preempted(task):
-                    pass
-        self._due = True
-        self._due_next = False
-        #: The same, of changes of the tasks that hold slots.
-        self._victims_due = True
-        self._victims_due_next = False
-        self._shares_changed = True
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
 
@@ -115,6 +122,8 @@ class QuotaIndex(PolicyIndex):
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
         if self._stale_tasks or self._stale_groups:
             self._count(state)
+        if self._usage_stale:
+            self._take_usages(state, self._root)
         return self._root
 
     def queue_of(self, state: ClusterState, project: Project) -> Queue:
@@ -125,7 +134,7 @@ class QuotaIndex(PolicyIndex):
     def divide(self, state: ClusterState) -> Queue:
         """Divide the pool where something changed; return the tree."""
         root = self.root(state)
-        total = self._total()
+        total = usable(self._pool)
         if total != root.fair:
             root.fair = root.allocatable = total
             # What may be reclaimed depends on the total, also where no share changes.
@@ -134,7 +143,7 @@ class QuotaIndex(PolicyIndex):
                 queue.divided = False
         if root.divide_below:
             moved: dict[Queue, None] = {}
-            self._shares_changed |= divide_tree(root, total, moved)
+            divide_tree(root, total, moved, self._usage_weight)
             self.unranked.update(moved)
             for queue in moved:
                 self._place_changed(queue)
@@ -146,7 +155,10 @@ class QuotaIndex(PolicyIndex):
         found = self._never_starts.get(group)
         if found is None:
             shape = group.shape
-            ask, leaf = requested(shape), self._queue(state, state.projects[shape.project])
+            ask, leaf = (
+                limited(self._pool, shape),
+                self._queue(state, state.projects[shape.project]),
+            )
             found = self._never_starts[group] = never_fits(self._pool, shape) or any(
                 exceeded(ask, queue.limit) is not None
                 or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
@@ -155,7 +167,7 @@ class QuotaIndex(PolicyIndex):
         return found
 
     def _place_changed(self, queue: Queue) -> None:
-        self._shares_moved[queue] = None
+        self._changed_queues[queue] = None
         for order in self._orders.values():
             order.changed(queue)
 
@@ -164,73 +176,66 @@ class QuotaIndex(PolicyIndex):
         """The nodes that may release more than in the last cycle, by ordinal."""
         return list(self._changed_nodes)
 
-    def below_share(self, state: ClusterState) -> Sequence[Queue]:
-        """Return the leaves that would stay within their share with one more of their tasks."""
+    def take_changed_queues(self, state: ClusterState) -> Sequence[Queue]:
+        """Return the queues with another standing or share, or other groups that did not fit, than
+        when they were last taken.
+        """
         self.divide(state)
-        for queue in self._shares_moved:
-            standing, fair = queue.standing, queue.fair
-            room = minus(fair, standing)
-            if any(exceeded(requested(group.shape), room) is None for group in queue.blocked):
+        changed = list(self._changed_queues)
+        self._changed_queues.clear()
+        for queue in changed:
+            room = minus(queue.fair, queue.standing)
+            asks = (requested(self._pool, group.shape) for group in queue.blocked)
+            if any(exceeded(ask, room) is None for ask in asks):
                 self._below_share[queue] = None
             else:
                 self._below_share.pop(queue, None)
-        self._shares_moved.clear()
+        return changed
+
+    @property
+    def below_share(self) -> Sequence[Queue]:
+        """The leaves that would stay within their share with one more of their tasks, as of the
+        last `take_changed_queues`.
+        """
         return list(self._below_share)
 
     def first_blocked(
         self,
-        view: PoolView,
+        state: ClusterState,
         requests: frozenset[Request],
+        source: BlockedGroups,
         passed: Set[Group],
-        within: Callable[[PoolView, Group], OrderKey],
     ) -> Group | None:
         """Return the first group in the order of queues that did not fit, of these requests and not
-        in `passed`, or None. `within` orders the groups of a leaf.
+        in `passed`, or None.
 
         An order is kept for each set of requests, of which there are at most `MAX_ORDERS`.
         """
-        self.divide(view.state)
+        self.divide(state)
+        for project in self.moved_elsewhere(state):
+            # Whether it is guaranteed what it deserves here depends on its other pools.
+            self._place_changed(self._queue(state, project))
         order = self._orders.pop(requests, None)
         if order is None:
             if len(self._orders) == MAX_ORDERS:
                 del self._orders[next(iter(self._orders))]
             leaves = [queue for queue in self._queues.values() if queue.blocked]
-            order = BlockedOrder(requests, leaves, all_over=view.options.order == "kai")
+            order = BlockedOrder(requests, leaves)
         self._orders[requests] = order
+        return order.first(source, passed)
 
-        def groups_of(leaf: Queue) -> list[Placed]:
-            found = self._placed.get(leaf)
-            if found is None:
-                found = self._placed[leaf] = sorted(
-                    (within(view, group), (first := group.first).key, id_order(first), group)
-                    for group in leaf.blocked
-                )
-            return found
-
-        return order.first(groups_of, passed)
-
-    def take_news(self, state: ClusterState) -> bool:
-        """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
-        self.divide(state)
-        return self._shares_changed or self._victims_due
-
-    def _total(self) -> Amounts:
-        """The amounts of the nodes that take tasks."""
-        key = "quota_total"
-        known: tuple[int, Amounts] | None = self._pool.policy_cache.get(key)
-        if known is None or known[0] != self._pool.topology:
-            total = NOTHING
-            for node in self._pool.nodes.values():
-                if node.usable:
-                    gpus = (node.gpus - len(node.disabled_slots)) * UNITS[0]
-                    total = plus(total, (gpus, node.cpu_milli, node.memory_mib))
-            known = self._pool.policy_cache[key] = (self._pool.topology, total)
-        return known[1]
+    def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+        """Yield the projects whose standing in another pool changed since the last cycle."""
+        for name, pool in sorted(state.pools.items()):
+            if name != self._pool.name and isinstance(pool.index, QuotaIndex):
+                for project in pool.index._moved:
+                    yield state.projects[project]
 
     # Counting
 
     def _build(self, state: ClusterState) -> Queue:
         root = Queue("", None, (0, 0))
+        self._built = True
         self._queues.clear()
         self.unranked.clear()
         self._tasks.clear()
@@ -239,13 +244,13 @@ class QuotaIndex(PolicyIndex):
         self.by_request.clear()
         self._request_of.clear()
         self._orders.clear()
-        self._placed.clear()
+        self.placed.clear()
         self._never_starts.clear()
         self._below_share.clear()
-        self._shares_moved.clear()
+        self._changed_queues.clear()
+        self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
-        holders = (task for node in self._pool.nodes.values() for task in node.open.values())
-        self._stale_tasks = dict.fromkeys((*holders, *self._pool.reserved))
+        self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
         return root
 
@@ -307,12 +312,26 @@ class QuotaIndex(PolicyIndex):
         for queue, before in wishes.items():
             _note_wish(queue, before)
 
+    def _take_usages(self, state: ClusterState, root: Queue) -> None:
+        """Give the queues the usages of the minute; have all of them divided again."""
+        self._usage_stale = False
+        queues = (root, *self._queues.values())
+        for queue in queues:
+            queue.usage_milli = 0
+            if self.follows_usage:
+                queue.divided, queue.divide_below = False, True
+        for project in state.projects.values():
+            usage = project.usage.get(self._pool.name)
+            if usage is not None:
+                for queue in self._queue(state, project).path:
+                    queue.usage_milli += usage.counted_milli
+
     def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
-        known = self._tasks.get(task, _NOTHING)
-        now = self._counted(task)
+        known = self._tasks.get(task, UNCOUNTED)
+        now = counted(task, self._pool.name)
         if now == known:
             return
-        if now == _NOTHING:
+        if now == UNCOUNTED:
             del self._tasks[task]
         else:
             self._tasks[task] = now
@@ -333,30 +352,6 @@ class QuotaIndex(PolicyIndex):
         self.touched.append(leaf)
         self._place_changed(leaf)
 
-    def _counted(self, task: Task) -> Counted:
-        held = leaving = returning = reserved = NOTHING
-        run, reservation = task.run, task.reserved
-        name = self._pool.name
-        if reservation is not None and reservation.pool_name == name:
-            reserved = placed(reservation.placements)
-        if run is not None and run.pool_name == name and run.open:
-            open_ = (
-                p
-                for replica, p in enumerate(run.placements)
-                if run.replicas[replica] < ReplicaState.RELEASED
-            )
-            amounts = placed(open_)
-            if not task.releasing:
-                held = amounts
-            elif reservation is None:
-                leaving = amounts
-                if isinstance(run.stop, PolicyStop):
-                    returning = amounts
-        firm = NOTHING
-        if not task.job.spec.preemptible:
-            firm = plus(plus(held, leaving), reserved)
-        return held, firm, leaving, returning, reserved
-
     def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
         shape = group.shape
@@ -370,7 +365,7 @@ class QuotaIndex(PolicyIndex):
         self._file_blocked(leaf, group)
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
-        now = times(requested(shape), counts)
+        now = times(requested(self._pool, shape), counts)
         if now == known:
             return
         if counts:
@@ -407,73 +402,55 @@ class QuotaIndex(PolicyIndex):
                 self.by_request[request] = {}
                 self.request_changes += 1
             self.by_request[request][group] = None
-        self._placed.pop(leaf, None)
+        self.placed.pop(leaf, None)
         self._place_changed(leaf)
 
     # Changes
 
     def filed(self, group: Group, code: WaitCode) -> None:
         """See `PolicyIndex.filed`."""
-        if self._root is not None:
+        if self._built:
             self._stale_groups[group] = None
 
     def unfiled(self, group: Group) -> None:
         """See `PolicyIndex.unfiled`."""
-        if self._root is not None:
+        if self._built:
             self._stale_groups[group] = None
 
     def node_changed(self, node: Node) -> None:
         """See `PolicyIndex.node_changed`."""
         self._changed_nodes[node.ordinal] = self._changed_nodes_next[node.ordinal] = None
 
+    def owner_of(self, job: Job) -> Project:
+        """See `ClaimingIndex.owner_of`."""
+        return job.project
+
     def standing_changed(self, task: Task) -> None:
         """See `PolicyIndex.standing_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        self._victims_due = self._victims_due_next = True
-        if self._root is not None:
-            self._stale_tasks[task] = None
+        super().standing_changed(task)
+        self._shares_stale = True
+        name = task.job.project.name
+        self._moved[name] = self._moved_next[name] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
-        self._due = self._due_next = self._shares_stale = True
-        if self._root is not None:
-            self._stale_groups[group] = None
+        super().queue_changed(group, job)
+        self._shares_stale = True
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
         self._root = None
+        self._built = False
         self._shares_stale = True
+
+    def usages_counted(self) -> None:
+        """See `PolicyIndex.usages_counted`."""
+        self._usage_stale = self._shares_stale = True
+        self._due |= self.follows_usage
 
     def nodes_changed(self) -> None:
         """See `PolicyIndex.nodes_changed`."""
         self._shares_stale = True
-
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`."""
-        self._due = self._due_next = True
-        self._victims_due = self._victims_due_next = True
-        return self._may_be_preempted(task)
-
-    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        priority = task.job.priority
-        of = self.victims.setdefault(task.job.project, {})
-        found = of.get(priority)
-        if found is None:
-            found = of[priority] = Victims(self._pool.name, priority)
-        found.add(task)
-        return iter((found,))
-
-    def input_changed(self, *, later: bool) -> None:
-        """See `PolicyIndex.input_changed`."""
-        self._due = True
-        self._due_next |= later
-        self._victims_due = True
-        self._victims_due_next |= later
-
-    @property
-    def due(self) -> bool:
-        """Whether a task may claim more than before."""
-        return self._due
 
     @property
     def shares_stale(self) -> bool:
@@ -486,31 +463,30 @@ class QuotaIndex(PolicyIndex):
 
     def cycle_ended(self) -> None:
         """See `PolicyIndex.cycle_ended`."""
-        self._due, self._due_next = self._due_next, False
-        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        super().cycle_ended()
+        self._moved, self._moved_next = self._moved_next, {}
         self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
-        self._shares_changed = False
         self.touched.clear()
 
     def kept(self) -> Mapping[str, Any]:
         """See `PolicyIndex.kept`."""
         return {
-            "due": self._due,
-            "due_next": self._due_next,
-            "victims_due": self._victims_due,
-            "victims_due_next": self._victims_due_next,
+            **super().kept(),
             "shares_stale": self._shares_stale,
+            "moved": list(self._moved),
+            "moved_next": list(self._moved_next),
             "changed_nodes": sorted(self._changed_nodes),
             "changed_nodes_next": sorted(self._changed_nodes_next),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
-        self._due, self._due_next = kept["due"], kept["due_next"]
-        self._victims_due = kept["victims_due"]
-        self._victims_due_next = kept["victims_due_next"]
+        super().restore(kept)
         # Snapshots from before shares were recorded have none.
         self._shares_stale = kept.get("shares_stale", True)
+        # Snapshots from before quotas were added up over pools have none.
+        self._moved = dict.fromkeys(kept.get("moved", ()))
+        self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
         self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
         self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
 

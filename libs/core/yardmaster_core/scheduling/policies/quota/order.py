@@ -13,12 +13,15 @@ from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolV
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     Amounts,
+    held,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
 from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey, queue_key
 from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: The key within a leaf, the order of admission, and the candidate.
@@ -130,8 +133,14 @@ class QueueOrder:
         return False
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
-        shape = entry[2][0].shape
-        return queue_key(queue, requested(shape), all_over=self._all_over)
+        return place_among_siblings(self._view, queue, entry[2][1], all_over=self._all_over)
+
+
+def place_among_siblings(view: PoolView, queue: Queue, task: Task, *, all_over: bool) -> QueueKey:
+    """Return the place of a queue that would start a pending task next."""
+    ask = requested(view.pool, task.job.shape)
+    guaranteed = not queue.is_project or stays_within_sum(view, task.job.project, ask)
+    return queue_key(queue, ask, all_over=all_over, guaranteed=guaranteed)
 
 
 class _Turn:
@@ -177,7 +186,7 @@ class _Turn:
 
 
 def in_victim_order(
-    leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+    pool: Pool, leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
 ) -> Iterator[Task]:
     """Yield the tasks of all leaves: the next one of the queue that would come last.
 
@@ -190,7 +199,7 @@ def in_victim_order(
     def key(queue: Queue, task: Task) -> QueueKey:
         own = queue_key(
             queue,
-            requested(task.job.shape),
+            held(pool, task),
             taken=taken.get(queue, NOTHING),
             all_over=all_over,
         )
@@ -207,7 +216,7 @@ def in_victim_order(
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)
-        amounts = requested(task.job.shape)
+        amounts = held(pool, task)
         for queue in leaf.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
         following = heads[leaf] = next(tasks[leaf], None)

@@ -20,7 +20,14 @@ T = TypeVar("T")
 MANY_ENTRIES: Final = 64
 
 
-def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over: bool) -> QueueKey:
+def queue_key(
+    queue: Queue,
+    task: Amounts,
+    *,
+    taken: Amounts = NOTHING,
+    all_over: bool,
+    guaranteed: bool = True,
+) -> QueueKey:
     """Return the place of a queue that would start a task of these amounts next.
 
     Args:
@@ -28,6 +35,7 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
         task: what the task requests.
         taken: what victims of the queue, found before, hold.
         all_over: whether a queue is above its share only if it is so in every resource.
+        guaranteed: whether a project stays within what it deserves in all its pools.
     """
     held, reserved = queue.held, queue.reserved
     gpu, cpu, memory = (
@@ -40,7 +48,8 @@ def queue_key(queue: Queue, task: Amounts, *, taken: Amounts = NOTHING, all_over
     above = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
     deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
     starved = (
-        (deserved_gpu is None or next_gpu <= deserved_gpu)
+        guaranteed
+        and (deserved_gpu is None or next_gpu <= deserved_gpu)
         and (deserved_cpu is None or next_cpu <= deserved_cpu)
         and (deserved_memory is None or next_memory <= deserved_memory)
     )

@@ -5,7 +5,7 @@ one pool. Amounts of a queue include those of the queues below it. Charging cost
 level.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
@@ -31,7 +31,8 @@ class Queue:
     __slots__ = (
         *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
         *("blocked", "held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
-        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "waiting", "weights"),
+        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "usage_milli", "waiting"),
+        "weights",
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -59,6 +60,8 @@ class Queue:
         #: Its share, and the most that it may hold without that others reclaim it.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
+        #: What its projects held in the past (`decayed_usage.py`).
+        self.usage_milli = 0
         #: Whether its children have shares, and whether they or queues below must be divided again.
         self.divided = False
         self.divide_below = True
@@ -68,6 +71,11 @@ class Queue:
         self.blocked: dict[Group, None] = {}
         #: Its part of the ranks of the projects below it (`ranks.py`), when they were last ranked.
         self.place: tuple[int, ...] = ()
+
+    @property
+    def is_project(self) -> bool:
+        """Whether it is a project, and no department."""
+        return bool(self.age[0])
 
     @property
     def standing(self) -> Amounts:
@@ -158,13 +166,16 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
 
 def _sum(queue: Queue) -> Bounds:
     """Return what the queues below deserve together; a project without a quota has no GPUs."""
-    if not queue.children:
-        return 0, None, None
+    return added(queue.children) if queue.children else (0, None, None)
+
+
+def added(queues: Sequence[Queue]) -> Bounds:
+    """Return what queues deserve together; unlimited if one of them deserves that."""
 
     def of(resource: int) -> int | None:
         total = 0
-        for child in queue.children:
-            deserved = child.deserved[resource]
+        for queue in queues:
+            deserved = queue.deserved[resource]
             if deserved is None:
                 return None
             total += deserved

@@ -20,14 +20,15 @@ The planner asks, in this order: `wake` (groups that may claim more than before)
 group in the order of the queues `may_start`, then the `claims`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
@@ -38,22 +39,29 @@ from yardmaster_core.scheduling.planner.policy import (
     QueueTraits,
     Rank,
 )
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    RESOURCES,
     SUFFIXES,
     UNLIMITED,
     exceeded,
+    limited,
     minus,
     placed,
     plus,
     requested,
 )
-from yardmaster_core.scheduling.policies.quota.blocked_order import Request
+from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
-from yardmaster_core.scheduling.policies.quota.order import QueueOrder
+from yardmaster_core.scheduling.policies.quota.order import QueueOrder, place_among_siblings
+from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
+from yardmaster_core.scheduling.policies.quota.queue_heap import QueueKey
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -68,6 +76,10 @@ ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
 }
 
 
+#: A year.
+MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaOptions:
     """The options of `quota`.
@@ -80,7 +92,9 @@ class QuotaOptions:
     the queues that it reclaims from; how much its fullness counts, 1000 for equally.
     `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
     the minimum run time against reclaim is that of the queue below the lowest common ancestor
-    (`lca`), or of the victim's own queue.
+    (`lca`), or of the victim's own queue. `usage_half_life_s`: after how long what a
+    project held counts half as much (0: it does not count); `usage_weight_permille`: how much that
+    counts when GPUs are divided beyond what is deserved.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -92,12 +106,17 @@ class QuotaOptions:
     saturation_permille: int = 1000
     preemption_delay_s: int = 0
     min_runtime_of: Literal["lca", "queue"] = "lca"
+    usage_half_life_s: int = 0
+    usage_weight_permille: int = 1000
 
     def __post_init__(self) -> None:
         if self.actions is not None and len(set(self.actions)) < len(self.actions):
             raise ValueError("each action once")
-        if min(self.max_moves, self.saturation_permille, self.preemption_delay_s) < 0:
+        numbers = (self.max_moves, self.saturation_permille, self.preemption_delay_s)
+        if min(*numbers, self.usage_half_life_s, self.usage_weight_permille) < 0:
             raise ValueError("numbers of 0 or more")
+        if self.usage_half_life_s > MAX_HALF_LIFE_S:
+            raise ValueError(f"a half-life of at most {MAX_HALF_LIFE_S} s")
 
     @property
     def in_order(self) -> tuple[Action, ...]:
@@ -141,23 +160,41 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
     preempted; else None.
 
-    Checked from the project up: the first queue that refuses is named.
+    Checked from the project up: the first queue that refuses is named. Only what the task requests
+    counts: a limit of GPUs that was lowered below what is held keeps no task without GPUs waiting.
     """
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, task.job.project)
-    ask = requested(group.shape)
+    ask = limited(view.pool, group.shape)
     own = task.reserved
+    # Its reserved slots here are part of what its queues use.
+    kept = own is not None and own.pool_name == view.pool.name
+    mine = placed(own.placements) if own is not None and kept else NOTHING
     for queue in leaf.ancestors():
-        if own is None:
-            found = exceeded(plus(queue.used, ask), queue.limit)
-            if found is not None and ask[found]:
-                return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
-        if not group.shape.preemptible and own is None:
-            found = exceeded(plus(queue.firm, ask), queue.deserved)
-            if found is not None and ask[found]:
+        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
+        if found is not None:
+            return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+        if not group.shape.preemptible:
+            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
+            if found is not None:
                 return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
+    if not group.shape.preemptible and own is None:
+        return _wait_for_sum(view, leaf, task)
     return None
+
+
+def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
+    """Return the wait reason of a task that cannot be preempted and is within what is deserved in
+    this pool, but beyond what its project deserves in all its pools; else None.
+    """
+    sums = sum_over_pools(view, task.job.project)
+    ask = limited(view.pool, task.job.shape)
+    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
+    if sums is None or found is None:
+        return None
+    known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
+    return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
@@ -182,13 +219,22 @@ def start_reason(view: PoolView, task: Task) -> Start:
     standing = leaf.standing
     if task.reserved is not None:
         standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(task.job.shape))
-    rule = "within_deserved" if exceeded(after, leaf.deserved) is None else "over_quota"
+    after = plus(standing, requested(view.pool, task.job.shape))
     deserved = leaf.deserved[0]
     numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
     if deserved is not None:
         numbers["deserved_milli"] = deserved
-    return Start(rule=rule, numbers=numbers)
+    if exceeded(after, leaf.deserved) is not None:
+        return Start(rule="over_quota", numbers=numbers)
+    sums = sum_over_pools(view, task.job.project)
+    if sums is not None:
+        in_all = sums.standing
+        if task.reserved is not None:
+            in_all = minus(in_all, placed(task.reserved.placements))
+        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
+        if found is not None:
+            return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
+    return Start(rule="within_deserved", numbers=numbers)
 
 
 def claims(options: QuotaOptions) -> tuple[Claim, ...]:
@@ -207,12 +253,23 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 
 def claimants(view: PoolView) -> Iterable[Group]:
-    """Return the groups that did not fit and may claim more than before."""
-    if not index_of(view).take_news(view.state):
-        return ()
-    waking = {"preempt": _preempting, "reclaim": _reclaiming, "consolidation": _moving}
+    """Return the groups that did not fit and may claim more than before, or wait for another reason
+    than the recorded one.
+
+    All groups whose project stays within its share may: what they may reclaim depends on what
+    others have, also in other pools.
+    """
+    changed = index_of(view).take_changed_queues(view.state)
     actions = view.options.claiming
-    return dict.fromkeys(group for action in actions for group in waking[action](view))
+    found: dict[Group, None] = {}
+    if "preempt" in actions:
+        found.update(dict.fromkeys(_preempting(view, changed)))
+    if "consolidation" in actions:
+        found.update(dict.fromkeys(_moving(view)))
+    if "reclaim" in actions:
+        found.update(dict.fromkeys(_reclaiming(view)))
+        found.update(dict.fromkeys(_outdated(view, changed)))
+    return found
 
 
 def _claims_for(view: PoolView, group: Group) -> bool:
@@ -222,37 +279,51 @@ def _claims_for(view: PoolView, group: Group) -> bool:
     return not group.shape.start_failed and could_fit(view.pool, group.shape)
 
 
-def _preempting(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that may preempt tasks of their project on nodes that changed."""
-    index, future = index_of(view), view.pool.future
+def _preempting(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
+    """Yield the groups that may preempt tasks of their project: on nodes that changed, or because
+    the project has another share or standing.
+    """
+    for queue in changed:
+        for leaf in queue.leaves():
+            for group in leaf.blocked:
+                if _claims_for(view, group) and claiming.has_own_victims(view, group.queue.first):
+                    yield group
+    index, pool = index_of(view), view.pool
     for ordinal in index.changed_nodes:
-        node, capacity = view.pool.nodes.get(ordinal), future.capacities.get(ordinal)
+        node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
         if node is None or capacity is None:
             continue
-        held: dict[Project, int] = {}
-        for (_, replica), task in node.open.items():
-            run = task.run
-            if run is not None and run.stop is None and task.job.spec.preemptible:
-                placement = run.placements[replica]
-                milli = placement.gpu_milli * len(placement.slots)
-                held[task.job.project] = held.get(task.job.project, 0) + milli
-        for project, milli in held.items():
+        for project, milli in _held_on(node).items():
             leaf = index.queue_of(view.state, project)
             for group in leaf.blocked:
                 shape = group.shape
-                gang = shape.replicas > 1 or shape.whole_nodes
-                most = leaf.held[0] + future.free_milli if gang else capacity.gpu_milli + milli
+                if shape.replicas > 1 or shape.whole_nodes:
+                    most = leaf.held[0] + pool.future.free_milli
+                else:
+                    most = capacity.gpu_milli + milli
                 if (
-                    shape.total_gpu_milli <= most
+                    pool.least_milli(shape) <= most
                     and _claims_for(view, group)
                     and claiming.has_own_victims(view, group.queue.first)
                 ):
                     yield group
 
 
+def _held_on(node: Node) -> dict[Project, int]:
+    """Return the gpu_milli that preemptible tasks of each project hold on a node."""
+    held: dict[Project, int] = {}
+    for (_, replica), task in node.open.items():
+        run = task.run
+        if run is not None and run.stop is None and task.job.spec.preemptible:
+            placement = run.placements[replica]
+            milli = placement.gpu_milli * len(placement.slots)
+            held[task.job.project] = held.get(task.job.project, 0) + milli
+    return held
+
+
 def _reclaiming(view: PoolView) -> Iterator[Group]:
     """Yield the groups whose project stays within its share."""
-    for leaf in index_of(view).below_share(view.state):
+    for leaf in index_of(view).below_share:
         for group in leaf.blocked:
             if _claims_for(view, group) and claiming.stays_within_share(view, group.queue.first):
                 yield group
@@ -288,9 +359,51 @@ def _may_claim(view: PoolView, group: Group) -> bool:
     )
 
 
+def _outdated(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
+    """Yield the groups of changed queues that wait for another reason than the recorded one."""
+    for queue in changed:
+        for leaf in queue.leaves():
+            for group in leaf.blocked:
+                if _claims_for(view, group) and _share_decides_now(
+                    view, group.queue.first, group.waits[view.pool.name][0]
+                ):
+                    yield group
+
+
+class _Blocked:
+    """`BlockedGroups` of a cycle."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._view = view
+        self._placed = index_of(view).placed
+        self._all_over = view.options.order == "kai"
+        self._within = by_priority if self._all_over else firm_first
+
+    def groups_of(self, leaf: Queue) -> list[Placed]:
+        """See `BlockedGroups`."""
+        found = self._placed.get(leaf)
+        if found is None:
+            found = self._placed[leaf] = sorted(
+                (
+                    self._within(self._view, group),
+                    (first := group.first).key,
+                    id_order(first),
+                    group,
+                )
+                for group in leaf.blocked
+            )
+        return found
+
+    def key(self, queue: Queue, group: Group) -> QueueKey:
+        """See `BlockedGroups`."""
+        return place_among_siblings(self._view, queue, group.first, all_over=self._all_over)
+
+
 def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) -> Group | None:
-    within = by_priority if view.options.order == "kai" else firm_first
-    return index_of(view).first_blocked(view, requests, passed, within)
+    source: _Blocked | None = view.memo.get("blocked")
+    if source is None:
+        source = view.memo["blocked"] = _Blocked(view)
+    return index_of(view).first_blocked(view.state, requests, source, passed)
 
 
 def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
@@ -315,8 +428,8 @@ def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]
     tops: dict[Queue, None] = {}
     for project in projects:
         leaf = index.queue_of(view.state, project)
-        limited = (queue for queue in leaf.path if queue.limit != UNLIMITED)
-        tops[next(limited, leaf)] = None
+        bounded = (queue for queue in leaf.path if queue.limit != UNLIMITED)
+        tops[next(bounded, leaf)] = None
     for top in tops:
         for leaf in top.leaves():
             for group in list(leaf.blocked):
@@ -336,16 +449,68 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     delay_ms = claiming.delayed_until_ms(view, task)
     if delay_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
-    until_ms: list[int] = view.memo.get(("protected", task), [])
-    if not until_ms:
-        return None
-    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
-    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+    return protected_wait(view, task)
+
+
+def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task that neither fits nor found victims, with the numbers of its
+    project's share.
+
+    They are those of the resource of which the project would hold more than its share, so that it
+    takes nothing from others; else `others_above` is the number of projects that it may take from.
+    """
+    if not _may_ever_reclaim(view, task):
+        return wait
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
+    decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
+    suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
+    numbers = {
+        f"asked_{suffix}": ask[decided],
+        f"fair_share_{suffix}": leaf.fair[decided],
+        f"used_{suffix}": leaf.standing[decided],
+    }
+    if deserved is not None:
+        numbers[f"deserved_{suffix}"] = deserved
+    if above is None:
+        numbers["others_above"] = view.memo.get(("others_above", task), 0)
+    return replace(wait, numbers={**wait.numbers, **numbers})
+
+
+def _above_share(view: PoolView, task: Task) -> int | None:
+    """Return the first resource of which the task's project would hold more than its share, or
+    None.
+    """
+    index_of(view).divide(view.state)
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
+
+
+def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
+    return "reclaim" in view.options.claiming and not task.shape.start_failed
+
+
+def _share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
+    """Whether a task is above its project's share of a resource that its wait reason does not name,
+    so that the reason is out of date.
+    """
+    if not _may_ever_reclaim(view, task):
+        return False
+    above = _above_share(view, task)
+    if above is None:
+        return False
+    numbers = wait.numbers
+    return "others_above" in numbers or f"fair_share_{SUFFIXES[above]}" not in numbers
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
     """Return a new index of a pool with this policy."""
-    return QuotaIndex(pool, by_weight=options.over_quota == "weight")
+    return QuotaIndex(
+        pool,
+        by_weight=options.over_quota == "weight",
+        usage_half_life_ms=options.usage_half_life_s * 1000,
+        usage_weight=Fraction(options.usage_weight_permille, 1000),
+    )
 
 
 def failed_last(traits: QueueTraits) -> Rank:
@@ -391,6 +556,7 @@ QUOTA: Final = Policy(
     claims=claims,
     starts_on_idle=starts_on_idle,
     min_runtime_wait=min_runtime_wait,
+    no_victims_wait=no_victims_wait,
     equivalence=equivalence,
     wake=claimants,
     offer=offer,

@@ -1,9 +1,12 @@
 """Appliers of pools, departments and projects."""
 
+from collections.abc import Collection
+
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import ENDED_LEAVE
+from yardmaster_core.rules import DEPARTMENTS_NEST, ENDED_LEAVE
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
 from yardmaster_core.scheduling.state.appliers.claimants import set_rank
+from yardmaster_core.scheduling.state.appliers.usages import follow_half_life
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -40,22 +43,27 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """Give the pool the index of its policy, which also tells which tasks are equal."""
-    before = pool.index.per_job
+    former = pool.index
     pool.index = state.policies.index(pool)
+    follow_half_life(state, pool, former.usage_half_life_ms)
+    if former.follows_pools or pool.index.follows_pools:
+        for other in state.pools.values():
+            if other.index.follows_pools:
+                other.index.input_changed(later=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if pool.index.per_job == before:
+    if (pool.index.per_job, pool.index.per_user) == (former.per_job, former.per_user):
         return
     for other in state.pools.values():
         other.index.claimants_changed()
     for job in state.jobs.values():
-        separate = state.any_per_job(job.spec.pools)
-        if separate == job.separate:
+        separation = state.separation(job.spec.pools)
+        if separation == (job.separate, job.by_user):
             continue
         waiting = [task for task in job.tasks if task.group is not None]
         for task in waiting:
             state.dequeue(task)
-        job.set_separate(separate)
+        job.set_separate(*separation)
         state.dirty[job] = None
         for task in waiting:
             state.enqueue(task)
@@ -79,9 +87,12 @@ def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> No
 def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV1, _: str) -> None:
     if event.level is adm.Level.DEPARTMENT:
         department = _department(state, event.name)
+        left = state.chain_of(department)
         department.config = event.department
         department.revision = event.revision
+        state.nest_departments()
         state.dirty[department] = None
+        _moved(state, left, state.chain_of(department))
     else:
         parent = event.project.department if event.project is not None else None
         project = project_of(state, event.name, parent)
@@ -91,13 +102,35 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
     for pool in state.pools.values():
         pool.index.claimants_changed()
         pool.index.input_changed(later=False)
-        for task in pool.reserved:
-            if event.name in (task.job.project.name, task.job.project.department.name):
-                schedule_decision(state, task)
         for group in pool.groups.values():
-            owner = state.projects[group.shape.project]
-            if event.name in (owner.name, owner.department.name):
+            if event.name in _owners(state, state.projects[group.shape.project]):
                 state.wake(pool, group)
+    _check_reservations(state, {event.name})
+
+
+def _owners(state: ClusterState, project: Project) -> tuple[str, ...]:
+    """The names of a project and of the departments above it whose limits it counts towards."""
+    if state.rules < DEPARTMENTS_NEST:
+        return project.name, project.department.name
+    return project.name, *state.chain_of(project.department)
+
+
+def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
+    """Have the planner decide whether tasks of these projects and departments keep their slots."""
+    for pool in state.pools.values():
+        for task in pool.reserved:
+            if not set(owners).isdisjoint(_owners(state, task.job.project)):
+                schedule_decision(state, task)
+
+
+def _moved(state: ClusterState, left: tuple[str, ...], joined: tuple[str, ...]) -> None:
+    """The departments that tasks left hold less, and those that they joined more."""
+    if state.rules < DEPARTMENTS_NEST or left == joined:
+        return
+    for owner in left:
+        for pool, group in state.limited.get(owner, ()):
+            state.wake(pool, group)
+    _check_reservations(state, joined)
 
 
 def _department(state: ClusterState, name: str) -> Department:
@@ -139,3 +172,4 @@ def _move_project(state: ClusterState, project: Project, department: Department)
     project.department = department
     for waits_in, group in state.limited_in(old):
         state.wake(waits_in, group)
+    _moved(state, state.chain_of(old), state.chain_of(department))

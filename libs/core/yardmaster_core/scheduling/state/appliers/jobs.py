@@ -16,9 +16,10 @@ from yardmaster_schemas.events import admissions as adm
 def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: str) -> None:
     known = state.jobs.get(event.job_id)
     if known is not None:
-        if (known.project.name, known.spec, known.submitted_ms, known.details) == (
+        content = (known.project.name, known.spec, known.submitted_ms, known.details, known.user)
+        if content == (
             *(event.project, event.spec, event.submitted_at_ms),
-            event.details,
+            *(event.details, event.user),
         ):
             return  # a repeat
         raise ImpossibleEvent(
@@ -28,10 +29,16 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
     if project is None:
         project = project_of(state, event.project, event.department)
     job = Job(
-        event.job_id, state.next_job, project, event.spec, event.submitted_at_ms, event.details
+        event.job_id,
+        state.next_job,
+        project,
+        event.spec,
+        event.submitted_at_ms,
+        event.details,
+        event.user,
     )
     state.next_job += 1
-    job.set_separate(state.any_per_job(event.spec.pools))
+    job.set_separate(*state.separation(event.spec.pools))
     state.jobs[job.id] = job
     state.dirty[job] = None
     for name in event.spec.pools:

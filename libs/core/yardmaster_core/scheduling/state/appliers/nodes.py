@@ -1,6 +1,7 @@
 """Appliers about nodes: joins, cordons, drains, silence, loss."""
 
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.rules import GPU_MEMORY
 from yardmaster_core.scheduling.state.appliers.attempts import (
     close_replica,
     note_accepted,
@@ -139,6 +140,8 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
         state.dirty[node] = None
         if node.executors != event.executors:
             _change_executors(state, node, event.executors)
+        if not node.gpu_memory_mib and (memory_mib := _gpu_memory_of(state, event)):
+            _set_gpu_memory(state, node, memory_mib)
         return
     if node.open:
         node.pending = event
@@ -172,6 +175,22 @@ def _change_executors(
         state.wake_all(pool)
 
 
+def _gpu_memory_of(state: ClusterState, event: nev.NodeJoinedV1) -> int:
+    # Snapshots of older rules do not have it.
+    return event.gpu_memory_mib if state.rules >= GPU_MEMORY else 0
+
+
+def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
+    """Set the memory of a node's GPUs, which was unknown."""
+    node.gpu_memory_mib = memory_mib
+    pool = state.pool_of(node)
+    if pool is not None:
+        for index, capacity in pool.capacities_of(node):
+            index.set_gpu_memory(capacity, memory_mib)
+        pool.nodes_changed()
+        state.wake_all(pool)
+
+
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     """Install a new incarnation of a node, on which nothing runs."""
     _uninstall(state, node)
@@ -187,6 +206,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.share_limits = event.share_limits
     node.address = event.address
     node.gpus = event.gpus
+    node.gpu_memory_mib = _gpu_memory_of(state, event)
     node.cpu_milli = event.cpu_milli
     node.memory_mib = event.memory_mib
     node.port_first = event.port_first
@@ -206,9 +226,10 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
 
 def install_capacity(state: ClusterState, node: Node, pool: Pool) -> None:
     """Add a node to the indexes of `pool`, with all its capacity free."""
-    node.free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    node.future = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    node.max_free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    size = (node.gpus, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
+    node.free = NodeCapacity(node.ordinal, *size)
+    node.future = NodeCapacity(node.ordinal, *size)
+    node.max_free = NodeCapacity(node.ordinal, *size)
     node.pool_name = pool.name
     pool.nodes[node.ordinal] = node
     for index, capacity in pool.capacities_of(node):

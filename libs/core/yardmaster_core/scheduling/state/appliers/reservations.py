@@ -121,7 +121,9 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     pool.reserved[task] = None
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
-    _count(state, task, reservation, 1)
+    usage = pool.usage_by_job.get(task.job)
+    held = usage.tasks.get(task, 0) if usage is not None else 0
+    pool.count_reserved(task, reservation, reservation.gpu_milli - held)
     pool.index.standing_changed(task)
 
 
@@ -133,22 +135,9 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
         state.nodes[placement.node].reserved.pop(task, None)
         if reservation.free[replica]:
             set_free(pool, reservation, replica, is_free=False)
-    _count(state, task, reservation, -1)
+    pool.count_reserved(task, reservation, -reservation.counted)
     pool.index.standing_changed(task)
     _shift(state, reservation, take=False)
-
-
-def _count(state: ClusterState, task: Task, reservation: Reservation, sign: int) -> None:
-    milli = sign * reservation.gpu_milli
-    if not milli:
-        return
-    held = state.pools[reservation.pool_name].reserved_milli
-    for owner in (task.job, task.job.project, task.job.project.department):
-        left = held.get(owner, 0) + milli
-        if left:
-            held[owner] = left
-        else:
-            del held[owner]
 
 
 def _shift(state: ClusterState, reservation: Reservation, *, take: bool) -> None:

@@ -1,0 +1,180 @@
+"""The base of indexes of policies under which tasks claim slots from other owners: what each task
+counts as, which tasks may be preempted, and whether tasks may claim more than before.
+
+Changes only mark tasks and groups as stale. The index of a policy counts them again, from the facts
+of the state, when the policy next reads it, so a cycle costs what changed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Generic, TypeVar
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.preemptible import Victims
+from yardmaster_core.scheduling.policies.quota.amounts import (
+    NOTHING,
+    UNITS,
+    Amounts,
+    placed,
+    plus,
+)
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_schemas.reasons import PolicyStop
+
+#: What a task counts as: held, firm, leaving, returning, reserved.
+Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
+UNCOUNTED: Final[Counted] = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+
+O = TypeVar("O")  # noqa: E741
+
+
+def counted(task: Task, pool: str) -> Counted:
+    """Return what a task counts as in a pool.
+
+    Of what it is about to release (`leaving`), `returning` is what it will request again. `firm` is
+    all of it if the task cannot be preempted.
+    """
+    held = leaving = returning = reserved = NOTHING
+    run, reservation = task.run, task.reserved
+    if reservation is not None and reservation.pool_name == pool:
+        reserved = placed(reservation.placements)
+    if run is not None and run.pool_name == pool and run.open:
+        open_ = (
+            p
+            for replica, p in enumerate(run.placements)
+            if run.replicas[replica] < ReplicaState.RELEASED
+        )
+        amounts = placed(open_)
+        if not task.releasing:
+            held = amounts
+        elif reservation is None:
+            leaving = amounts
+            if isinstance(run.stop, PolicyStop):
+                returning = amounts
+    firm = NOTHING
+    if not task.job.spec.preemptible:
+        firm = plus(plus(held, leaving), reserved)
+    return held, firm, leaving, returning, reserved
+
+
+class ClaimingIndex(PolicyIndex, Generic[O]):
+    """The changed tasks and groups of owners, and the tasks that may be preempted."""
+
+    preempts = True
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        #: Whether all was counted once; before, changes are not noted.
+        self._built = False
+        self._stale_tasks: dict[Task, None] = {}
+        self._stale_groups: dict[Group, None] = {}
+        #: By owner and priority.
+        self.victims: dict[O, dict[int, Victims]] = {}
+        for task in holders(pool):
+            if task.job.spec.preemptible:
+                for _ in self._may_be_preempted(task):
+                    pass
+        self._due = True
+        self._due_next = False
+        #: The same, of changes of the tasks that hold slots.
+        self._victims_due = True
+        self._victims_due_next = False
+
+    def owner_of(self, job: Job) -> O:
+        """Return the owner of a job's tasks."""
+        raise NotImplementedError
+
+    def running(self, view: PoolView, owner: O, *, below: int | None = None) -> Iterator[Task]:
+        """Yield the preemptible tasks of an owner, the lowest priority and latest submission first;
+        with `below` those of a lower priority only.
+        """
+        of = self.victims.get(owner, {})
+        for priority in sorted(of, reverse=True):
+            if below is not None and priority <= below:
+                return
+            scan = view.memo.get(("victims", owner, priority))
+            if scan is None:
+                scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
+            # Whether the scan has a task that started since it began depends on former entries.
+            yield from (task for task in scan if task not in view.placed)
+
+    def standing_changed(self, task: Task) -> None:
+        """See `PolicyIndex.standing_changed`."""
+        self._due = self._due_next = True
+        self._victims_due = self._victims_due_next = True
+        if self._built:
+            self._stale_tasks[task] = None
+
+    def queue_changed(self, group: Group, job: Job) -> None:
+        """See `PolicyIndex.queue_changed`."""
+        self._due = self._due_next = True
+        if self._built:
+            self._stale_groups[group] = None
+
+    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+        """See `PolicyIndex.may_be_preempted`."""
+        self._due = self._due_next = True
+        self._victims_due = self._victims_due_next = True
+        return self._may_be_preempted(task)
+
+    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
+        priority = task.job.priority
+        of = self.victims.setdefault(self.owner_of(task.job), {})
+        found = of.get(priority)
+        if found is None:
+            found = of[priority] = Victims(self._pool.name, priority)
+        found.add(task)
+        return iter((found,))
+
+    def input_changed(self, *, later: bool) -> None:
+        """See `PolicyIndex.input_changed`."""
+        self._due = True
+        self._due_next |= later
+        self._victims_due = True
+        self._victims_due_next |= later
+
+    @property
+    def due(self) -> bool:
+        """Whether a task may claim more than before."""
+        return self._due
+
+    def cycle_ended(self) -> None:
+        """See `PolicyIndex.cycle_ended`."""
+        self._due, self._due_next = self._due_next, False
+        self._victims_due, self._victims_due_next = self._victims_due_next, False
+
+    def kept(self) -> Mapping[str, bool]:
+        """See `PolicyIndex.kept`."""
+        return {
+            "due": self._due,
+            "due_next": self._due_next,
+            "victims_due": self._victims_due,
+            "victims_due_next": self._victims_due_next,
+        }
+
+    def restore(self, kept: Mapping[str, bool]) -> None:
+        """See `PolicyIndex.restore`."""
+        self._due, self._due_next = kept["due"], kept["due_next"]
+        self._victims_due = kept["victims_due"]
+        self._victims_due_next = kept["victims_due_next"]
+
+
+def holders(pool: Pool) -> dict[Task, None]:
+    """Return the tasks that hold slots of a pool."""
+    return dict.fromkeys(task for node in pool.nodes.values() for task in node.open.values())
+
+
+def usable(pool: Pool) -> Amounts:
+    """Return the amounts of the nodes that take tasks."""
+    key = "usable"
+    known: tuple[int, Amounts] | None = pool.policy_cache.get(key)
+    if known is None or known[0] != pool.topology:
+        total = NOTHING
+        for node in pool.nodes.values():
+            if node.usable:
+                gpus = (node.gpus - len(node.disabled_slots)) * UNITS[0]
+                total = plus(total, (gpus, node.cpu_milli, node.memory_mib))
+        known = pool.policy_cache[key] = (pool.topology, total)
+    return known[1]

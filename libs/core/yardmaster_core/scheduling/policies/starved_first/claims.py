@@ -1,0 +1,108 @@
+"""The victims that a task of a starved owner may take slots from.
+
+A task may preempt others if its owner holds less than its equal part. Each victim leaves an owner
+that holds more than its part, and more than the task's owner will hold with it; and afterwards no
+such owner holds less than the task's owner did before. So a preemption starves none more than the
+owner that it helps was, and lowers the larger one of two owners: no two owners take slots from each
+other in turn, also where equal parts are no whole tasks, or tasks differ in size.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import takewhile
+from typing import Final
+
+from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
+from yardmaster_core.scheduling.policies.starved_first.index import Owner, index_of
+from yardmaster_core.scheduling.state.tasks import Task
+
+
+def may_claim(view: PoolView, task: Task) -> bool:
+    """Whether an owner may lose tasks to the owner of `task`, and the task could fit then."""
+    index = index_of(view)
+    owner = index.owner(task.job)
+    asked = view.pool.most_milli(task.job.shape)
+    if not asked or owner.standing >= index.part(owner):
+        return False
+    most = next(index.above(), None)
+    if most is None or most.standing <= owner.standing + asked:
+        return False
+    # If a task stops that could not be preempted, more will be free than `could_fit` counts.
+    return view.pool.stopping_firm > 0 or could_fit(view.pool, task.job.shape)
+
+
+def victims(view: PoolView, task: Task) -> Iterator[Task]:
+    """Yield the tasks that `task` may preempt, each time the next one of the owner that would hold
+    the most without those before: the lowest priority first, then the latest submission.
+    """
+    if not may_claim(view, task):
+        return
+    index = index_of(view)
+    now = index.owner(task.job).standing
+    after = now + view.pool.most_milli(task.job.shape)
+    owners = takewhile(lambda owner: owner.standing > after, index.above())
+    following = next(owners, None)
+    tasks: dict[Owner, Iterator[Task]] = {}
+    # By what owners hold without those before.
+    heap = [] if following is None else [(-following.standing, following.name, following)]
+    while heap:
+        negative, name, owner = heappop(heap)
+        if owner is following:
+            tasks[owner] = unprotected(view, task, index.running(view, name))
+            following = next(owners, None)
+            if following is not None:
+                heappush(heap, (-following.standing, following.name, following))
+        victim = next(tasks[owner], None)
+        if victim is None:
+            continue
+        held = index.held_by(victim)
+        # A task that is too large alone would hide smaller ones of its node.
+        if owner.standing - held >= now:
+            yield victim
+            negative += held
+        heappush(heap, (negative, name, owner))
+
+
+def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted together: each one leaves an owner that, with those
+    before it gone, still holds more than its equal part, and more than the task's owner will; and
+    none of these owners holds less than the task's owner does now.
+    """
+    index = index_of(view)
+    now = index.owner(task.job).standing
+    after = now + view.pool.most_milli(task.job.shape)
+    left: dict[Owner, int] = {}
+    for victim in stopped:
+        owner = index.owner(victim.job)
+        remaining = left.get(owner, owner.standing)
+        if remaining <= max(index.part(owner), after):
+            return False
+        left[owner] = remaining - index.held_by(victim)
+    return all(remaining >= now for remaining in left.values())
+
+
+def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
+    """Return why `victim` is preempted for `task`."""
+    index = index_of(view)
+    owner, starved = index.owner(victim.job), index.owner(task.job)
+    kind, name = owner.name
+    return StopReason(
+        rule="above_equal_part",
+        for_task=task.id,
+        numbers={
+            "fair_share_milli": index.part(owner),
+            "used_milli": owner.standing,
+            "for_fair_share_milli": index.part(starved),
+            "for_used_milli": starved.standing,
+            "held_milli": index.held_by(victim),
+            "asked_milli": view.pool.most_milli(task.job.shape),
+        },
+        about=name if kind == "project" else None,
+    )
+
+
+PREEMPT: Final = Claim(
+    victims=victims, stop_reason=stop_reason, permits=may_preempt, applies=may_claim
+)

@@ -1,0 +1,300 @@
+"""The index of `starved_first`: what the tasks of each owner hold and request, and the equal parts.
+
+A change of an owner costs a search in the sorted list of owners. The level up to which the pool is
+divided is computed again, in n log n of the owners, only if it may have moved: an owner whose wish
+is above the level before and after a change moves nothing.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.quota.claiming_index import (
+    ClaimingIndex,
+    counted,
+    holders,
+    usable,
+)
+from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_level
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import LIMITED
+from yardmaster_schemas.reasons import WaitCode
+
+#: `user` or `project`, and the id or name.
+OwnerName = tuple[str, str]
+#: What a task counts as, in gpu_milli: standing, firm, returning.
+Milli = tuple[int, int, int]
+NOTHING: Milli = (0, 0, 0)
+#: A limit keeps tasks with these wait reasons from starting.
+AT_LIMIT = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
+
+
+class Owner:
+    """A user or project in one pool, with amounts in gpu_milli."""
+
+    __slots__ = ("firm", "name", "pending", "returning", "standing", "waiting")
+
+    def __init__(self, name: OwnerName) -> None:
+        self.name = name
+        #: What its tasks hold and will not release, and what is reserved for them; the part of it
+        #: of tasks that cannot be preempted.
+        self.standing = self.firm = 0
+        #: What its preempted tasks release and will request again; what its pending tasks request.
+        self.returning = self.pending = 0
+        #: Its groups with pending tasks, by the request of one task.
+        self.waiting: dict[int, dict[Group, None]] = {}
+
+    @property
+    def wish(self) -> int:
+        """The amount that its tasks hold and request."""
+        return self.standing + self.returning + self.pending
+
+    def part(self, level: int) -> int:
+        """Its equal part of a pool that is divided up to `level`."""
+        return min(self.wish, max(self.firm, level))
+
+
+class OwnersIndex(ClaimingIndex[OwnerName]):
+    """The owners of a pool."""
+
+    def __init__(self, pool: Pool, *, by_user: bool) -> None:
+        self.per_user = by_user
+        super().__init__(pool)
+        #: Owners that hold or request something, or have pending tasks.
+        self.owners: dict[OwnerName, Owner] = {}
+        #: The same, sorted by what they hold, then by name.
+        self._sorted: list[tuple[int, OwnerName]] = []
+        #: Owners that are being counted, with firm and wish before.
+        self._changing: dict[Owner, tuple[int, int]] = {}
+        self._tasks: dict[Task, Milli] = {}
+        #: The owner and the request of a task of each group, and what its tasks count as.
+        self._groups: dict[Group, tuple[Owner, int, int]] = {}
+        #: The set of nodes for which groups were counted: those that can never fit request nothing.
+        self._topology = -1
+        #: None: it must be computed again.
+        self._level: int | None = None
+        #: The level when groups were woken in this cycle, and in the last complete one.
+        self._level_now: int | None = None
+        self._level_before: int | None = None
+        #: Groups that a limit keeps from starting.
+        self._limited: dict[Group, None] = {}
+        for group in pool.groups.values():
+            if group.queue.live and pool.name in group.waits:
+                self.filed(group, group.waits[pool.name][0].code)
+        #: Owners whose amounts changed in this cycle, in order; `OwnerOrder` reads on from where it
+        #: was.
+        self.touched: list[Owner] = []
+        #: Projects whose rank may have changed since they were ranked.
+        self.unranked: dict[str, None] = {}
+
+    def owner_of(self, job: Job) -> OwnerName:
+        """Return the submitting user; or the project, also of a job whose user is not known."""
+        if self.per_user and job.user is not None:
+            return "user", job.user
+        return "project", job.project.name
+
+    # Reading
+
+    def owner(self, job: Job) -> Owner:
+        """Return the owner of a job's tasks, with all changes counted."""
+        self.count()
+        return self._owner(self.owner_of(job))
+
+    def level(self) -> int:
+        """Return the level up to which the pool is divided."""
+        self.count()
+        if self._level is None:
+            total = usable(self._pool)[0]
+            self._level = equal_level(total, ((o.firm, o.wish) for o in self.owners.values()))
+        return self._level
+
+    def part(self, owner: Owner) -> int:
+        """Return the equal part of an owner."""
+        return owner.part(self.level())
+
+    def above(self) -> Iterator[Owner]:
+        """Yield the owners that hold more than their equal parts, those with the most first."""
+        level = self.level()
+        for standing, name in reversed(self._sorted):
+            if standing <= level:
+                return
+            owner = self.owners[name]
+            if standing > owner.part(level):
+                yield owner
+
+    def below(self) -> Iterator[Owner]:
+        """Yield the owners that hold less than their equal parts, those with the fewest first."""
+        level = self.level()
+        for standing, name in self._sorted:
+            if standing >= level:
+                return
+            owner = self.owners[name]
+            if standing < owner.part(level):
+                yield owner
+
+    def take_news(self) -> bool:
+        """Whether the parts, or the tasks that may be preempted, changed since the last cycle."""
+        self._level_now = self.level()
+        return self._level_now != self._level_before or self._victims_due
+
+    def held_by(self, task: Task) -> int:
+        """Return what a task holds and will not release, and what is reserved for it."""
+        self.count()
+        return self._tasks.get(task, NOTHING)[0]
+
+    # Counting
+
+    def count(self) -> None:
+        """Count what changed."""
+        pool = self._pool
+        if not self._built:
+            self._build()
+        if self._topology != pool.topology:
+            self._topology = pool.topology
+            self._level = None
+            self._stale_groups.update(dict.fromkeys(pool.groups.values()))
+        for task in self._stale_tasks:
+            self._count_task(task)
+        self._stale_tasks.clear()
+        for group in self._stale_groups:
+            self._count_group(group)
+        self._stale_groups.clear()
+        for owner, (firm, wish) in self._changing.items():
+            self._note_change(owner, firm, wish)
+        self._changing.clear()
+
+    def _build(self) -> None:
+        self._built = True
+        self.owners.clear()
+        self._sorted.clear()
+        self._tasks.clear()
+        self._groups.clear()
+        self.touched.clear()
+        self.unranked = {each.name: None for each in self._pool.ranked if isinstance(each, Project)}
+        self._level = None
+        self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
+        self._stale_groups = dict.fromkeys(self._pool.groups.values())
+
+    def _owner(self, name: OwnerName) -> Owner:
+        owner = self.owners.get(name)
+        if owner is None:
+            owner = self.owners[name] = Owner(name)
+            insort(self._sorted, (0, name))
+        return owner
+
+    def _count_task(self, task: Task) -> None:
+        before = self._tasks.get(task, NOTHING)
+        held, firm, _, returning, reserved = counted(task, self._pool.name)
+        standing = held[0] + reserved[0]
+        now = (standing, standing if firm[0] else 0, returning[0])
+        if now == before:
+            return
+        if now == NOTHING:
+            del self._tasks[task]
+        else:
+            self._tasks[task] = now
+        more = [a - b for a, b in zip(now, before, strict=True)]
+        self._change(self._owner(self.owner_of(task.job)), *more)
+
+    def _count_group(self, group: Group) -> None:
+        known = self._groups.pop(group, None)
+        if known is not None:
+            owner, asked, milli = known
+            of = owner.waiting[asked]
+            del of[group]
+            if not of:
+                del owner.waiting[asked]
+            self._change(owner, pending=-milli)
+        if not group.pending:
+            return
+        owner = self._owner(self.owner_of(group.first.job))
+        asked = self._pool.most_milli(group.shape)
+        milli = asked * self._counting(group)
+        self._groups[group] = owner, asked, milli
+        owner.waiting.setdefault(asked, {})[group] = None
+        self._change(owner, pending=milli)
+
+    def _counting(self, group: Group) -> int:
+        """The number of pending tasks of a group that count towards the wish of its owner: those
+        that could start, and have no reserved slots.
+        """
+        if group in self._limited or group.shape.start_failed:
+            return 0
+        if never_fits(self._pool, group.shape):
+            return 0
+        return group.queue.live
+
+    def _change(
+        self, owner: Owner, standing: int = 0, firm: int = 0, returning: int = 0, pending: int = 0
+    ) -> None:
+        self._changing.setdefault(owner, (owner.firm, owner.wish))
+        owner.firm += firm
+        owner.returning += returning
+        owner.pending += pending
+        if standing:
+            del self._sorted[bisect_left(self._sorted, (owner.standing, owner.name))]
+            owner.standing += standing
+            insort(self._sorted, (owner.standing, owner.name))
+
+    def _note_change(self, owner: Owner, firm: int, wish: int) -> None:
+        """Note that an owner may have another place and part; before, it had this firm and wish.
+
+        A task that starts changes what its owner holds and requests, but not the wish.
+        """
+        level, now = self._level, owner.wish
+        changed = (firm, wish) != (owner.firm, now)
+        if (
+            changed
+            and level is not None
+            and (min(wish, now) <= level or max(firm, owner.firm) > level)
+        ):
+            self._level = None
+        self.touched.append(owner)
+        if not self.per_user:
+            self.unranked[owner.name[1]] = None
+        if not now and not owner.waiting:
+            del self.owners[owner.name]
+            del self._sorted[bisect_left(self._sorted, (0, owner.name))]
+
+    # Changes
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """See `PolicyIndex.filed`."""
+        if code in AT_LIMIT:
+            self._limited[group] = None
+            self._limits_changed(group)
+
+    def unfiled(self, group: Group) -> None:
+        """See `PolicyIndex.unfiled`."""
+        if group in self._limited:
+            del self._limited[group]
+            self._limits_changed(group)
+
+    def _limits_changed(self, group: Group) -> None:
+        self._due = self._due_next = True
+        if self._built:
+            self._stale_groups[group] = None
+
+    def claimants_changed(self) -> None:
+        """See `PolicyIndex.claimants_changed`."""
+        self._built = False
+
+    def nodes_changed(self) -> None:
+        """See `PolicyIndex.nodes_changed`."""
+        self._due = True
+
+    def cycle_ended(self) -> None:
+        """See `PolicyIndex.cycle_ended`."""
+        super().cycle_ended()
+        self._level_before, self._level_now = self._level_now, None
+        self.touched.clear()
+
+
+def index_of(view: PoolView) -> OwnersIndex:
+    """Return the index of a pool with this policy."""
+    index = view.pool.index
+    assert isinstance(index, OwnersIndex), "the pool has another policy"
+    return index

@@ -1,0 +1,90 @@
+"""The order of pending tasks: the owner that holds the fewest GPUs first."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Final
+
+from yardmaster_core.scheduling.planner.group_queue import id_order
+from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
+from yardmaster_core.scheduling.policies.starved_first.index import Owner, index_of
+from yardmaster_core.scheduling.state.tasks import Group, Task
+
+#: The place within the owner, the turn, the order of admission, and the candidate.
+Waiting = tuple[OrderKey, int, int, Candidate]
+
+#: The first place of a group is `FAILED` if the last starts of its tasks failed.
+FAILED: Final = 1
+
+
+class OwnerOrder:
+    """`CandidateOrder` by owner, evaluated again after each start.
+
+    An owner is represented by its first task, by priority, then by submission. That task has all
+    its turns, so that it also preempts others, before the next task is considered. Of owners that
+    hold equally much the one comes first whose task was submitted first. Groups whose last starts
+    failed come after all others.
+    """
+
+    def __init__(self, view: PoolView) -> None:
+        self._view = view
+        self._waiting: dict[Owner, list[Waiting]] = {}
+        #: Owners, each by its newest entry; older entries are skipped.
+        self._heap: list[tuple[OrderKey, int, Owner]] = []
+        self._newest: dict[Owner, int] = {}
+        #: Owners whose place may be another one now, and how many changes of owners are known.
+        self._stale: dict[Owner, None] = {}
+        self._followed = 0
+
+    def __bool__(self) -> bool:
+        """See `CandidateOrder`."""
+        return bool(self._waiting)
+
+    def place(self, group: Group, task: Task) -> OrderKey:
+        """See `CandidateOrder.place`."""
+        return FAILED * group.shape.start_failed, group.priority, *task.key
+
+    def push(self, candidate: Candidate) -> None:
+        """See `CandidateOrder.push`."""
+        group, task, _, turn = candidate
+        owner = index_of(self._view).owner(task.job)
+        entry = (self.place(group, task), turn, id_order(task), candidate)
+        heappush(self._waiting.setdefault(owner, []), entry)
+        self._stale[owner] = None
+
+    def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
+        """See `CandidateOrder.pop`."""
+        self._refresh()
+        heap = self._heap
+        while heap:
+            _, number, owner = heap[0]
+            if number != self._newest[owner]:
+                heappop(heap)
+                continue
+            waiting = self._waiting[owner]
+            candidate = waiting[0][-1]
+            if must_wait(candidate[0]):
+                return None
+            heappop(waiting)
+            if not waiting:
+                del self._waiting[owner]
+            self._stale[owner] = None
+            return candidate
+        return None
+
+    def comes_first(self, group: Group, task: Task, turn: int) -> bool:
+        """See `CandidateOrder.comes_first`; after a start the order is another one."""
+        return False
+
+    def _refresh(self) -> None:
+        """Compute the places of owners again that may have changed."""
+        index = index_of(self._view)
+        index.count()
+        self._stale.update(dict.fromkeys(index.touched[self._followed :]))
+        self._followed = len(index.touched)
+        for owner in self._stale:
+            number = self._newest[owner] = self._newest.get(owner, 0) + 1
+            waiting = self._waiting.get(owner)
+            if waiting:
+                (failed, _, *submitted), *_ = waiting[0]
+                heappush(self._heap, ((failed, owner.standing, *submitted), number, owner))
+        self._stale.clear()

@@ -1,0 +1,185 @@
+"""`starved_first`: the owner that holds the fewest GPUs comes first, whatever it submits.
+
+After Run:ai's post on fair scheduling with a two-level heap: a heap of owners by the GPUs allocated
+to them, and for each owner a heap of its tasks by priority, then by submission.
+
+- After each start the owners are compared again (`order.py`). Tasks start on any idle capacity.
+- The pool is divided equally among the owners that hold or request GPUs (`equal_parts.py`). What an
+  owner does not request goes to the others.
+- A task that does not fit, of an owner below its equal part, may preempt tasks of owners above
+  theirs, if it starts then (`claims.py`). These return to the queue of their owner.
+
+So neither more tasks nor higher priorities give an owner more: a priority only orders the tasks of
+one owner. Tasks without GPUs start where they fit; they hold nothing and preempt nothing.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
+from yardmaster_core.scheduling.planner.policy import (
+    CandidateOrder,
+    Claim,
+    OrderKey,
+    Policy,
+    PoolView,
+    QueueTraits,
+    Rank,
+)
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
+from yardmaster_core.scheduling.policies.starved_first.claims import PREEMPT
+from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex, index_of
+from yardmaster_core.scheduling.policies.starved_first.order import OwnerOrder
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_schemas.events.decisions import Among
+from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.reasons import Start, WaitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarvedFirstOptions:
+    """`owners`: the pool is divided among users or among projects. A job that was admitted before
+    rules 8 names no user; it belongs to its project.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    owners: Literal["user", "project"] = "user"
+
+
+#: Wait codes of tasks that may find victims although no slots were released.
+CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
+
+
+def candidates(view: PoolView, _: int) -> CandidateOrder:
+    """Return the order of one cycle."""
+    return OwnerOrder(view)
+
+
+def may_start(_: PoolView, __: Group, ___: Task) -> None:
+    """A task starts wherever it fits: only its place in the order depends on its owner."""
+
+
+def start_reason(view: PoolView, task: Task) -> Start:
+    """Return the rule by which `task` starts: within the equal part of its owner, or beyond."""
+    index = index_of(view)
+    owner = index.owner(task.job)
+    part, standing = index.part(owner), owner.standing - index.held_by(task)
+    within = standing + view.pool.most_milli(task.job.shape) <= part
+    return Start(
+        rule="within_equal_part" if within else "beyond_equal_part",
+        numbers={"fair_share_milli": part, "used_milli": standing},
+    )
+
+
+def claims(_: StarvedFirstOptions) -> tuple[Claim, ...]:
+    """Return the way in which a task may preempt others."""
+    return (PREEMPT,)
+
+
+def claimants(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that did not fit and may claim more than before."""
+    index = index_of(view)
+    most = next(index.above(), None) if index.take_news() else None
+    if most is None:
+        return
+    pool = view.pool
+    for owner in index.below():
+        for asked, groups in owner.waiting.items():
+            if not asked or owner.standing + asked >= most.standing:
+                continue
+            for group in groups:
+                wait = group.waits.get(pool.name)
+                if wait is not None and wait[0].code in CLAIMING and could_fit(pool, group.shape):
+                    yield group
+
+
+def equivalence(view: PoolView, group: Group) -> Hashable:
+    """Return the properties on which the result for a group depends, apart from its request."""
+    return index_of(view).owner_of(group.queue.first.job), group.shape.project
+
+
+def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
+    """Return a new index of a pool with this policy."""
+    return OwnersIndex(pool, by_user=options.owners == "user")
+
+
+def failed_last(traits: QueueTraits) -> Rank:
+    """Tasks whose last starts failed after all others."""
+    return (traits.failed,)
+
+
+def always_in_rank(_: QueueTraits) -> bool:
+    """Whether the ranks of projects order these tasks."""
+    return True
+
+
+def by_priority(_: StarvedFirstOptions, traits: QueueTraits) -> Rank:
+    """Order within an owner, before the submission."""
+    return (traits.priority,)
+
+
+def ranked(options: StarvedFirstOptions) -> Among | None:
+    """The kind of the claimants; users have no recorded ranks."""
+    return Among.PROJECT if options.owners == "project" else None
+
+
+def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
+    """Yield the projects whose rank is not the recorded one, with their rank: what they hold.
+
+    A project without pending tasks has none. A project stays in `unranked` until its recorded rank
+    is found to be right, because a draft may be rolled back.
+    """
+    index = index_of(view)
+    index.count()
+    for name in list(index.unranked):
+        project = view.state.projects[name]
+        owner = index.owners.get(("project", name))
+        rank = (owner.standing,) if owner is not None and owner.waiting else ()
+        if rank == project.ranks.get(view.pool.name, ()):
+            del index.unranked[name]
+        else:
+            yield project, rank
+
+
+def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """The order of the listed queue, which `OwnerOrder` replaces in a cycle."""
+    standing = index_of(view).owner(task.job).standing if view.options.owners == "project" else 0
+    return 0, standing, group.priority, task.key
+
+
+def project_shares(view: PoolView) -> Mapping[str, int]:
+    """Return the equal parts of projects that hold or request GPUs; those of users have no names
+    that a metric may show.
+    """
+    index = index_of(view)
+    level = index.level()
+    return {name: o.part(level) for (kind, name), o in index.owners.items() if kind == "project"}
+
+
+STARVED_FIRST: Final = Policy(
+    name="starved_first",
+    version=1,
+    options=StarvedFirstOptions,
+    order=listed_order,
+    candidates=candidates,
+    may_start=may_start,
+    start_reason=start_reason,
+    claims=claims,
+    min_runtime_wait=protected_wait,
+    equivalence=equivalence,
+    wake=claimants,
+    index=owners_index,
+    place=failed_last,
+    in_rank=always_in_rank,
+    within=by_priority,
+    claimants=ranked,
+    ranks=changed_ranks,
+    project_shares=project_shares,
+)

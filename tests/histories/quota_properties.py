@@ -1,0 +1,504 @@
+"""The properties of histories of the policy `quota`, computed from the facts of the state.
+
+`Queues` computes what each queue of a pool deserves, holds and gets, level by level, without the
+policy's index. `Batch` is what the planner decides at once for one task: its victims, the slots
+reserved for it, and those reserved for victims that are moved.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from operator import add, sub
+from typing import Final
+
+from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies import options_of
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.reasons import PolicyStop
+
+Queue = Department | Project
+#: gpu_milli, cpu_milli, memory_mib.
+Amounts = tuple[int, int, int]
+#: The same; None: unlimited.
+Bounds = tuple[int | None, int | None, int | None]
+
+NONE: Final[Amounts] = (0, 0, 0)
+#: Shares beyond what is deserved are multiples of these.
+UNITS: Final[Amounts] = (1000, 1, 1)
+RESOURCES: Final = range(3)
+#: Numbers of a stop for a consolidation.
+MOVE_NUMBERS: Final = {"held_milli", "asked_milli"}
+
+
+def plus(a: Amounts, b: Amounts) -> Amounts:
+    """Return the sum."""
+    gpu, cpu, memory = map(add, a, b)
+    return gpu, cpu, memory
+
+
+def minus(a: Amounts, b: Amounts) -> Amounts:
+    """Return the difference."""
+    gpu, cpu, memory = map(sub, a, b)
+    return gpu, cpu, memory
+
+
+def exceeds(amounts: Amounts, bounds: Bounds, *, of: Amounts = (1, 1, 1)) -> bool:
+    """Whether more than the bound is held of a resource of which `of` has some."""
+    return any(
+        bound is not None and amount > bound and bool(asked)
+        for amount, bound, asked in zip(amounts, bounds, of, strict=True)
+    )
+
+
+def added(rows: Sequence[Bounds]) -> Bounds:
+    """Return the sum; what is unlimited in one row is unlimited."""
+    gpu, cpu, memory = (
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for amounts in zip(*rows, strict=True)
+    )
+    return gpu, cpu, memory
+
+
+def smaller(a: Bounds, b: Bounds) -> Bounds:
+    """Return the smaller bound of each resource."""
+    gpu, cpu, memory = (
+        min((bound for bound in pair if bound is not None), default=None)
+        for pair in zip(a, b, strict=True)
+    )
+    return gpu, cpu, memory
+
+
+def asked_by(pool: Pool, task: Task) -> Amounts:
+    """Return what a task requests of a pool; on whole nodes with the CPUs and memory of one."""
+    shape, resources = task.job.shape, task.job.spec.resources
+    cpu, memory = resources.cpu_milli * shape.replicas, resources.memory_mib * shape.replicas
+    return pool.most_milli(shape), cpu, memory
+
+
+def lost_with(pool: Pool, victim: Task) -> Amounts:
+    """Return what a queue loses with a task: GPUs as they are placed."""
+    run = victim.run
+    assert run is not None
+    _, cpu, memory = asked_by(pool, victim)
+    return sum_of(run.placements)[0], cpu, memory
+
+
+def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
+    """Return what replicas hold together."""
+    total = NONE
+    for each in placements:
+        milli = each.gpu_milli * len(each.slots)
+        total = plus(total, (milli, each.cpu_milli, each.memory_mib))
+    return total
+
+
+@dataclass(slots=True)
+class Held:
+    """What the tasks of a queue hold, without and with what they will release, and request."""
+
+    standing: Amounts = NONE
+    used: Amounts = NONE
+    #: Of `used`, what tasks that cannot be preempted hold.
+    firm: Amounts = NONE
+    requested: Amounts = NONE
+
+
+class Queues:
+    """The queues of a pool at one moment, by their departments and projects."""
+
+    def __init__(self, state: ClusterState, pool: Pool) -> None:
+        assert pool.config is not None
+        self.state = state
+        self.pool = pool
+        options = options_of(pool.config.policy)
+        assert isinstance(options, QuotaOptions)
+        self._by_weight = options.over_quota == "weight"
+        follows = options.usage_half_life_s > 0
+        self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
+        every: list[Queue] = [*state.departments.values(), *state.projects.values()]
+        self._ages = {queue: at for at, queue in enumerate(every)}
+        self._above = {queue: self._parent(queue) for queue in self._ages}
+        self._usage = dict.fromkeys(self._ages, 0)
+        for project in state.projects.values():
+            usage = project.usage.get(pool.name)
+            for queue in self.path(project):
+                self._usage[queue] += usage.counted_milli if usage is not None else 0
+        self.held = {queue: Held() for queue in self._ages}
+        for task in state.tasks.values():
+            self._count(task)
+        for group in pool.groups.values():
+            shape = group.shape
+            if group.queue.live and not shape.start_failed and not never_fits(pool, shape):
+                for task in group.queue.in_order():
+                    for queue in self.path(task.job.project):
+                        one = self.held[queue]
+                        one.requested = plus(one.requested, asked_by(pool, task))
+        self.total = self._total()
+
+    @cached_property
+    def in_all(self) -> list["Queues"] | None:
+        """The queues of all pools with this policy; None: this is the only one."""
+        pools = [
+            pool
+            for pool in self.state.pools.values()
+            if pool.config is not None and pool.config.policy.name == "quota"
+        ]
+        return [Queues(self.state, pool) for pool in pools] if len(pools) > 1 else None
+
+    def has_more_in_all(self, project: Project, more: Amounts) -> bool:
+        """Whether a project with `more` has more in all pools than it deserves in all."""
+        if self.in_all is None:
+            return False
+        for queues in self.in_all:
+            more = plus(more, queues.held[project].standing)
+        return exceeds(more, added([each.deserved(project) for each in self.in_all]))
+
+    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools than it
+        deserves in all, of resources of which `of` has some.
+        """
+        firm = NONE
+        for queues in self.in_all or ():
+            firm = plus(firm, queues.held[project].firm)
+        bounds = [each.deserved(project) for each in self.in_all or ()]
+        return bool(bounds) and exceeds(firm, added(bounds), of=of)
+
+    @cached_property
+    def fair(self) -> dict[Queue, Amounts]:
+        """The share of each queue."""
+        shares: dict[Queue, Amounts] = {}
+        self._divide(None, self.total, shares)
+        return shares
+
+    def _parent(self, queue: Queue) -> Department | None:
+        if isinstance(queue, Project):
+            return queue.department
+        parent = queue.config.parent if queue.config is not None else None
+        return self.state.departments.get(parent) if parent is not None else None
+
+    def path(self, project: Project) -> tuple[Queue, ...]:
+        """Return a project and the departments above it, from the top."""
+        found: list[Queue] = [project]
+        while (above := self._above[found[-1]]) is not None:
+            found.append(above)
+        return tuple(reversed(found))
+
+    def differing(self, one: Task, other: Task) -> tuple[Queue, Queue]:
+        """Return the first queues, from the top, that differ on the paths of two tasks."""
+        paths = self.path(one.job.project), self.path(other.job.project)
+        return next((a, b) for a, b in zip(*paths, strict=False) if a is not b)
+
+    def _count(self, task: Task) -> None:
+        name, run, reservation = self.pool.name, task.run, task.reserved
+        standing = leaving = returning = NONE
+        if reservation is not None and reservation.pool_name == name:
+            standing = sum_of(reservation.placements)
+        if run is not None and run.pool_name == name:
+            states = zip(run.replicas, run.placements, strict=True)
+            held = sum_of([p for state, p in states if state < ReplicaState.RELEASED])
+            if not task.releasing:
+                standing = plus(standing, held)
+            elif reservation is None:
+                leaving = held
+                if isinstance(run.stop, PolicyStop):
+                    returning = held
+        for queue in self.path(task.job.project):
+            one = self.held[queue]
+            one.standing = plus(one.standing, standing)
+            one.used = plus(one.used, plus(standing, leaving))
+            one.requested = plus(one.requested, plus(standing, returning))
+            if not task.job.spec.preemptible:
+                one.firm = plus(one.firm, plus(standing, leaving))
+
+    def _total(self) -> Amounts:
+        total = NONE
+        for node in self.pool.nodes.values():
+            if node.usable:
+                gpus = sum(slot not in node.disabled for slot in range(node.gpus))
+                total = plus(total, (gpus * 1000, node.cpu_milli, node.memory_mib))
+        return total
+
+    # What is configured
+
+    def _quota(self, queue: Queue) -> Quota | None:
+        return queue.config.quotas.get(self.pool.name) if queue.config is not None else None
+
+    def _below(self, queue: Queue | None) -> list[Queue]:
+        return [each for each in self._ages if self._above[each] is queue]
+
+    def deserved(self, queue: Queue) -> Bounds:
+        """Return its quota; of a department without one, that of the queues in it together."""
+        quota = self._quota(queue)
+        if quota is not None:
+            gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
+            return gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib
+        below = [self.deserved(each) for each in self._below(queue)]
+        return added(below) if below else (0, None, None)
+
+    def limit(self, queue: Queue) -> Bounds:
+        """Return its limit, which is what it deserves if over-quota is off."""
+        quota = self._quota(queue)
+        if quota is None:
+            return None, None, None
+        limits = quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib
+        if quota.over_quota:
+            return limits
+        return smaller(limits, self.deserved(queue))
+
+    # Shares
+
+    def _divide(self, parent: Queue | None, total: Amounts, shares: dict[Queue, Amounts]) -> None:
+        below = self._below(parent)
+        gpus, cpus, memories = (self._shares(below, total[i], i) for i in RESOURCES)
+        for at, queue in enumerate(below):
+            shares[queue] = gpus[at], cpus[at], memories[at]
+            self._divide(queue, shares[queue], shares)
+
+    def _shares(self, siblings: list[Queue], total: int, i: int) -> list[int]:
+        weights = [self._weight(queue, i) for queue in siblings]
+        if not self._by_weight and not any(weights):
+            weights = [1] * len(siblings)
+        demands = []
+        for at, (queue, weight) in enumerate(zip(siblings, weights, strict=True)):
+            limit, wish = self.limit(queue)[i], self.held[queue].requested[i]
+            demands.append(
+                QueueDemand(
+                    name=str(at),
+                    rank=queue.config.rank if queue.config is not None else 100,
+                    deserved=self.deserved(queue)[i],
+                    wish=wish if limit is None else min(wish, limit),
+                    weight=weight,
+                    age=self._ages[queue],
+                    usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,
+                )
+            )
+        found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
+        return [found[demand.name] for demand in demands]
+
+    def _weight(self, queue: Queue, i: int) -> int:
+        quota = self._quota(queue)
+        if not self._by_weight:
+            return self.deserved(queue)[i] or 0
+        return quota.over_quota_weight if quota is not None and i == 0 else 1
+
+    def most(self, queue: Queue) -> Amounts:
+        """Return the most that it may hold without that queues beyond what they deserve reclaim it:
+        its share, or what it deserves.
+        """
+
+        def of(i: int) -> int:
+            deserved, limit = self.deserved(queue)[i], self.limit(queue)[i]
+            most = self.total[i] if deserved is None else max(deserved, self.fair[queue][i])
+            return most if limit is None else min(most, limit)
+
+        return of(0), of(1), of(2)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is decided at once for one task that does not fit."""
+
+    for_task: str
+    pool: str
+    stops: list[dec.PreemptionRequestedV2]
+    #: The slots reserved for the task, and for victims that are moved, by task.
+    reserved: dict[str, dec.SlotsReservedV1] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> list[str]:
+        """The victims that are moved."""
+        return [stop.task_id for stop in self.stops if stop.stop.rule == "moved"]
+
+    @property
+    def stopped(self) -> list[str]:
+        """The victims that are not moved."""
+        return [stop.task_id for stop in self.stops if stop.stop.rule != "moved"]
+
+    @property
+    def action(self) -> str:
+        """The action of the policy, by the numbers of its stops."""
+        numbers = self.stops[0].stop.numbers
+        if "for_priority" in numbers:
+            return "preempt"
+        return "consolidation" if set(numbers) == MOVE_NUMBERS else "reclaim"
+
+
+def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch | None:
+    """Return what is decided for the task for which `quota` preempts others from that decision on;
+    None if none begins there.
+    """
+    first = decisions[at]
+    before = decisions[at - 1] if at else None
+    if not isinstance(first, dec.PreemptionRequestedV2) or first.stop.policy != "quota":
+        return None
+    for_task = first.stop.for_task
+    assert for_task is not None
+    if isinstance(before, dec.PreemptionRequestedV2) and before.stop.for_task == for_task:
+        return None
+    run = state.task(first.task_id).run
+    assert run is not None
+    batch = Batch(for_task, run.pool_name, [])
+    for decision in decisions[at:]:
+        match decision:
+            case dec.PreemptionRequestedV2() if not batch.reserved:
+                if decision.stop.for_task != for_task:
+                    break
+                batch.stops.append(decision)
+            case dec.SlotsReservedV1():
+                if decision.task_id not in (for_task, *batch.moved):
+                    break
+                batch.reserved[decision.task_id] = decision
+            case _:
+                break
+    return batch
+
+
+# The properties
+
+
+def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
+    """Whether the project of the task would be above its share, in the state before."""
+    queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
+    project = task.job.project
+    after = plus(queues.held[project].standing, asked_by(queues.pool, task))
+    for victim in map(state.task, batch.stopped):
+        if victim.job.project is project:
+            after = minus(after, lost_with(queues.pool, victim))
+    return exceeds(after, queues.most(project))
+
+
+def check_batch(state: ClusterState, batch: Batch) -> None:
+    """Check what is decided for a task, in the state before."""
+    pool = state.pools[batch.pool]
+    assert pool.config is not None
+    claimant = state.task(batch.for_task)
+    options = options_of(pool.config.policy)
+    assert isinstance(options, QuotaOptions)
+    own = batch.reserved.get(batch.for_task)
+    assert own is not None, f"{batch.for_task} gets no slots for its victims"
+    assert own.victims == len(batch.stops)
+    for task_id in batch.moved:
+        to = batch.reserved.get(task_id)
+        assert to is not None, f"{task_id} is moved, but no slots are reserved for it"
+        run = state.task(task_id).run
+        assert run is not None
+        assert slots_of(to.placements) != slots_of(run.placements), f"{task_id} moves to its slots"
+    queues = Queues(state, pool)
+    victims = [state.task(task_id) for task_id in batch.stopped]
+    _ran_long_enough(queues, claimant, batch, options.min_runtime_of == "queue")
+    if batch.action == "consolidation":
+        assert not victims, f"{victims[0].id} stops, but is not moved"
+        assert len(batch.moved) <= options.max_moves, (
+            f"{len(batch.moved)} tasks move for {claimant.id}"
+        )
+    elif batch.action == "preempt":
+        firm = options.order == "document" and not claimant.job.spec.preemptible
+        for victim in map(state.task, (*batch.stopped, *batch.moved)):
+            assert victim.job.project is claimant.job.project
+            assert firm or victim.job.priority > claimant.job.priority
+    else:
+        _loses_only_what_is_not_its_own(queues, claimant, victims, options.saturation_permille)
+
+
+def _loses_only_what_is_not_its_own(
+    queues: Queues, claimant: Task, victims: Sequence[Task], saturation_permille: int
+) -> None:
+    """Each victim leaves a queue that holds more than its share; or more than it deserves (in the
+    pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
+    the claimant's does not become fuller.
+    """
+    ask, leaf = asked_by(queues.pool, claimant), claimant.job.project
+    after = plus(queues.held[leaf].standing, ask)
+    fair = queues.fair[leaf]
+    assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
+    left = {queue: held.standing for queue, held in queues.held.items()}
+    involved = ask
+    pairs = {}
+    for victim in victims:
+        own, its = queues.differing(claimant, victim)
+        pairs[its] = own
+        # A limit below what is deserved holds, so the rest may be taken.
+        deserved = smaller(queues.deserved(its), queues.limit(its))
+        what = f"{its.name} loses {victim.id}, but holds {left[its]}"
+        taken = minus(left[its], queues.held[its].standing)
+        more_in_all = isinstance(its, Project) and queues.has_more_in_all(its, taken)
+        assert more_in_all or exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
+        claimed = plus(queues.held[own].standing, ask)
+        guaranteed = not queues.has_more_in_all(leaf, ask)
+        if not guaranteed or exceeds(claimed, queues.deserved(own)):
+            most = queues.most(its)
+            assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
+        for queue in queues.path(victim.job.project):
+            left[queue] = minus(left[queue], lost_with(queues.pool, victim))
+        involved = plus(involved, lost_with(queues.pool, victim))
+    for its, own in pairs.items():
+        claimed = plus(left[own], ask)
+        for i in RESOURCES:
+            own_fair, its_fair = queues.fair[own][i], queues.fair[its][i]
+            if involved[i] and own_fair and its_fair and claimed[i] > own_fair:
+                fuller = claimed[i] * its_fair * saturation_permille
+                assert fuller < left[its][i] * own_fair * 1000, (
+                    f"{own.name} fills up past {its.name}"
+                )
+
+
+def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue: bool) -> None:
+    """No task is preempted, reclaimed or moved within the minimum run time of its queues."""
+    for stop in batch.stops:
+        victim = queues.state.task(stop.task_id)
+        path = queues.path(victim.job.project)
+        if batch.action == "consolidation":
+            continue
+        if batch.action == "reclaim" and not by_own_queue:
+            path = path[: path.index(queues.differing(claimant, victim)[1]) + 1]
+        seconds = 0
+        for queue in path:
+            config = queue.config
+            if config is not None:
+                preempt, reclaim = config.preempt_min_runtime_s, config.reclaim_min_runtime_s
+                own = preempt if batch.action == "preempt" else reclaim
+                seconds = seconds if own is None else own
+        run = victim.run
+        assert run is not None
+        if seconds:
+            assert run.running_ms, f"{victim.id} does not run yet, its queue protects {seconds} s"
+            ran_ms = queues.state.now_ms - run.running_ms
+            assert ran_ms >= seconds * 1000, f"{victim.id} ran {ran_ms} ms of {seconds} s"
+
+
+def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
+    """No level holds more than its limit, nor of tasks that cannot be preempted more than it
+    deserves, after a task started or got reserved slots.
+    """
+    pool = state.pools[pool_name]
+    queues, ask = Queues(state, pool), asked_by(pool, task)
+    if task.job.shape.whole_nodes:
+        # How many nodes it gets is not known before; the CPUs and memory of one count.
+        ask = ask[0], 0, 0
+    for queue in queues.path(task.job.project):
+        held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
+        assert not exceeds(held.used, limit, of=ask), (
+            f"{task.id} takes {queue.name} to {held.used}, its limit is {limit}"
+        )
+        if not task.job.spec.preemptible:
+            assert not exceeds(held.firm, deserved, of=ask), (
+                f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
+            )
+    if not task.job.spec.preemptible:
+        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
+
+
+def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the node, incarnation and slots of all replicas, in one order."""
+    return sorted((each.node, each.incarnation, each.slots) for each in placements)

@@ -1,0 +1,373 @@
+"""The policy `starved_first`: the owner with the fewest GPUs first, and equal parts."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped, waits
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.rules import USERS_ADMITTED
+from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_level
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.reasons import WaitCode
+
+PROJECTS = {"owners": "project"}
+
+
+class OwnersCell(QuotaCell):
+    """A cell whose agents do at once what they are asked to."""
+
+    def __init__(self, nodes: dict[str, int], **options: Any) -> None:
+        Cell.__init__(self, policy="starved_first", **options)
+        for name, gpus in nodes.items():
+            self.node(name, gpus)
+
+    def cycle(self, **options: Any) -> list[Event]:
+        """Run a cycle, and check all indexes."""
+        decided = super().cycle(**options)
+        assert_sound(self.state)
+        return decided
+
+    def gpus_of(self, *owners: str) -> list[float]:
+        """The GPUs that tasks of each user or project hold."""
+        held = dict.fromkeys(owners, 0.0)
+        for task in self.state.tasks.values():
+            owner = task.job.user or task.job.project.name
+            if task.run is not None and owner in held:
+                held[owner] += task.job.shape.total_gpu_milli / 1000
+        return list(held.values())
+
+    def submit_all(self, user: str, jobs: int, **spec: Any) -> list[str]:
+        """Submit jobs of one GPU each; return their names."""
+        names = [f"{user}{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(jobs)]
+        for name in names:
+            self.submit(name, user=user, **spec)
+        return names
+
+
+# The pictures of the post
+
+
+def test_bob_holds_4_gpus_and_alice_asks_for_2_each_has_2() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit_all("bob", 4)
+    cell.run()
+    assert cell.gpus_of("bob") == [4]
+    cell.submit_all("alice", 2)
+    decided = cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+    assert stopped(decided) == ["bobad", "bobac"]
+
+
+def test_the_same_if_bobs_tasks_have_the_highest_priority_and_50_more_are_pending() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit_all("bob", 54, priority=1)
+    cell.run()
+    cell.submit_all("alice", 2, priority=99)
+    decided = cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+    assert len(stopped(decided)) == 2
+
+
+def test_the_same_for_one_task_of_2_gpus_on_2_nodes() -> None:
+    cell = OwnersCell({"n1": 2, "n2": 2})
+    cell.submit_all("bob", 54, priority=1)
+    cell.run()
+    cell.submit("gang", user="alice", replicas=2, priority=99)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+
+
+# Order
+
+
+def test_the_owner_with_the_fewest_gpus_comes_first_after_each_start() -> None:
+    cell = OwnersCell({"n1": 6})
+    cell.submit_all("bob", 6, priority=1)
+    cell.submit_all("alice", 6, priority=99)
+    cell.submit_all("carol", 1)
+    assert started(cell.cycle()) == ["bobaa", "aliceaa", "carolaa", "bobab", "aliceab", "bobac"]
+
+
+def test_an_owners_tasks_come_by_priority_then_by_submission() -> None:
+    cell = OwnersCell({"n1": 2})
+    for name, priority in (("late", 50), ("high", 10), ("mid", 50)):
+        cell.submit(name, user="alice", priority=priority)
+    assert started(cell.cycle()) == ["high", "late"]
+
+
+def test_a_task_that_fits_nowhere_lets_the_next_one_of_its_owner_and_of_others_start() -> None:
+    cell = OwnersCell({"n1": 2})
+    cell.submit("large", user="alice", gpus=8, priority=1)
+    cell.submit("small", user="alice")
+    cell.submit("other", user="bob")
+    assert started(cell.cycle()) == ["small", "other"]
+
+
+def test_a_user_is_one_owner_in_all_projects() -> None:
+    cell = OwnersCell({"n1": 4})
+    for n, project in enumerate("pqrs"):
+        cell.submit(f"bob{project}", user="bob", project=project, gpus=1 + n // 9)
+    cell.run()
+    cell.submit_all("alice", 2, project="p")
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+
+
+def test_projects_are_the_owners_with_that_option() -> None:
+    cell = OwnersCell({"n1": 4}, **PROJECTS)
+    for n, user in enumerate("wxyz"):
+        cell.submit(f"p{user}", user=user, project="p", priority=1 + n)
+    cell.run()
+    cell.submit("one", project="q", user="w")
+    cell.submit("two", project="q", user="w")
+    preemptions = all_of(cell.run(), dec.PreemptionRequestedV2)
+    held = {name: project.used_milli["main"] for name, project in cell.state.projects.items()}
+    assert held == {"p": 2000, "q": 2000}
+    assert [each.stop.about for each in preemptions] == ["p", "p"]
+
+
+def test_a_job_of_older_rules_belongs_to_its_project() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.rules = USERS_ADMITTED - 1
+    for name in ("one", "two", "three", "four"):
+        cell.submit(name, project="p")
+    cell.run()
+    cell.rules = USERS_ADMITTED
+    cell.submit_all("alice", 2, project="p")
+    cell.run()
+    assert cell.gpus_of("alice", "p") == [2, 2]
+
+
+# Equal parts
+
+
+@pytest.mark.parametrize(
+    ("total", "owners", "level"),
+    [
+        (4, [(0, 54), (0, 2)], 2),
+        (8, [(0, 9), (0, 9), (0, 9)], 2),  # and 2 of 3 parts of one
+        (8, [(0, 1), (0, 9), (0, 9)], 3),
+        (8, [(6, 9), (0, 9), (0, 9)], 1),
+        (8, [(0, 1), (0, 2)], 8),
+        (2, [(3, 4), (0, 4)], 0),
+        (0, [(0, 4)], 0),
+        (5, [], 5),
+    ],
+)
+def test_what_an_owner_does_not_need_or_cannot_lose_is_divided_among_the_others(
+    total: int, owners: list[tuple[int, int]], level: int
+) -> None:
+    assert equal_level(total, owners) == level
+
+
+def test_what_a_small_owner_does_not_need_goes_to_the_others() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit_all("bob", 20)
+    cell.run()
+    cell.submit_all("carol", 1)
+    cell.submit_all("alice", 20)
+    cell.run()
+    assert sorted(cell.gpus_of("alice", "bob")) == [3, 4]
+    assert cell.gpus_of("carol") == [1]
+
+
+def test_equal_requests_settle_where_equal_parts_are_parts_of_gpus() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit_all("bob", 20)
+    cell.run()
+    cell.submit_all("carol", 20)
+    cell.submit_all("alice", 20)
+    cell.run()
+    assert sorted(cell.gpus_of("alice", "bob", "carol")) == [2, 3, 3]
+    assert cell.cycle(after_s=60) == []
+
+
+def test_more_tasks_or_a_higher_priority_gain_nothing() -> None:
+    cell = OwnersCell({"n1": 4, "n2": 4})
+    cell.submit_all("alice", 8, priority=99)
+    cell.run()
+    bobs = cell.submit_all("bob", 40)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [4, 4]
+    for name in bobs:
+        cell.set_priority(name, 1)
+    for n in range(20):
+        cell.submit(f"more{chr(97 + n)}", user="bob", priority=1)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [4, 4]
+
+
+def test_a_victim_returns_to_its_owners_queue_and_starts_again() -> None:
+    cell = OwnersCell({"n1": 2})
+    cell.submit_all("bob", 2)
+    cell.run()
+    cell.submit_all("alice", 1)
+    cell.submit("newer", user="bob")
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [1, 1]
+    victim, newer = cell.task("bobab"), cell.task("newer")
+    assert victim.group is not None
+    assert victim < newer, "it keeps its submission"
+    cell.ends("aliceaa")
+    cell.run()
+    assert victim.run is not None
+    assert newer.run is None
+
+
+def test_tasks_that_cannot_be_preempted_keep_what_they_hold() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit("firm", user="bob", gpus=6, preemptible=False)
+    cell.submit_all("carol", 2)
+    cell.run()
+    cell.submit_all("alice", 5)
+    cell.run()
+    assert cell.gpus_of("alice", "bob", "carol") == [1, 6, 1]
+
+
+def test_a_task_that_cannot_be_preempted_preempts_as_others() -> None:
+    cell = OwnersCell({"n1": 2})
+    cell.submit_all("bob", 2)
+    cell.run()
+    cell.submit("firm", user="alice", preemptible=False)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [1, 1]
+
+
+def test_a_gang_larger_than_what_two_owners_may_exchange_waits() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit_all("bob", 8)
+    cell.run()
+    cell.submit("gang", user="alice", gpus=3)
+    assert stopped(cell.run()) == []
+    assert waits(cell, "gang").code is WaitCode.INSUFFICIENT_FREE
+
+
+def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn() -> None:
+    """Else Alice's gang would start beside the task for which Bob's was preempted."""
+    cell = OwnersCell({"n1": 2, "n2": 4, "n3": 3})
+    cell.submit("firm", user="carol", gpus=3, preemptible=False)
+    cell.submit("gang", user="alice", gpus=3)
+    cell.submit_all("alice", 3)
+    cell.run()
+    cell.submit("large", user="bob", gpus=4)
+    cell.run()
+    assert cell.gpus_of("alice", "bob", "carol") == [2, 4, 3]
+    assert waits(cell, "gang").code is WaitCode.INSUFFICIENT_FREE
+
+
+def test_a_large_task_is_preempted_for_an_owner_with_nothing_and_for_no_other() -> None:
+    cell = OwnersCell({"n1": 6, "n2": 1})
+    cell.submit("large", user="bob", gpus=6)
+    cell.submit_all("alice", 2)
+    assert stopped(cell.run()) == []
+    assert cell.gpus_of("alice", "bob") == [1, 6]
+    cell.submit("one", user="carol")
+    assert stopped(cell.run()) == ["large"]
+
+
+def test_an_owner_at_a_limit_does_not_take_from_the_parts_of_the_others() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.entitle("limited", limit_milli=1000)
+    cell.submit_all("carol", 9, project="limited")
+    cell.submit_all("bob", 20)
+    cell.run()
+    assert cell.gpus_of("bob", "carol") == [7, 1]
+    cell.submit_all("alice", 20)
+    cell.run()
+    assert sorted(cell.gpus_of("alice", "bob")) == [3, 4]
+    cell.entitle("limited")
+    cell.run()
+    assert sorted(cell.gpus_of("alice", "bob", "carol")) == [2, 3, 3]
+
+
+def test_tasks_that_could_never_fit_take_nothing_from_the_others() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit("huge", user="carol", gpus=64)
+    cell.submit_all("bob", 8)
+    cell.run()
+    cell.submit_all("alice", 8)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+
+
+def test_tasks_without_gpus_count_for_nothing_and_preempt_nothing() -> None:
+    cell = OwnersCell({"n1": 2})
+    cell.submit_all("bob", 2, gpus=1)
+    cell.run()
+    cell.submit("cpus", user="alice", gpus=0)
+    assert stopped(cell.run()) == []
+    cell.submit("one", user="alice")
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [1, 1]
+
+
+def test_a_minimum_run_time_protects_until_it_is_over() -> None:
+    cell = OwnersCell({"n1": 2})
+    cell.submit_all("bob", 2, min_runtime_s=600)
+    cell.run()
+    cell.submit_all("alice", 1)
+    assert stopped(cell.run()) == []
+    wait = waits(cell, "aliceaa")
+    assert wait.code is WaitCode.VICTIMS_PROTECTED
+    assert wait.numbers["victims"] == 2
+    cell.cycle(after_s=600)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [1, 1]
+
+
+def test_starts_and_stops_carry_the_numbers_that_decided() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit_all("bob", 5)
+    starts = all_of(cell.cycle(), dec.SlotsAllocatedV1)
+    assert [each.start.rule for each in starts] == ["within_equal_part"] * 4
+    cell.run()
+    cell.submit_all("alice", 1)
+    decided = cell.run()
+    stop = only(decided, dec.PreemptionRequestedV2).stop
+    assert (stop.rule, stop.about) == ("above_equal_part", None)
+    assert stop.numbers == {
+        **{"fair_share_milli": 3000, "used_milli": 4000, "held_milli": 1000},
+        **{"for_fair_share_milli": 1000, "for_used_milli": 0, "asked_milli": 1000},
+    }
+    start = only(decided, dec.SlotsAllocatedV1).start
+    assert start is not None
+    assert start.numbers == {"fair_share_milli": 1000, "used_milli": 0}
+
+
+# The life of a pool
+
+
+def test_a_restored_cell_goes_on_in_the_same_way() -> None:
+    cell, copy = OwnersCell({"n1": 4}), OwnersCell({"n1": 4})
+    decided: list[list[Event]] = []
+    for each in (cell, copy):
+        each.submit_all("bob", 9)
+        decided.append(each.cycle())
+        each.submit_all("alice", 9)
+        for _ in range(3):
+            if each is copy:
+                each.restart()
+            decided[-1] += each.cycle()
+    assert decided[0] == decided[1]
+    assert len(stopped(decided[0])) == 2
+
+
+def test_a_pool_switches_to_this_policy_and_back_and_loses_nothing() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.pool("main", policy="priority")
+    cell.submit_all("bob", 6, priority=1)
+    cell.run()
+    cell.submit_all("alice", 4, priority=50)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [0, 4]
+    cell.pool("main", policy="starved_first")
+    assert len(stopped(cell.run())) == 2
+    assert cell.gpus_of("alice", "bob") == [2, 2]
+    cell.pool("main", policy="priority")
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [0, 4]
+    assert len(cell.state.tasks) == 10
