@@ -77,11 +77,16 @@ def smaller(a: Bounds, b: Bounds) -> Bounds:
     return gpu, cpu, memory
 
 
-def asked_by(task: Task) -> Amounts:
-    """Return what a task requests; on whole nodes with the CPUs and memory of one."""
+def request_of(pool: Pool, task: Task) -> Amounts:
+    """Return what a task requests; on whole nodes with the CPUs and memory of one, and of memory of
+    GPUs as it is placed, or its part of the smallest GPUs.
+    """
     resources, replicas = task.job.spec.resources, task.job.shape.replicas
-    gpu = resources.gpus * resources.gpu_milli
-    return gpu * replicas, resources.cpu_milli * replicas, resources.memory_mib * replicas
+    gpu = resources.gpus * resources.gpu_milli * replicas
+    if resources.gpu_memory_mib:
+        run = task.run
+        gpu = pool.most_milli(task.shape) if run is None else sum_of(run.placements)[0]
+    return gpu, resources.cpu_milli * replicas, resources.memory_mib * replicas
 
 
 def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
@@ -110,7 +115,7 @@ class Queues:
     def __init__(self, state: ClusterState, pool: Pool) -> None:
         assert pool.config is not None
         self.state = state
-        self._pool = pool
+        self.pool = pool
         self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
@@ -124,7 +129,7 @@ class Queues:
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
-                        one.requested = plus(one.requested, asked_by(task))
+                        one.requested = plus(one.requested, request_of(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -181,7 +186,7 @@ class Queues:
         return next((a, b) for a, b in zip(*paths, strict=False) if a is not b)
 
     def _count(self, task: Task) -> None:
-        name, run, reservation = self._pool.name, task.run, task.reserved
+        name, run, reservation = self.pool.name, task.run, task.reserved
         standing = leaving = returning = NONE
         if reservation is not None and reservation.pool_name == name:
             standing = sum_of(reservation.placements)
@@ -194,17 +199,21 @@ class Queues:
                 leaving = held
                 if isinstance(run.stop, PolicyStop):
                     returning = held
+        used = plus(standing, leaving)
+        if task.shape.gpu_memory_mib:
+            # Limits count it as its part of the largest GPUs.
+            used = min(used[0], self.pool.least_milli(task.shape)), used[1], used[2]
         for queue in self.path(task.job.project):
             one = self.held[queue]
             one.standing = plus(one.standing, standing)
-            one.used = plus(one.used, plus(standing, leaving))
+            one.used = plus(one.used, used)
             one.requested = plus(one.requested, plus(standing, returning))
             if not task.job.spec.preemptible:
-                one.firm = plus(one.firm, plus(standing, leaving))
+                one.firm = plus(one.firm, used)
 
     def _total(self) -> Amounts:
         total = NONE
-        for node in self._pool.nodes.values():
+        for node in self.pool.nodes.values():
             if node.usable:
                 gpus = sum(slot not in node.disabled for slot in range(node.gpus))
                 total = plus(total, (gpus * 1000, node.cpu_milli, node.memory_mib))
@@ -213,7 +222,7 @@ class Queues:
     # What is configured
 
     def _quota(self, queue: Queue) -> Quota | None:
-        return queue.config.quotas.get(self._pool.name) if queue.config is not None else None
+        return queue.config.quotas.get(self.pool.name) if queue.config is not None else None
 
     def _below(self, queue: Queue | None) -> list[Queue]:
         return [each for each in self._ages if self._above[each] is queue]
@@ -351,10 +360,10 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, asked_by(task))
+    after = plus(queues.held[project].standing, request_of(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
-            after = minus(after, asked_by(victim))
+            after = minus(after, request_of(queues.pool, victim))
     return exceeds(after, queues.most(project))
 
 
@@ -398,7 +407,7 @@ def _loses_only_what_is_not_its_own(
     pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
     the claimant's does not become fuller.
     """
-    ask, leaf = asked_by(claimant), claimant.job.project
+    ask, leaf = request_of(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
@@ -420,8 +429,8 @@ def _loses_only_what_is_not_its_own(
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
-            left[queue] = minus(left[queue], asked_by(victim))
-        involved = plus(involved, asked_by(victim))
+            left[queue] = minus(left[queue], request_of(queues.pool, victim))
+        involved = plus(involved, request_of(queues.pool, victim))
     for its, own in pairs.items():
         claimed = plus(left[own], ask)
         for i in RESOURCES:
@@ -461,7 +470,8 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
     """
-    queues, ask = Queues(state, state.pools[pool_name]), asked_by(task)
+    queues = Queues(state, state.pools[pool_name])
+    ask = request_of(queues.pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
