@@ -7,13 +7,14 @@ reserved for it, and those reserved for victims that are moved.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from operator import add, sub
 from typing import Final
 
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies import options_of
-from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
@@ -77,16 +78,19 @@ def smaller(a: Bounds, b: Bounds) -> Bounds:
     return gpu, cpu, memory
 
 
-def request_of(pool: Pool, task: Task) -> Amounts:
-    """Return what a task requests; on whole nodes with the CPUs and memory of one, and of memory of
-    GPUs as it is placed, or its part of the smallest GPUs.
-    """
-    resources, replicas = task.job.spec.resources, task.job.shape.replicas
-    gpu = resources.gpus * resources.gpu_milli * replicas
-    if resources.gpu_memory_mib:
-        run = task.run
-        gpu = pool.most_milli(task.shape) if run is None else sum_of(run.placements)[0]
-    return gpu, resources.cpu_milli * replicas, resources.memory_mib * replicas
+def asked_by(pool: Pool, task: Task) -> Amounts:
+    """Return what a task requests of a pool; on whole nodes with the CPUs and memory of one."""
+    shape, resources = task.job.shape, task.job.spec.resources
+    cpu, memory = resources.cpu_milli * shape.replicas, resources.memory_mib * shape.replicas
+    return pool.most_milli(shape), cpu, memory
+
+
+def lost_with(pool: Pool, victim: Task) -> Amounts:
+    """Return what a queue loses with a task: GPUs as they are placed."""
+    run = victim.run
+    assert run is not None
+    _, cpu, memory = asked_by(pool, victim)
+    return sum_of(run.placements)[0], cpu, memory
 
 
 def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
@@ -116,10 +120,19 @@ class Queues:
         assert pool.config is not None
         self.state = state
         self.pool = pool
-        self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
+        options = options_of(pool.config.policy)
+        assert isinstance(options, QuotaOptions)
+        self._by_weight = options.over_quota == "weight"
+        follows = options.usage_half_life_s > 0
+        self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
+        self._usage = dict.fromkeys(self._ages, 0)
+        for project in state.projects.values():
+            usage = project.usage.get(pool.name)
+            for queue in self.path(project):
+                self._usage[queue] += usage.counted_milli if usage is not None else 0
         self.held = {queue: Held() for queue in self._ages}
         for task in state.tasks.values():
             self._count(task)
@@ -129,7 +142,7 @@ class Queues:
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
-                        one.requested = plus(one.requested, request_of(pool, task))
+                        one.requested = plus(one.requested, asked_by(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -270,9 +283,10 @@ class Queues:
                     wish=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
+                    usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,
                 )
             )
-        found = divide(total, demands, UNITS[i]).shares
+        found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
         return [found[demand.name] for demand in demands]
 
     def _weight(self, queue: Queue, i: int) -> int:
@@ -360,10 +374,10 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, request_of(queues.pool, task))
+    after = plus(queues.held[project].standing, asked_by(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
-            after = minus(after, request_of(queues.pool, victim))
+            after = minus(after, lost_with(queues.pool, victim))
     return exceeds(after, queues.most(project))
 
 
@@ -407,7 +421,7 @@ def _loses_only_what_is_not_its_own(
     pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
     the claimant's does not become fuller.
     """
-    ask, leaf = request_of(queues.pool, claimant), claimant.job.project
+    ask, leaf = asked_by(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
@@ -429,8 +443,8 @@ def _loses_only_what_is_not_its_own(
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
-            left[queue] = minus(left[queue], request_of(queues.pool, victim))
-        involved = plus(involved, request_of(queues.pool, victim))
+            left[queue] = minus(left[queue], lost_with(queues.pool, victim))
+        involved = plus(involved, lost_with(queues.pool, victim))
     for its, own in pairs.items():
         claimed = plus(left[own], ask)
         for i in RESOURCES:
@@ -470,8 +484,8 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
     """
-    queues = Queues(state, state.pools[pool_name])
-    ask = request_of(queues.pool, task)
+    pool = state.pools[pool_name]
+    queues, ask = Queues(state, pool), asked_by(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
@@ -489,6 +503,6 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
-def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:
-    """Return the node, incarnation and slots of each replica."""
-    return {(each.node, each.incarnation, each.slots) for each in placements}
+def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the node, incarnation and slots of all replicas, in one order."""
+    return sorted((each.node, each.incarnation, each.slots) for each in placements)

@@ -452,6 +452,11 @@ ANSWERS: Final[Texts] = {
     "max_pending": FIELDS[ProjectConfig]["max_pending"],
     "max_unfinished": FIELDS[ProjectConfig]["max_unfinished"],
     "project_tasks": FIELDS[CellConfig]["project_tasks"],
+    "QueueShare.usage_milli": (
+        "The thousandths of a GPU that its tasks held in the past, where recent time counts more; "
+        "null: the pool has no usage_half_life_s.",
+        6500,
+    ),
     "QueueShare.requested": ("What its pending tasks requested in addition.", _AMOUNTS),
     "QueueShare.reserved": ("What was reserved for its tasks.", _AMOUNTS),
     "tasks_of": FIELDS[CellConfig]["tasks_of"],
