@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from yardmaster import yaml_tree
 from yardmaster.yaml_tree import Tree
-from yardmaster_cli.commands.configured import KINDS, everything, parsed
+from yardmaster_cli.commands.configured import KINDS, everything, naming_the_option, parsed
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.input_file import text_of
 from yardmaster_cli.key_values import CELL, Key, overlay
@@ -139,7 +139,8 @@ def apply(session: Session, file: str, dry_run: bool) -> None:
     changes = [each for each in compared if each.differs]
     if not dry_run:
         for each in changes:
-            remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
+            with naming_the_option(each.config):
+                remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
     _show(session, compared)
     created = sum(each.revision is None for each in changes)
     session.out.note(
@@ -157,7 +158,7 @@ def _show(session: Session, compared: list[_Object]) -> bool:
 def _compared(remote: Remote, file: str) -> list[_Object]:
     """The objects of the file with the server's, in an order in which they can be applied."""
     compared = []
-    for nouns, wanted in _objects(*text_of(file)).items():
+    for nouns, wanted in objects_of(file).items():
         found = {_CELL: remote.client.cell()} if nouns == _CELL else everything(remote, nouns)
         names = _parents_first(wanted, found) if nouns == "departments" else wanted
         for name in names:
@@ -192,13 +193,13 @@ def _parents_first(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Itera
     yield from ordered
 
 
-def _objects(text: str, source: str) -> dict[str, dict[str, Any]]:
-    """The configurations in a file, by kind and name.
+def objects_of(file: str) -> dict[str, dict[str, Any]]:
+    """The configurations in a file, by kind (`cell`, `pools`, ...) and name.
 
     Raises:
         InputError: it is not such a file; the error names the line.
     """
-    tree = yaml_tree.read(text, source)
+    tree = yaml_tree.read(*text_of(file))
     for key in tree.values:
         if key not in _CONFIGS:
             raise yaml_tree.unknown_key(tree, (key,), _CONFIGS)

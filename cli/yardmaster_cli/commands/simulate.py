@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from yardmaster_cli.commands.apply import objects_of
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.cells import Span
 from yardmaster_cli.output.formats import Column, Output
@@ -16,13 +17,13 @@ from yardmaster_cli.session import Session, command
 from yardmaster_cli.simulate import arguments as simulated
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_schemas.quantities import duration_s
-from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.errors import BadOrganization, BadWorkload
 from yardmaster_simulation.metrics import ALL, BE, TE
 from yardmaster_simulation.report import SEED, write_report
 from yardmaster_simulation.sources import Changed
 from yardmaster_simulation.study import Result, Study
 from yardmaster_simulation.synthetic import DEMAND_SETS, Mix
-from yardmaster_simulation.workload import NodeFaults
+from yardmaster_simulation.workload import NodeFaults, Organization
 
 DEFAULT_JOBS = 1 << 13
 #: The policies that a run can have, in the order of their registry.
@@ -56,7 +57,12 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the log of each run, tasks.parquet and report.html to DIR.",
+    help="Write the log of each run, tasks.parquet, shares.parquet and report.html to DIR.",
+)
+@click.option(
+    "--org",
+    metavar="FILE",
+    help="Configure pools, departments and projects, with their quotas, by a file of yard apply.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Use only the first N jobs.")
 @click.option(
@@ -128,6 +134,7 @@ def simulate(
     placements: tuple[str, ...],
     seed: str,
     out: Path | None,
+    org: str | None,
     jobs: int | None,
     workers: int | None,
     **options: Any,
@@ -136,7 +143,7 @@ def simulate(
 
     WORKLOAD is a synthetic workload (calibrated (default), fit_mean_2, plain, waves:SCALE), a trace
     (philly:FILE[#CLUSTER], openb:PODS,NODES, csv:FILE) or a recorded log (log:FILE). --out DIR
-    writes the log of each run, tasks.parquet and report.html. The page
+    writes the log of each run, tasks.parquet, shares.parquet and report.html. The page
     docs/explanation/simulator.md explains workloads and figures.
     """
     simulated.check_options(workload, options)
@@ -158,6 +165,7 @@ def simulate(
         cadence_ms=_ms(options, "every"),
         faults=_faults(options),
         behavior=_behavior(options),
+        organization=_organization(org),
     )
     cases = simulated.cases(
         simulated.policies(policies or _default(workload)),
@@ -176,18 +184,30 @@ def simulate(
         )
         try:
             results = study.run()
-        except BadWorkload as error:
+        except (BadWorkload, BadOrganization) as error:
             raise BadUsage(str(error)) from None
     _show(session.out, results)
     if out is not None:
         write_report(out / "report.html", f"yard simulate {workload}", [r.figures for r in results])
-        session.out.note(f"{out}/report.html; logs for yard replay: {out}/*.db; tasks.parquet")
+        tables = "tasks.parquet, shares.parquet"
+        session.out.note(f"{out}/report.html; logs for yard replay: {out}/*.db; {tables}")
 
 
 def _default(workload: str) -> tuple[str, ...]:
     if workload in DEMAND_SETS:
         return "fifo", "lrtp", "rand", "fitgpp"
     return (simulated.OWN,) if workload.startswith("log:") else ("fifo",)
+
+
+def _organization(org: str | None) -> Organization:
+    if org is None:
+        return Organization()
+    objects = objects_of(org)
+    if "cell" in objects:
+        raise BadUsage(
+            f"--org {org}: the key cell has no effect on a simulation", hint="leave it out"
+        )
+    return Organization(**objects)
 
 
 def _mix(workload: str, jobs: int | None, options: Mapping[str, Any]) -> Mix:
@@ -272,7 +292,10 @@ def _show(out: Output, results: Sequence[Result]) -> None:
             "cycles": result.cycles,
             "left": result.left,
         }
-        | {"figures": result.figures.summary.rows()}
+        | {
+            "figures": result.figures.summary.rows(),
+            "projects": [totals.row() for totals in result.figures.totals],
+        }
         for result in results
     ]
     out.items(rows, COLUMNS, name="policy", document={"runs": runs})

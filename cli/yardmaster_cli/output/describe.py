@@ -305,6 +305,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
             for wait in pools
         ]
         lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
+        lines += [line for wait in pools if (line := _share_line(wait))]
     if why.get("reserved"):
         lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))
     if why.get("unblock"):
@@ -326,6 +327,40 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
     return lines
+
+
+#: How the names of the amounts of a share end, and what they count.
+_SHARED: Final = (("_milli", "GPU"), ("_cpu_milli", "CPU"), ("_memory_mib", ""))
+
+
+def _share_line(wait: Row) -> str | None:
+    """The line that says why a task takes no slots from other projects, or None."""
+    if wait["code"] not in ("insufficient_free", "fragmented"):
+        return None
+    found = wait.get("numbers") or {}
+    for unit, name in _SHARED:
+        keys = [f"{key}{unit}" for key in ("asked", "used", "fair_share")]
+        if keys[2] not in found or keys[0] not in found:
+            continue
+        asked, used, share = (found[key] for key in keys)
+
+        def amount(value: int, name: str = name) -> str:
+            return counted(gpus(value), name) if name else mebibytes(value)
+
+        pool = wait["pool"]
+        if used + asked > share:
+            text = (
+                f"its project would hold {amount(used + asked)}, its share of {pool} is "
+                f"{amount(share)}: it takes none from other projects"
+            )
+        else:
+            others = found.get("others_above", 0)
+            text = (
+                f"its project would hold {amount(used + asked)} of its share of {amount(share)} of "
+                f"{pool}; projects that it may take from: {others}"
+            )
+        return _labelled("Fair share", text)
+    return None
 
 
 def _unlimited_words(nodes: Sequence[str]) -> str:

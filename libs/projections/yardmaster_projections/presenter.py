@@ -54,6 +54,9 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.BEHIND_TASK: "the task ahead of it in the queue starts",
     WaitCode.BACKFILL_NOT_ALLOWED: "tasks of higher priority start",
     WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
+    WaitCode.AT_DESERVED: "tasks of the same project or department that cannot be preempted end",
+    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
+    WaitCode.PREEMPTION_DELAY: "tasks end, or the delay is over and it can preempt tasks",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_DESERVED: (
         "tasks of the project or department that cannot be preempted end, or it deserves more"
@@ -85,6 +88,13 @@ def _refusal(row: Refused | None) -> api.Refusal | None:
     if row is None:
         return None
     return api.Refusal(code=row.code, numbers=dict(row.numbers), about=row.about)
+
+
+def _requested_milli(row: TaskRow, numbers: Mapping[str, int]) -> int:
+    """The request of a task; one for memory of GPUs as the scheduler counted it, else at most."""
+    requested = row.job.requested
+    most = requested.replicas_min * requested.resources.gpus * 1000
+    return row.gpu_milli or numbers.get("asked_milli", most)
 
 
 def _stop(row: Stopping | None) -> api.StopShown | None:
@@ -238,7 +248,7 @@ class Presenter:
             pool=pool,
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
-            asked_milli=row.gpu_milli or wait.wait.numbers.get("asked_milli", 0),
+            asked_milli=_requested_milli(row, wait.wait.numbers),
             numbers=with_units(
                 wait.wait.code,
                 wait.wait.about,

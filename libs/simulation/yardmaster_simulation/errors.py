@@ -1,7 +1,7 @@
 """The errors of simulations.
 
 ```
-SimulationError   Unending  Endless  BadWorkload
+SimulationError   Unending  Endless  BadWorkload  BadOrganization
 ```
 """
 
@@ -34,3 +34,11 @@ class BadWorkload(SimulationError):
     """{path}: {found}."""
 
     code = "bad_workload"
+
+
+class BadOrganization(SimulationError):
+    """Quota refuses a configuration of the workload ({request}): {code} {about}. Name pools that
+    the workload has, and departments that the organization has.
+    """
+
+    code = "bad_organization"

@@ -10,12 +10,14 @@ from yardmaster_simulation.metrics import (
     TE,
     WINDOWS,
     ExecMs,
+    ProjectTotals,
     Shares,
     Summary,
     of_kind,
     percentile,
     pools_over,
     project_shares,
+    project_totals,
     span,
     summary,
 )
@@ -33,6 +35,7 @@ class Figures:
 
     `waits_s`: by kind, the percentiles 0 to 100 of the waits of succeeded tasks (empty: no task
     succeeded). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows of `window_ms`.
+    `divided`: whether the policy of a pool recorded shares.
     """
 
     labels: Labels
@@ -44,6 +47,8 @@ class Figures:
     requested: list[float]
     unusable: list[float]
     projects: list[Shares]
+    totals: list[ProjectTotals]
+    divided: bool
 
 
 def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> Figures:
@@ -61,6 +66,8 @@ def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> 
         requested=requested,
         unusable=unusable,
         projects=_largest(project_shares(history, edges, up)),
+        totals=project_totals(history),
+        divided=history.divided,
     )
 
 
@@ -78,9 +85,9 @@ def _largest(shares: list[Shares]) -> list[Shares]:
     if len(ordered) <= MAX_PROJECTS + 1:
         return ordered
     rest = ordered[MAX_PROJECTS:]
-    others = Shares(
-        OTHERS,
-        [sum(values) for values in zip(*(one.held for one in rest), strict=True)],
-        [sum(values) for values in zip(*(one.fair for one in rest), strict=True)],
+    columns = (
+        [sum(values) for values in zip(*(getattr(one, name) for one in rest), strict=True)]
+        for name in ("held", "requested", "fair", "deserved", "share")
     )
+    others = Shares(OTHERS, *columns)
     return [*ordered[:MAX_PROJECTS], others]

@@ -17,6 +17,7 @@ from yardmaster_schemas.events.admissions import (
     EntitlementsChangedV1,
     Level,
     NodeRevokedV1,
+    PoolConfiguredV1,
     TaskAdmittedV1,
     TaskPausedV1,
     TaskRejectedV1,
@@ -30,6 +31,7 @@ from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     PreemptionRequestedV2,
     ReservationDroppedV1,
+    SharesDividedV1,
     SlotsAllocatedV1,
     SlotsReservedV1,
     StopRequestedV1,
@@ -126,8 +128,13 @@ class History:
         self._changed_pools: list[Pool] = []
         self._changed_projects: list[Project] = []
         self._changed_nodes: list[_Node] = []
+        #: The policies of the pools whose shares were recorded, and whether any shares were.
+        self._policies: dict[str, str] = {}
+        self.divided = False
         self._appliers: dict[type[Event], Callable[[Any], None]] = {
+            PoolConfiguredV1: self._configured,
             EntitlementsChangedV1: self._entitled,
+            SharesDividedV1: self._divided,
             TaskAdmittedV1: self._admitted,
             TaskRejectedV1: self._rejected,
             TaskPausedV1: self._paused,
@@ -199,8 +206,20 @@ class History:
         self._changed_pools.clear()
         for project in self._changed_projects:
             project.changed = False
-            project.series.points.extend((now_ms, project.allocated, project.requested))
+            project.series.points.extend(
+                (now_ms, project.allocated, project.requested, *self._deserved(project))
+            )
         self._changed_projects.clear()
+
+    def _deserved(self, project: Project) -> tuple[int, int, int]:
+        """Return what a project deserves, the part of it that it holds, and its share."""
+        total = held = 0
+        for name, milli in project.deserved.items():
+            # Without a limit it deserves all that the pool has, and whatever it holds.
+            total += self._pool(name).up if milli is None else milli
+            holds = project.held.get(name, 0)
+            held += holds if milli is None else min(holds, milli)
+        return total, held, sum(project.shares.values())
 
     def _touch_pool(self, pool: Pool) -> None:
         if not pool.changed:
@@ -214,6 +233,19 @@ class History:
         if not project.changed:
             project.changed = True
             self._changed_projects.append(project)
+
+    def _touch_project(self, project: Project) -> None:
+        if not project.changed:
+            project.changed = True
+            self._changed_projects.append(project)
+
+    def _count_up(self, pool: Pool, milli: int) -> None:
+        """Add to a pool's GPUs in nodes that are up."""
+        pool.up += milli
+        self._touch_pool(pool)
+        for project in self.projects.values():
+            if project.deserved.get(pool.name, 0) is None:
+                self._touch_project(project)
 
     def _touch_node(self, node: _Node) -> None:
         if not node.changed:
@@ -253,9 +285,39 @@ class History:
 
     # Admissions
 
+    def _configured(self, event: PoolConfiguredV1) -> None:
+        policy = event.config.policy.name
+        if self._policies.get(event.pool, policy) != policy:
+            self._forget_shares(event.pool)
+        self._policies[event.pool] = policy
+
     def _entitled(self, event: EntitlementsChangedV1) -> None:
-        if event.level is Level.PROJECT and event.project is not None:
-            self._project(event.name).weight = event.project.weight
+        if event.level is not Level.PROJECT:
+            return
+        project = self._project(event.name)
+        quotas = event.project.quotas if event.project is not None else {}
+        project.deserved = {
+            pool: None if quota.deserved_unlimited else quota.deserved_milli or 0
+            for pool, quota in quotas.items()
+        }
+        if event.project is not None:
+            project.weight = event.project.weight
+        self._touch_project(project)
+
+    def _divided(self, event: SharesDividedV1) -> None:
+        self.divided = True
+        if event.part == 0:
+            self._forget_shares(event.pool)
+        for queue in event.queues:
+            if queue.level is Level.PROJECT and queue.fair_share.gpu_milli:
+                project = self._project(queue.name)
+                project.shares[event.pool] = queue.fair_share.gpu_milli
+                self._touch_project(project)
+
+    def _forget_shares(self, pool: str) -> None:
+        for project in self.projects.values():
+            if project.shares.pop(pool, None) is not None:
+                self._touch_project(project)
 
     def _rejected(self, _: TaskRejectedV1) -> None:
         self.rejected += 1
@@ -322,20 +384,18 @@ class History:
         node.incarnation = event.incarnation
         node.pool = self._pool(event.pool)
         node.free = FreeNode(event)
-        node.pool.up += event.gpus * 1000
-        self._touch_pool(node.pool)
+        self._count_up(node.pool, event.gpus * 1000)
         self._touch_node(node)
 
     def _down(self, node: _Node) -> None:
         free = node.free
         if free is not None:
-            node.pool.up -= free.gpus * 1000
+            self._count_up(node.pool, -free.gpus * 1000)
             node.pool.unusable -= free.unusable
             node.pool.reserved_idle -= node.reserved_idle
             node.reserved_idle = 0
             node.free = None
             node.held.clear()
-            self._touch_pool(node.pool)
 
     def _drained(self, event: NodeDrainedV1) -> None:
         node = self._nodes.get(event.node)
@@ -400,6 +460,7 @@ class History:
         if held:
             pool.allocated += held
             project.allocated += held
+            project.held[pool.name] = project.held.get(pool.name, 0) + held
             if not (pool.changed and project.changed):
                 self._touch(pool, project)
         task.run = run = Attempt(event.attempt, pool, event.placements, self.now_ms)
@@ -434,6 +495,9 @@ class History:
         if run is not None and run.stop_ms is None:
             run.stop_ms = self.now_ms
             run.preempted = True
+            rule = event.stop.rule or str(event.stop.code)
+            rules = self.tasks[event.task_id].job.project.preempted
+            rules[rule] = rules.get(rule, 0) + 1
 
     def _stopped(self, event: StopRequestedV1 | AllocationRevokedV1) -> None:
         run = self._run(event.task_id, event.attempt)
@@ -484,6 +548,7 @@ class History:
             project = task.job.project
             run.pool.allocated -= held
             project.allocated -= held
+            project.held[run.pool.name] -= held
             task.gpu_milli_ms += held * (now_ms - run.allocated_ms)
             self._touch(run.pool, project)
 

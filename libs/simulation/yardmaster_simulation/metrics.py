@@ -201,11 +201,18 @@ def fair_shares(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The GPUs of a project, as means of each window: `held` (allocated) and `fair` (its share)."""
+    """The GPUs of a project, as means of each window.
+
+    `held` (allocated), `requested` by pending tasks, `fair` (its part by weight), `deserved`, and
+    `share`, which the policy recorded (0: none).
+    """
 
     name: str
     held: list[float]
+    requested: list[float]
     fair: list[float]
+    deserved: list[float]
+    share: list[float]
 
 
 def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) -> list[Shares]:
@@ -216,24 +223,63 @@ def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) 
     """
     history.flush()
     lengths = [end - begin for begin, end in pairwise(edges)]
-    held: dict[str, list[float]] = {}
+    found: list[Shares] = []
     asks: dict[str, list[float]] = {}
     for name, project in sorted(history.projects.items()):
-        means = [
+        held, requested, deserved, share = (
             [total / length / 1000 for total, length in zip(sums, lengths, strict=True)]
-            for sums in (project.series.sums(column, edges) for column in (0, 1))
-        ]
-        if not any(map(any, means)):
-            continue
-        held[name] = means[0]
-        asks[name] = [one + other for one, other in zip(*means, strict=True)]
-    weights = {name: history.projects[name].weight for name in held}
-    fair: dict[str, list[float]] = {name: [] for name in held}
+            for sums in (project.series.sums(column, edges) for column in (0, 1, 2, 4))
+        )
+        if any(held) or any(requested):
+            asks[name] = [one + other for one, other in zip(held, requested, strict=True)]
+            found.append(Shares(name, held, requested, [], deserved, share))
+    weights = {name: history.projects[name].weight for name in asks}
     for at, capacity in enumerate(up):
-        divided = fair_shares(capacity, {name: asks[name][at] for name in held}, weights)
-        for name, share in divided.items():
-            fair[name].append(share)
-    return [Shares(name, held[name], fair[name]) for name in held]
+        divided = fair_shares(capacity, {name: ask[at] for name, ask in asks.items()}, weights)
+        for one in found:
+            one.fair.append(divided[one.name])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTotals:
+    """The GPU hours and preemptions of a project in a run.
+
+    `pending_gpu_hours`: GPUs that its pending tasks requested, over time. `preempted`: the number
+    of preemptions of its tasks, by the rule of the stop.
+    """
+
+    name: str
+    gpu_hours: float
+    within_deserved_gpu_hours: float
+    over_quota_gpu_hours: float
+    pending_gpu_hours: float
+    preempted: Mapping[str, int]
+
+    def row(self) -> dict[str, object]:
+        """Return the fields as a table row."""
+        return {
+            "project": self.name,
+            "gpu_hours": self.gpu_hours,
+            "within_deserved_gpu_hours": self.within_deserved_gpu_hours,
+            "over_quota_gpu_hours": self.over_quota_gpu_hours,
+            "pending_gpu_hours": self.pending_gpu_hours,
+            "preempted": dict(sorted(self.preempted.items())),
+        }
+
+
+def project_totals(history: History) -> list[ProjectTotals]:
+    """Return the totals of each project that held or requested GPUs, sorted by name."""
+    history.flush()
+    edges = windows(*span(history), 1)
+    found = []
+    for name, project in sorted(history.projects.items()):
+        sums = (project.series.sums(column, edges) for column in (0, 1, 3))
+        held, pending, within = (_gpu_hours(each) for each in sums)
+        if held or pending:
+            preempted = dict(project.preempted)
+            found.append(ProjectTotals(name, held, within, held - within, pending, preempted))
+    return found
 
 
 def fairness(shares: Iterable[Shares]) -> float | None:

@@ -30,14 +30,27 @@ class Pool:
 
 
 class Project:
-    """A project's GPUs over time (allocated, requested by pending tasks), and its weight."""
+    """A project's GPUs over time, its weight, and how often its tasks were preempted.
 
-    __slots__ = ("allocated", "changed", "name", "requested", "series", "weight")
+    Over time, in this order: allocated, requested by pending tasks, deserved, the part of what is
+    allocated that is deserved in its pool, and its share.
+    """
+
+    __slots__ = (
+        *("allocated", "changed", "deserved", "held", "name", "preempted", "requested", "series"),
+        *("shares", "weight"),
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.series = Series(2)
+        self.series = Series(5)
         self.allocated = self.requested = 0
+        #: By pool: allocated; deserved, None: all GPUs of the pool; the share that was recorded.
+        self.held: dict[str, int] = {}
+        self.deserved: dict[str, int | None] = {}
+        self.shares: dict[str, int] = {}
+        #: Preemptions of its tasks, by the rule of the stop.
+        self.preempted: dict[str, int] = {}
         self.weight = 1
         self.changed = False
 

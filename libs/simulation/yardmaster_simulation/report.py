@@ -13,11 +13,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster_simulation.figures import Figures
+from yardmaster_simulation.figures import OTHERS, Figures
 from yardmaster_simulation.metrics import BE, TE, Spread, Summary
 
 SEED: Final = "seed"
 POLICY: Final = "policy"
+#: The columns of the table of projects, and the fields of `ProjectTotals`.
+_TOTALS: Final = {
+    "GPU hours": "gpu_hours",
+    "within what it deserves": "within_deserved_gpu_hours",
+    "over quota": "over_quota_gpu_hours",
+    "requested and pending": "pending_gpu_hours",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ def report(title: str, runs: Sequence[Figures]) -> str:
         "title": escape(title),
         "about": escape("; ".join([about, *common])),
         "table": _table(groups),
+        "projects": _projects(groups),
         "data": data.replace("<", "\\u003c"),
         "library": get_plotlyjs(),
     }
@@ -201,6 +209,39 @@ def _cell(line: _Line, group: _Group) -> str:
     return f"<td>{mean}{between}</td>"
 
 
+def _projects(groups: Sequence[_Group]) -> str:
+    """The table of the projects that held most in each group, as means over the seeds."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *_TOTALS, "preempted"))
+    rows = [f"<thead><tr>{head}</tr></thead>"]
+    for group in groups:
+        rows.append(
+            f'<tbody><tr><th class="part" scope="rowgroup" colspan="{len(_TOTALS) + 2}">'
+            f"<span>{escape(group.name)}</span></th></tr>"
+        )
+        for name in [one.name for one in group.runs[0].projects if one.name != OTHERS]:
+            found = [total for run in group.runs for total in run.totals if total.name == name]
+            means = (
+                sum(getattr(total, field) for total in found) / len(group.runs)
+                for field in _TOTALS.values()
+            )
+            rules: dict[str, int] = {}
+            for total in found:
+                for rule, count in total.preempted.items():
+                    rules[rule] = rules.get(rule, 0) + count
+            preempted = (
+                f"{_number(count / len(group.runs))} {rule}"
+                for rule, count in sorted(rules.items())
+            )
+            cells = [*(_number(value) for value in means), ", ".join(preempted)]
+            rows.append(
+                f'<tr><th scope="row">{escape(name)}</th>'
+                + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+                + "</tr>"
+            )
+        rows.append("</tbody>")
+    return f"<table>{''.join(rows)}</table>"
+
+
 def _plotted(group: _Group) -> dict[str, Any]:
     """The data of a group for the page's script."""
     runs = group.runs
@@ -233,7 +274,10 @@ def _plotted(group: _Group) -> dict[str, Any]:
             {
                 "name": one.name,
                 "held": [_short(value) for value in one.held],
+                "requested": [_short(value) for value in one.requested],
                 "fair": [_short(value) for value in one.fair],
+                "deserved": [_short(value) for value in one.deserved],
+                "share": [_short(value) for value in one.share] if first.divided else None,
             }
             for one in first.projects
         ],

@@ -12,7 +12,13 @@ from yardmaster_simulation.errors import BadWorkload
 from yardmaster_simulation.recorded import read_log
 from yardmaster_simulation.synthetic import Mix, trial_and_error, waves
 from yardmaster_simulation.traces import Columns, Equal, csv_jobs, openb, own_or_equal, philly
-from yardmaster_simulation.workload import Arrivals, Listed, NodeFaults, Workload
+from yardmaster_simulation.workload import (
+    Arrivals,
+    Listed,
+    NodeFaults,
+    Organization,
+    Workload,
+)
 
 
 class Movable(Protocol):
@@ -111,7 +117,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Another source with changes: only the first `jobs` jobs, equal nodes, other behavior."""
+    """Another source with changes: only the first `jobs` jobs, equal nodes, other behavior, and
+    other projects with their quotas.
+    """
 
     source: Movable
     jobs: int | None = None
@@ -120,10 +128,15 @@ class Changed:
     faults: NodeFaults | None = None
     #: Fields of `Behavior`.
     behavior: Mapping[str, Any] = field(default_factory=dict)
+    organization: Organization = field(default_factory=Organization)
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
-        """Return the workload of the source for `seed`, with the changes."""
+        """Return the workload of the source for `seed`, with the changes.
+
+        Raises: BadWorkload, BadOrganization.
+        """
         workload, arrivals = self.source.workload(seed, self.equal)
+        workload = workload.organized(self.organization)
         if self.jobs is not None and isinstance(arrivals, Listed):
             workload = replace(workload, jobs=workload.jobs[: self.jobs])
             arrivals = Listed(workload.jobs)

@@ -22,12 +22,14 @@ from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_simulation.figures import Figures, figures
 from yardmaster_simulation.history import History
 from yardmaster_simulation.log_sink import TOPICS
-from yardmaster_simulation.tables import read_table, task_table, write_tasks
+from yardmaster_simulation.tables import read_table, share_table, task_table, write_tables
 from yardmaster_simulation.workload import Arrivals, Listed, Workload
 from yardmaster_simulation.world import World
 
 #: Seconds between two reports of progress.
 REPORT_INTERVAL_S: Final = 0.2
+#: The tables that a study writes, one file each.
+TABLES: Final = ("tasks", "shares")
 #: Workers inherit no memory of this process, on every system.
 _CONTEXT: Final = get_context("spawn")
 #: Receives the progress of a run, from 0 to 1.
@@ -89,7 +91,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Runs of one workload; with `out`, each writes its log there, and all tasks go to one table.
+    """Runs of one workload; with `out`, each writes its log there, and all tasks and projects go to
+    one table each.
 
     `progress` receives the finished share of all work, from 0 to 1.
     """
@@ -104,7 +107,7 @@ class Study:
         """Run all cases; return the results in the order of the cases.
 
         If a run fails or the user interrupts, the other runs are stopped. Complete logs are kept;
-        incomplete logs and the table are not.
+        incomplete logs and the tables are not.
 
         Raises:
             SimulationError: of the first run that raised one.
@@ -120,8 +123,9 @@ class Study:
             cases = [(run, (case, ready[case.seed], folder, self.out)) for case in self.cases]
             results: list[Result] = self._all(cases, share, 1)
             if self.out is not None:
-                tables = (read_table(_part(folder, case)) for case in self.cases)
-                write_tasks(self.out / "tasks.parquet", tables)
+                for table in TABLES:
+                    parts = (read_table(_part(folder, case, table)) for case in self.cases)
+                    write_tables(self.out / f"{table}.parquet", parts)
         return results
 
     def _all(
@@ -193,8 +197,8 @@ def _run_in_worker(at: int, function: Callable[..., Any], arguments: tuple[Any, 
     return function(*arguments, record)
 
 
-def _part(folder: Path, case: Case) -> Path:
-    return folder / f"{case.name}.parquet"
+def _part(folder: Path, case: Case, table: str) -> Path:
+    return folder / f"{case.name}-{table}.parquet"
 
 
 def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
@@ -216,7 +220,7 @@ def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
 
 
 def run(case: Case, prepared: Path, folder: Path, out: Path | None, report: Progress) -> Result:
-    """Run one case; write its table of tasks into `folder` and its log into `out`."""
+    """Run one case; write its tables into `folder` and its log into `out`."""
     with prepared.open("rb") as file:
         # Written by `prepare` into a folder that only this user can open.
         workload: Workload = pickle.load(file)
@@ -239,7 +243,9 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, report: Prog
     history.flush()
     labels = dict(case.labels)
     if out is not None:
-        write_tasks(_part(folder, case), [task_table(labels, history, world.work_ms)])
+        tables = (task_table(labels, history, world.work_ms), share_table(labels, history))
+        for name, table in zip(TABLES, tables, strict=True):
+            write_tables(_part(folder, case, name), [table])
     result = Result(
         case=case,
         figures=figures(labels, history, world.work_ms),

@@ -1,6 +1,9 @@
-"""Write the tasks of runs as rows of a Parquet file (columns: docs/explanation/simulator.md)."""
+"""Write the tasks of runs, and their projects over time, as rows of Parquet files.
 
-from collections.abc import Iterable, Mapping
+The columns are described in docs/explanation/simulator.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,14 +11,19 @@ from yardmaster_simulation.history import History
 from yardmaster_simulation.metrics import (
     BE,
     TE,
+    WINDOWS,
     ExecMs,
     exec_ms_of,
     lost_gpu_milli_ms,
+    pools_over,
+    project_shares,
     rescheduling_ms,
     slowdown,
+    span,
     times_preempted,
 )
 from yardmaster_simulation.records import Task
+from yardmaster_simulation.series import windows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,9 +76,44 @@ COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
 )
 
+#: The same of the table of projects over time: amounts are the means of a window, in GPUs.
+SHARE_COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("project", "string", "The project"),
+    ("at_ms", "int64", "The begin of the window"),
+    ("window_ms", "int64", "Its length"),
+    ("deserved", "float64", "What the project deserves in all pools; all GPUs if unlimited"),
+    ("share", "float64", "Its share, as the policy `quota` recorded it; 0 under other policies"),
+    ("held", "float64", "Allocated to its tasks"),
+    ("requested", "float64", "Requested by its pending tasks"),
+)
+
 
 def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> "pyarrow.Table":
     """The tasks of a run in the order of admission: a column for each label, then `COLUMNS`."""
+    rows = [_row(task, exec_ms) for task in history.tasks.values()]
+    return _labeled(labels, COLUMNS, rows)
+
+
+def share_table(labels: Labels, history: History) -> "pyarrow.Table":
+    """The projects of a run, a row for each window: a column for each label, then
+    `SHARE_COLUMNS`.
+    """
+    begin, end = span(history)
+    edges = windows(begin, end, WINDOWS)
+    rows = [
+        (one.name, edge, edges[at + 1] - edge, *amounts)
+        for one in project_shares(history, edges, pools_over(history, edges)[0])
+        for at, (edge, *amounts) in enumerate(
+            zip(edges[:-1], one.deserved, one.share, one.held, one.requested, strict=True)
+        )
+    ]
+    return _labeled(labels, SHARE_COLUMNS, rows)
+
+
+def _labeled(
+    labels: Labels, columns: Sequence[tuple[str, str, str]], rows: Sequence[Sequence[object]]
+) -> "pyarrow.Table":
+    """A table of the labels, the same in each row, and of the rows."""
     import pyarrow
 
     types = {
@@ -80,15 +123,12 @@ def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) 
         "list<int64>": pyarrow.list_(pyarrow.int64()),
         "list<string>": pyarrow.list_(pyarrow.string()),
     }
-    tasks = history.tasks.values()
-    rows = [_row(task, exec_ms) for task in tasks]
     fields = [
-        pyarrow.field(name, types[kind], metadata={"about": about}) for name, kind, about in COLUMNS
+        pyarrow.field(name, types[kind], metadata={"about": about}) for name, kind, about in columns
     ]
-    columns = zip(*rows, strict=True) if rows else ((),) * len(fields)
+    values = zip(*rows, strict=True) if rows else ((),) * len(fields)
     arrays = [
-        pyarrow.array(values, type=field.type)
-        for values, field in zip(columns, fields, strict=True)
+        pyarrow.array(each, type=field.type) for each, field in zip(values, fields, strict=True)
     ]
     names = []
     label_columns = []
@@ -99,7 +139,7 @@ def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) 
     return pyarrow.table(label_columns + arrays, schema=pyarrow.schema(names + fields))
 
 
-def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
+def write_tables(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
     """Write the tables of runs into one Parquet file, one row group each.
 
     If a table is missing, the file is deleted, because a file of some runs looks like a complete
@@ -122,7 +162,7 @@ def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
 
 
 def read_table(path: Path) -> "pyarrow.Table":
-    """Read a table written by `write_tasks`."""
+    """Read a table written by `write_tables`."""
     from pyarrow import parquet
 
     return parquet.read_table(path)

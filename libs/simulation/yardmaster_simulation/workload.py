@@ -11,6 +11,7 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
     SubmittedSpec,
 )
+from yardmaster_simulation.errors import BadOrganization
 
 #: CPU (milli), memory (MiB), GPU (milli).
 Amounts = tuple[int, int, int]
@@ -178,6 +179,15 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Organization:
+    """Configurations of pools, departments and projects that replace those of a workload."""
+
+    pools: Mapping[str, PoolConfig] = field(default_factory=dict)
+    departments: Mapping[str, DepartmentConfig] = field(default_factory=dict)
+    projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Nodes, jobs in order of submission, and the behavior of both; `source` describes its origin.
 
@@ -195,6 +205,20 @@ class Workload:
     cadence_ms: int = 0
     pools: Mapping[str, PoolConfig] = field(default_factory=lambda: {DEFAULT: pool()})
     source: str = ""
+
+    def organized(self, by: Organization) -> "Workload":
+        """The same workload with the configurations of `by`; those that it does not name stay.
+
+        Raises: BadOrganization: it names a pool that the workload does not have.
+        """
+        for name in sorted(by.pools.keys() - self.pools.keys()):
+            raise BadOrganization(request="PoolChangeRequested", code="pool_unknown", about=name)
+        return replace(
+            self,
+            pools={**self.pools, **by.pools},
+            departments={**self.departments, **by.departments},
+            projects={**self.projects, **by.projects},
+        )
 
     @property
     def capacity(self) -> Amounts:

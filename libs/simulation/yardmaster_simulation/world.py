@@ -27,7 +27,7 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_eventlog.reader import details_digest
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import node_events as nev
-from yardmaster_schemas.events.admissions import TaskRejectedV1
+from yardmaster_schemas.events.admissions import RequestRefusedV1, TaskRejectedV1
 from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     NodeSilenceObservedV1,
@@ -62,7 +62,7 @@ from yardmaster_simulation.driver import (
     InputQueue,
     LogSink,
 )
-from yardmaster_simulation.errors import Endless, Unending
+from yardmaster_simulation.errors import BadOrganization, Endless, Unending
 from yardmaster_simulation.workload import (
     DEFAULT,
     Amounts,
@@ -91,6 +91,15 @@ SIGTERM: Final = 15
 BOOT: Final = "0" * 8
 NO_DIGEST: Final = "0" * 64
 _DETAILS: Final = Partition(DETAILS.name)
+#: The requests by which a run configures its cell.
+_CONFIGURING: Final = frozenset(
+    request.TYPE
+    for request in (
+        PoolChangeRequestedV1,
+        DepartmentChangeRequestedV1,
+        ProjectChangeRequestedV1,
+    )
+)
 
 #: Receives each input and decision of the scheduler: cycle's time (ms), event, event's time (ms).
 Watch = Callable[[int, Event, int], None]
@@ -209,6 +218,7 @@ class World:
         """Run until nothing more can happen; tasks that never fit stay pending.
 
         Raises:
+            BadOrganization: quota refuses a configuration of the workload.
             Unending: the machines make decisions without end.
             Endless: nodes fail too often for the running tasks to end.
         """
@@ -296,6 +306,10 @@ class World:
                     self._watch(now_ms, event, event_ms)
                     if isinstance(event, TaskRejectedV1):
                         self._refused(event.job_id)
+                    elif isinstance(event, RequestRefusedV1) and event.request_type in _CONFIGURING:
+                        raise BadOrganization(
+                            request=event.request_type, code=event.code, about=event.about or ""
+                        )
             decided = scheduler.cycle(now_ms, inputs, observed)
             for event in decided:
                 self._watch(now_ms, event, now_ms)
@@ -320,7 +334,7 @@ class World:
         for name, config in sorted(self._pools.items()):
             self._ask(PoolChangeRequestedV1(pool=name, config=config, if_revision=0), name)
         departments = {DEFAULT: DepartmentConfig()} | dict(workload.departments)
-        for name, department in sorted(departments.items()):
+        for name, department in _parents_first(departments):
             change = DepartmentChangeRequestedV1(department=name, config=department, if_revision=0)
             self._ask(change, name)
         projects = {DEFAULT: ProjectConfig(department=DEFAULT)} | dict(workload.projects)
@@ -590,3 +604,15 @@ class World:
             last_heard_at_ms=self._moment_ms - timeout_ms,
         )
         self._silent.append(Decision(silence, name))
+
+
+def _parents_first(
+    departments: Mapping[str, DepartmentConfig],
+) -> Iterator[tuple[str, DepartmentConfig]]:
+    """Yield the departments by name, each after the one that it is a part of."""
+    left = dict(sorted(departments.items()))
+    while left:
+        ready = [name for name, config in left.items() if config.parent not in left]
+        # Quota refuses the rest: each is a part of itself.
+        for name in ready or list(left):
+            yield name, left.pop(name)

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from tests.support.histories import a_cell, history_of
 from yardmaster_core.testing import START_MS, Cell
-from yardmaster_simulation.tables import COLUMNS, task_table, write_tasks
+from yardmaster_simulation.tables import COLUMNS, SHARE_COLUMNS, task_table, write_tables
 
 DOCS = Path(__file__).parents[3] / "docs/explanation/simulator.md"
 
@@ -20,7 +20,7 @@ def test_a_row_says_what_became_of_a_task(tmp_path: Path) -> None:
     history = history_of(a_cell())
     path = tmp_path / "tasks.parquet"
     labels: dict[str, str | int] = {"policy": "priority", "seed": 7}
-    write_tasks(path, [task_table(labels, history), task_table({**labels, "seed": 8}, history)])
+    write_tables(path, [task_table(labels, history), task_table({**labels, "seed": 8}, history)])
     read = parquet.read_table(path)
     assert read.column("seed").to_pylist() == [7, 7, 8, 8]
     assert parquet.ParquetFile(path).num_row_groups == 2
@@ -43,7 +43,7 @@ def test_a_row_says_what_became_of_a_task(tmp_path: Path) -> None:
 
 def test_a_file_of_no_tasks_has_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
-    write_tasks(path, [task_table({"policy": "x"}, history_of(Cell()))])
+    write_tables(path, [task_table({"policy": "x"}, history_of(Cell()))])
     assert parquet.read_schema(path).names == ["policy", *(name for name, _, _ in COLUMNS)]
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_not_written_to_its_end_is_not_left(tmp_path: Path) -> No
 
     path = tmp_path / "tasks.parquet"
     with pytest.raises(KeyboardInterrupt):
-        write_tasks(path, tables())
+        write_tables(path, tables())
     assert not path.exists()
 
 
@@ -68,7 +68,7 @@ def test_a_table_can_be_sent_to_another_process() -> None:
 
 def test_every_column_is_in_the_docs_with_its_meaning() -> None:
     text = DOCS.read_text()
-    for name, kind, about in COLUMNS:
+    for name, kind, about in (*COLUMNS, *SHARE_COLUMNS):
         assert f"| `{name}` | {kind} | {about} |" in text
 
 

@@ -254,3 +254,43 @@ def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:
 
 def test_every_text_is_of_an_end_code() -> None:
     assert {*END_TEXTS} <= {code.value for code in EndCode}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (
+            {"asked_milli": 1000, "fair_share_milli": 9000, "used_milli": 9000},
+            "its project would hold 10 GPUs, its share of default is 9 GPUs: it takes none from "
+            "other projects",
+        ),
+        (
+            {
+                **{"asked_milli": 1000, "free_milli": 1000},
+                **{"asked_cpu_milli": 500, "fair_share_cpu_milli": 1000, "used_cpu_milli": 1000},
+            },
+            "its project would hold 1.5 CPUs, its share of default is 1 CPU: it takes none from "
+            "other projects",
+        ),
+        (
+            {
+                **{"asked_milli": 2000, "fair_share_milli": 4000, "used_milli": 2000},
+                "others_above": 0,
+            },
+            "its project would hold 4 GPUs of its share of 4 GPUs of default; projects that it may "
+            "take from: 0",
+        ),
+        ({"asked_milli": 2000, "free_milli": 1000}, None),
+    ],
+)
+def test_explain_says_why_a_task_takes_nothing_from_other_projects(
+    found: dict[str, int], text: str | None
+) -> None:
+    wait = {"code": "insufficient_free", "wait_class": "not_now", "since_at": None, "cycle": 7}
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "pools": [{**wait, "pool": "default", "asked_milli": 1, "about": "gpus", "numbers": found}],
+    }
+    lines = explain_lines(out(), why, None)[3:]
+    assert lines == ([] if text is None else [f"Fair share  {text}"])

@@ -50,6 +50,51 @@ def test_an_option_that_means_nothing_is_refused(
     assert said in capsys.readouterr().err
 
 
+ORG = """\
+departments:
+  above: {quota: {default: {deserved: 3}}}
+projects:
+  a: {department: above, quota: {default: {deserved: 2, over-quota: off}}}
+  b: {department: above, quota: {default: {deserved: 1}}}
+"""
+
+
+def test_an_organization_of_a_file_gives_projects_quotas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    org = tmp_path / "org.yaml"
+    org.write_text(ORG)
+    words = ["simulate", "waves:1", "--org", str(org), "--workers", "1", "-o", "json"]
+    assert run([*words, "--policy", "quota", "--policy", "fifo"]) == Exit.DONE
+    quota, fifo = json.loads(capsys.readouterr().out)["runs"]
+    of_a, of_b = quota["projects"]
+    assert [of_a["project"], of_b["project"]] == ["a", "b"]
+    assert (of_a["over_quota_gpu_hours"], of_a["within_deserved_gpu_hours"]) == (
+        0,
+        of_a["gpu_hours"],
+    )
+    assert of_b["over_quota_gpu_hours"] > 0
+    assert fifo["projects"][0]["over_quota_gpu_hours"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cell: {project-tasks: 5}", "the key cell has no effect on a simulation"),
+        ("projects: {a: {department: nowhere}}", "department_unknown nowhere"),
+        ("pools: {big: {policy: quota}}", "pool_unknown big"),
+        ("projects: {a: {qouta: 3}}", "qouta"),
+    ],
+)
+def test_an_organization_that_a_run_cannot_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    org = tmp_path / "org.yaml"
+    org.write_text(text)
+    assert run(["simulate", "waves:1", "--org", str(org), "--workers", "1"]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
 def makespan_s(capsys: pytest.CaptureFixture[str], *words: str) -> float:
     """How long a run takes from its first submission to its last end."""
     assert run(["simulate", *words, "-o", "json", "--workers", "1"]) == Exit.DONE

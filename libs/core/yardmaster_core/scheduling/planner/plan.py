@@ -438,7 +438,8 @@ class PoolPass:
         wait = self._capacity_wait(group.shape)
         if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
             # Else not even the end of all victims would help.
-            wait = self.policy.min_runtime_wait(self.view, task) or wait
+            protected = self.policy.min_runtime_wait(self.view, task)
+            wait = protected or self.policy.no_victims_wait(self.view, task, wait)
         self.decisions.wait(group, task, wait)
 
     def _find_placement(self, index: CapacityIndex, task: Task) -> list[ReplicaSlots] | None:

@@ -15,7 +15,8 @@ The planner calls them in this order:
    the order in which to try them. Each has `victims`, the running tasks that may be preempted for a
    task in the order in which to try them, and `stop_reason`, why a victim is stopped.
 6. `min_runtime_wait`: if no claim found victims, the wait reason of a task whose victims are within
-   their minimum run time.
+   their minimum run time. If it has none, `no_victims_wait`: the wait reason of a task that found
+   neither capacity nor victims, made from the one about the capacity.
 
 `index` makes the index of the policy, which the state notifies of each change
 (`state/policy_index.py`) and the functions read. With the index of
@@ -201,6 +202,11 @@ def no_min_runtime_wait(_: PoolView, __: Task) -> None:
     """`min_runtime_wait` of policies that preempt no task."""
 
 
+def capacity_alone(_: PoolView, __: Task, wait: Wait) -> Wait:
+    """`no_victims_wait` of policies under which the capacity is the reason."""
+    return wait
+
+
 def no_shares(_: PoolView) -> Mapping[str, int]:
     """`project_shares` of policies that give projects no shares."""
     return {}
@@ -252,6 +258,7 @@ class Policy:
     starts_on_idle: Callable[[Any], bool] = always
     claims: Callable[[Any], tuple[Claim, ...]] = no_claims
     min_runtime_wait: Callable[[PoolView, Task], Wait | None] = no_min_runtime_wait
+    no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
     equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] | None = None
     wake: Callable[[PoolView], Iterable[Group]] = no_groups

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from yardmaster_core.rules import LIMITS_BY_OWNER
+from yardmaster_core.rules import LIMITS_BY_OWNER, SHARES_NAMED
 from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.kept_reservations import dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
@@ -220,6 +221,13 @@ class PoolDecisions:
         if known is not None and wait.code in LIMITED and self.draft.state.rules >= LIMITS_BY_OWNER:
             # Another owner's limit: its releases wake the group from now on.
             changed |= known[0].about != wait.about
+        if (
+            known is not None
+            and wait.code in NO_CAPACITY
+            and self.draft.state.rules >= SHARES_NAMED
+        ):
+            # The share of another resource decides, or none does any more.
+            changed |= _of_shares(known[0]) != _of_shares(wait)
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,
@@ -244,3 +252,8 @@ class PoolDecisions:
                 code=EndCode.UNSCHEDULABLE,
             )
             self.draft.record(event, task.id, task.cause)
+
+
+def _of_shares(wait: Wait) -> set[str]:
+    """Return the names of the numbers of a wait that are about the share of a project."""
+    return {name for name in wait.numbers if name.startswith(("fair_share_", "others_above"))}

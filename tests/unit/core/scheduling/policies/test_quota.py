@@ -11,9 +11,10 @@ from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV2,
     SharesDividedV1,
     SlotsReservedV1,
+    TaskUnschedulableV1,
 )
 from yardmaster_schemas.events.machine import RulesEnabledV1
-from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.reasons import Wait, WaitCode
 from yardmaster_schemas.resources import Resources
 
 MAX_CYCLES = 40
@@ -98,9 +99,13 @@ class QuotaCell(Cell):
 
     def wait_of(self, name: str, pool: str = "main") -> WaitCode:
         """Why a job's first task is pending."""
+        return self.reason_of(name, pool).code
+
+    def reason_of(self, name: str, pool: str = "main") -> Wait:
+        """Why a job's first task is pending, with the numbers."""
         group = self.task(name).group
         assert group is not None, f"{name} is not pending"
-        return group.waits[pool][0].code
+        return group.waits[pool][0]
 
 
 def test_two_projects_with_much_to_do_get_what_they_deserve_and_the_rest_in_proportion() -> None:
@@ -243,9 +248,7 @@ def test_a_bound_of_cpus_holds_also_above_a_lowered_limit_of_gpus() -> None:
         cell.submit(name, project="a", resources=Resources(cpu_milli=2000))
     cell.run()
     assert cell.task("loads").run is not None
-    group = cell.task("waits").group
-    assert group is not None
-    wait = group.waits["main"][0]
+    wait = cell.reason_of("waits")
     assert (wait.code, wait.about) == (WaitCode.AT_LIMIT, "a")
     assert wait.numbers == {
         "limit_cpu_milli": 2000,
@@ -281,3 +284,61 @@ def test_a_task_with_reserved_slots_starts_in_another_pool_only_if_it_may_there(
     run = cell.task("firm").run
     assert run is not None
     assert run.pool_name == "side", "the project deserves nothing in main"
+
+
+def test_a_task_beyond_its_projects_share_waits_with_the_numbers_of_the_share() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 1)
+    cell.entitle_to("b", 3)
+    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("runs", project="a", gpus=2)
+    cell.submit("waits", project="a")
+    cell.run()
+    wait = cell.reason_of("waits")
+    assert (wait.code, wait.about) == (WaitCode.INSUFFICIENT_FREE, "gpus")
+    assert wait.numbers == {
+        **{"asked_milli": 1000, "free_milli": 0, "short_milli": 1000},
+        **{"fair_share_milli": 2000, "used_milli": 2000, "deserved_milli": 1000},
+    }
+
+
+def test_the_resource_of_which_the_share_is_reached_is_named() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 4, deserved_cpu_milli=0)
+    cell.entitle_to("b", 0, deserved_cpu_milli=64_000)
+    for name in ("b1x", "b2x", "b3x", "b4x"):
+        resources = Resources(gpus=1, gpu_milli=1000, cpu_milli=16_000)
+        cell.submit(name, project="b", resources=resources)
+    cell.run()
+    resources = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000)
+    cell.submit("waits", project="a", resources=resources)
+    cell.run()
+    numbers = cell.reason_of("waits").numbers
+    assert {key: numbers[key] for key in numbers if "cpu" in key} == {
+        **{"asked_cpu_milli": 2000, "fair_share_cpu_milli": 0},
+        **{"used_cpu_milli": 0, "deserved_cpu_milli": 0},
+    }
+    assert "fair_share_milli" not in numbers
+
+
+def test_a_reason_follows_the_share() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2)
+    cell.entitle_to("b", 2)
+    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("runs", project="a", gpus=2)
+    cell.submit("waits", project="a")
+    cell.run()
+    # Both projects have the 2 GPUs that they deserve: a third one is beyond the share of `a`.
+    assert cell.reason_of("waits").numbers["fair_share_milli"] == 2000
+    cell.entitle_to("a", 3)
+    cell.entitle_to("b", 1)
+    cell.run()
+    # Now it is within the share. `b` holds more than its share, but its task is not preemptible.
+    numbers = cell.reason_of("waits").numbers
+    assert (numbers["fair_share_milli"], numbers["others_above"]) == (3000, 0)
+    cell.entitle_to("b", 2)
+    cell.entitle_to("a", 2)
+    decisions = cell.run()
+    assert "others_above" not in cell.reason_of("waits").numbers
+    assert len([each for each in decisions if isinstance(each, TaskUnschedulableV1)]) == 1

@@ -22,6 +22,7 @@ group in the order of the queues `may_start`, then the `claims`.
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -42,6 +43,7 @@ from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
+    RESOURCES,
     SUFFIXES,
     exceeded,
     limited,
@@ -69,6 +71,10 @@ ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
 }
 
 
+#: A year.
+MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaOptions:
     """The options of `quota`.
@@ -81,7 +87,9 @@ class QuotaOptions:
     the queues that it reclaims from; how much its fullness counts, 1000 for equally.
     `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
     the minimum run time against reclaim is that of the queue below the lowest common ancestor
-    (`lca`), or of the victim's own queue.
+    (`lca`), or of the victim's own queue. `usage_half_life_s`: after how long what a
+    project held counts half as much (0: it does not count); `usage_weight_permille`: how much that
+    counts when GPUs are divided beyond what is deserved.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -93,12 +101,17 @@ class QuotaOptions:
     saturation_permille: int = 1000
     preemption_delay_s: int = 0
     min_runtime_of: Literal["lca", "queue"] = "lca"
+    usage_half_life_s: int = 0
+    usage_weight_permille: int = 1000
 
     def __post_init__(self) -> None:
         if self.actions is not None and len(set(self.actions)) < len(self.actions):
             raise ValueError("each action once")
-        if min(self.max_moves, self.saturation_permille, self.preemption_delay_s) < 0:
+        numbers = (self.max_moves, self.saturation_permille, self.preemption_delay_s)
+        if min(*numbers, self.usage_half_life_s, self.usage_weight_permille) < 0:
             raise ValueError("numbers of 0 or more")
+        if self.usage_half_life_s > MAX_HALF_LIFE_S:
+            raise ValueError(f"a half-life of at most {MAX_HALF_LIFE_S} s")
 
     @property
     def in_order(self) -> tuple[Action, ...]:
@@ -251,9 +264,12 @@ def claimants(view: PoolView) -> Iterator[Group]:
     groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
     all_claims = claims(view.options)
     for group in list(groups):
-        if group.waits[view.pool.name][0].code in CLAIMING and could_fit(view.pool, group.shape):
+        wait = group.waits[view.pool.name][0]
+        if wait.code in CLAIMING and could_fit(view.pool, group.shape):
             task = group.queue.first
-            if any(claim.applies(view, task) for claim in all_claims):
+            if any(claim.applies(view, task) for claim in all_claims) or _share_decides_now(
+                view, task, wait
+            ):
                 yield group
 
 
@@ -287,9 +303,65 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     return protected_wait(view, task)
 
 
+def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task that neither fits nor found victims, with the numbers of its
+    project's share.
+
+    They are those of the resource of which the project would hold more than its share, so that it
+    takes nothing from others; else `others_above` is the number of projects that it may take from.
+    """
+    if not _may_ever_reclaim(view, task):
+        return wait
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
+    decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
+    suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
+    numbers = {
+        f"asked_{suffix}": ask[decided],
+        f"fair_share_{suffix}": leaf.fair[decided],
+        f"used_{suffix}": leaf.standing[decided],
+    }
+    if deserved is not None:
+        numbers[f"deserved_{suffix}"] = deserved
+    if above is None:
+        numbers["others_above"] = view.memo.get(("others_above", task), 0)
+    return replace(wait, numbers={**wait.numbers, **numbers})
+
+
+def _above_share(view: PoolView, task: Task) -> int | None:
+    """Return the first resource of which the task's project would hold more than its share, or
+    None.
+    """
+    index_of(view).divide(view.state)
+    leaf = index_of(view).queue_of(view.state, task.job.project)
+    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
+
+
+def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
+    return "reclaim" in view.options.claiming and not task.shape.start_failed
+
+
+def _share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
+    """Whether a task is above its project's share of a resource that its wait reason does not name,
+    so that the reason is out of date.
+    """
+    if not _may_ever_reclaim(view, task):
+        return False
+    above = _above_share(view, task)
+    if above is None:
+        return False
+    numbers = wait.numbers
+    return "others_above" in numbers or f"fair_share_{SUFFIXES[above]}" not in numbers
+
+
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
     """Return a new index of a pool with this policy."""
-    return QuotaIndex(pool, by_weight=options.over_quota == "weight")
+    return QuotaIndex(
+        pool,
+        by_weight=options.over_quota == "weight",
+        usage_half_life_ms=options.usage_half_life_s * 1000,
+        usage_weight=Fraction(options.usage_weight_permille, 1000),
+    )
 
 
 def failed_last(traits: QueueTraits) -> Rank:
@@ -335,6 +407,7 @@ QUOTA: Final = Policy(
     claims=claims,
     starts_on_idle=starts_on_idle,
     min_runtime_wait=min_runtime_wait,
+    no_victims_wait=no_victims_wait,
     equivalence=equivalence,
     wake=claimants,
     index=quota_index,
