@@ -177,7 +177,7 @@ def test_what_a_small_owner_does_not_need_goes_to_the_others() -> None:
     assert cell.gpus_of("carol") == [1]
 
 
-def test_equal_requests_settle_where_equal_parts_are_parts_of_gpus() -> None:
+def test_equal_owners_stop_preempting_where_equal_parts_are_parts_of_gpus() -> None:
     cell = OwnersCell({"n1": 8})
     cell.submit_all("bob", 20)
     cell.run()
@@ -249,7 +249,7 @@ def test_a_gang_larger_than_what_two_owners_may_exchange_waits() -> None:
 
 
 def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn() -> None:
-    """Else Alice's gang would start beside the task for which Bob's was preempted."""
+    """Else Alice's gang would start next to the task for which Bob's was preempted."""
     cell = OwnersCell({"n1": 2, "n2": 4, "n3": 3})
     cell.submit("firm", user="carol", gpus=3, preemptible=False)
     cell.submit("gang", user="alice", gpus=3)
