@@ -153,11 +153,11 @@ class Queues:
             more = plus(more, queues.held[project].standing)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
-    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
-        """Whether tasks of a project that cannot be preempted have more in all pools than it
-        deserves in all, of resources of which `of` has some.
+    def has_too_many_firm(self, project: Project, *, of: Amounts, uncounted: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools, without
+        `uncounted`, than it deserves in all, of resources of which `of` has some.
         """
-        firm = NONE
+        firm = minus(NONE, uncounted)
         for queues in self.in_all or ():
             firm = plus(firm, queues.held[project].firm)
         bounds = [each.deserved(project) for each in self.in_all or ()]
@@ -474,17 +474,23 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
+    taken = task.reserved or task.run
+    assert taken is not None
+    # A request of GPU memory counts as its part of the largest GPUs, wherever it is placed.
+    uncounted = sum_of(taken.placements)[0] - pool.least_milli(task.job.shape), 0, 0
     for queue in queues.path(task.job.project):
-        held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        assert not exceeds(held.used, limit, of=ask), (
-            f"{task.id} takes {queue.name} to {held.used}, its limit is {limit}"
+        limit, deserved = queues.limit(queue), queues.deserved(queue)
+        used = minus(queues.held[queue].used, uncounted)
+        assert not exceeds(used, limit, of=ask), (
+            f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
-            assert not exceeds(held.firm, deserved, of=ask), (
-                f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
+            firm = minus(queues.held[queue].firm, uncounted)
+            assert not exceeds(firm, deserved, of=ask), (
+                f"{task.id} takes {queue.name} to {firm}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        too_many = queues.has_too_many_firm(task.job.project, of=ask, uncounted=uncounted)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
