@@ -7,13 +7,14 @@ reserved for it, and those reserved for victims that are moved.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from operator import add, sub
 from typing import Final
 
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies import options_of
-from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
@@ -119,10 +120,19 @@ class Queues:
         assert pool.config is not None
         self.state = state
         self.pool = pool
-        self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
+        options = options_of(pool.config.policy)
+        assert isinstance(options, QuotaOptions)
+        self._by_weight = options.over_quota == "weight"
+        follows = options.usage_half_life_s > 0
+        self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
+        self._usage = dict.fromkeys(self._ages, 0)
+        for project in state.projects.values():
+            usage = project.usage.get(pool.name)
+            for queue in self.path(project):
+                self._usage[queue] += usage.counted_milli if usage is not None else 0
         self.held = {queue: Held() for queue in self._ages}
         for task in state.tasks.values():
             self._count(task)
@@ -269,9 +279,10 @@ class Queues:
                     wish=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
+                    usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,
                 )
             )
-        found = divide(total, demands, UNITS[i]).shares
+        found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
         return [found[demand.name] for demand in demands]
 
     def _weight(self, queue: Queue, i: int) -> int:

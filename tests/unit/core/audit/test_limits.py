@@ -225,6 +225,26 @@ def test_a_department_deserves_all_if_one_in_it_does(log: LogBuilder) -> None:
     assert found(log) == ()
 
 
+def test_what_a_project_deserves_in_all_pools_bounds_what_it_holds_there(log: LogBuilder) -> None:
+    other = pool_configured("other", policy="quota")
+    log.judged(PoolChangeRequestedV1(pool="other", config=other.config), other)
+    log.claim(joined("o1", pool="other"))
+    configure(log, department("research", quotas={"other": Quota(deserved_unlimited=True)}))
+    both = {"default": Quota(deserved_milli=1000), "other": Quota(deserved_milli=1000)}
+    configure(log, project("nlp", "research", quotas=both))
+    admit(log, *JOBS, preemptible=False, pools=("default", "other"))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    # It keeps what it holds; all pools together deserve 2,000.
+    both = {"default": Quota(deserved_milli=0), "other": Quota(deserved_milli=2000)}
+    configure(log, project("nlp", "research", quotas=both))
+    log.scheduler.cycle(allocated(B, placed("o1", 0), pool="other"))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(C, placed("o1", 1), pool="other"))
+    expect_one(
+        log, "project nlp deserved in all pools (not preemptible) 2000, used 2000, requested 1000"
+    )
+
+
 def test_a_project_that_moves_takes_what_it_holds_along(log: LogBuilder) -> None:
     nested(log, team=Quota(limit_milli=1000), research=Quota(limit_milli=2000))
     configure(log, department("other", quotas={"default": Quota(limit_milli=1000)}))

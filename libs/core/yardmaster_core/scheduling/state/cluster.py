@@ -63,6 +63,7 @@ class ClusterState:
         *("ended", "enrolled", "jobs", "journal", "limited", "limits_woken", "next_job"),
         *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
         *("restless", "revoked", "rules", "sources", "tasks", "total", "unpruned"),
+        "usage_due",
     )
 
     def __init__(self, cell: str, policies: IndexSource) -> None:
@@ -110,6 +111,9 @@ class ClusterState:
         #: Jobs whose last task has ended; the next cycle begins by removing them.
         self.ended: dict[Job, None] = {}
         self.total = 0
+        #: Since the cycle began: projects that may hold another amount of a pool that keeps decayed
+        #: usages.
+        self.usage_due: dict[tuple[Pool, Project], None] = {}
         #: Whether a cycle is due at once, without an input.
         self.restless = False
 
@@ -532,9 +536,10 @@ class ClusterState:
             self.dirty[pool] = None
         return pool
 
-    def any_per_job(self, pools: Iterable[str]) -> bool:
-        """Whether one of these pools is divided among jobs."""
-        return any(name in self.pools and self.pools[name].index.per_job for name in pools)
+    def separation(self, pools: Iterable[str]) -> tuple[bool, bool]:
+        """Whether one of these pools is divided among jobs, and whether one is among users."""
+        indexes = [self.pools[name].index for name in pools if name in self.pools]
+        return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
     def node(self, name: str) -> Node:
         """The node `name`, created on first use."""
@@ -619,6 +624,8 @@ class ClusterState:
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project] = None
+        if pool.index.usage_half_life_ms:
+            self.usage_due[pool, project] = None
         held = project.department.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project.department] = None

@@ -25,6 +25,8 @@ class PolicyIndex:
 
     #: Whether each job is a claimant of its own, so that its tasks are equal to no other job's.
     per_job = False
+    #: Whether each user is a claimant, so that its tasks are equal to no other user's.
+    per_user = False
     #: Whether no task passes the first one of its queue.
     strict = False
     #: Whether a task may preempt others; and whether it may preempt those of its own priority.
@@ -34,6 +36,10 @@ class PolicyIndex:
     counts_preemptions = False
     #: Whether the results for its tasks depend on what projects hold in other pools.
     follows_pools = False
+    #: The half-life of the decayed usages of projects (ms); 0: none are kept.
+    usage_half_life_ms = 0
+    #: Whether shares depend on them.
+    follows_usage = False
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """A task of `job` joined or left `group`, or newer rules count its minimum run times."""
@@ -66,6 +72,9 @@ class PolicyIndex:
 
     def nodes_changed(self) -> None:
         """Nodes joined or left the pool, or offer something else."""
+
+    def usages_counted(self) -> None:
+        """A minute has passed, and decayed usages differ from those of the last one."""
 
     def input_changed(self, *, later: bool) -> None:
         """Something changed on which the result for other tasks may depend.
