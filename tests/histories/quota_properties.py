@@ -163,11 +163,11 @@ class Queues:
             more = plus(more, queues.held[project].standing)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
-    def has_too_many_firm(self, project: Project, *, of: Amounts, uncounted: Amounts) -> bool:
-        """Whether tasks of a project that cannot be preempted have more in all pools, without
-        `uncounted`, than it deserves in all, of resources of which `of` has some.
+    def has_too_many_firm(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools, with `more`,
+        than it deserves in all, of resources of which `of` has some.
         """
-        firm = minus(NONE, uncounted)
+        firm = more
         for queues in self.in_all or ():
             firm = plus(firm, queues.held[project].firm)
         bounds = [each.deserved(project) for each in self.in_all or ()]
@@ -476,32 +476,33 @@ def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue:
             assert ran_ms >= seconds * 1000, f"{victim.id} ran {ran_ms} ms of {seconds} s"
 
 
-def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
+def check_taken(
+    state: ClusterState, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1, task: Task
+) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
+
+    Of GPU memory, the task counts as its part of the largest GPUs.
     """
-    pool = state.pools[pool_name]
+    pool = state.pools[decision.pool]
     queues, ask = Queues(state, pool), asked_by(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
-    taken = task.reserved or task.run
-    assert taken is not None
-    # A request of GPU memory counts as its part of the largest GPUs, wherever it is placed.
-    uncounted = sum_of(taken.placements)[0] - pool.least_milli(task.job.shape), 0, 0
+    rounded = pool.least_milli(task.job.shape) - sum_of(decision.placements)[0]
+    counted = (rounded, 0, 0)
     for queue in queues.path(task.job.project):
-        limit, deserved = queues.limit(queue), queues.deserved(queue)
-        used = minus(queues.held[queue].used, uncounted)
+        held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
+        used, firm = plus(held.used, counted), plus(held.firm, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
-            firm = minus(queues.held[queue].firm, uncounted)
             assert not exceeds(firm, deserved, of=ask), (
                 f"{task.id} takes {queue.name} to {firm}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        too_many = queues.has_too_many_firm(task.job.project, of=ask, uncounted=uncounted)
+        too_many = queues.has_too_many_firm(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
