@@ -148,7 +148,7 @@ def growth(name: str) -> list[Row]:
     work, sizes = WORK[name], SIZES[name]
     rows, times = [], []
     for nodes in sizes:
-        took = []
+        took, note = [], ""
         for _ in range(2):
             with collector_off():
                 seconds, note = work(nodes)

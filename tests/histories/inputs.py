@@ -61,13 +61,15 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
     "order": ("document", "document", "kai"),
-    "actions": (None, None, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
+    "actions": (*[None] * 5, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
     "over_quota": ("deserved", "weight"),
-    "max_moves": (16, 1, 0),
-    "saturation_permille": (1000, 1500, 0),
-    "preemption_delay_s": (0, 0, 20),
+    "max_moves": (16, 16, 1, 0),
+    "saturation_permille": (1000, 1000, 1500, 0),
+    "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
     "owners": ("user", "user", "project"),
+    "usage_half_life_s": (0, 0, 60, 3600),
+    "usage_weight_permille": (1000, 0, 5000),
 }
 #: Policies with histories of their own, with quotas or users. The others keep the histories of
 #: their seeds.
@@ -88,11 +90,13 @@ WEIGHTS: Final[Mapping[str, int]] = {
     **{"cycle": 8, "round": 6, "wait_until_due": 3, "become_idle": 3, "restart": 2},
     **{"lie": 1, "repeat": 1},
 }
-#: The same in the histories of `quota`.
-QUOTA_WEIGHTS: Final[Mapping[str, int]] = {
-    **WEIGHTS,
-    **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
-    **{"start": 8, "round": 10, "restart": 4},
+#: The same in the histories of a policy, where it differs.
+WEIGHTS_OF: Final[Mapping[str | None, Mapping[str, int]]] = {
+    "quota": {
+        **WEIGHTS,
+        **{"submit": 16, "organize": 5, "disturb": 4, "entitle": 1},
+        **{"start": 8, "round": 10, "restart": 4},
+    },
 }
 
 
@@ -120,6 +124,7 @@ class _Inputs:
     def __init__(self, chance: random.Random, only: str | None) -> None:
         self.chance = chance
         self.only = only
+        self.with_quotas = only == "quota"
         self.jobs = 0
         #: Options of jobs that this history uses.
         self.unusual = [kind for kind in _UNUSUAL if chance.random() < 0.6]
@@ -133,7 +138,7 @@ class _Inputs:
             Input("configure_pool", self.pool("side")),
             Input("configure_pool", self.pool("main")),
         ]
-        if self.only == "quota":
+        if self.with_quotas:
             names = (*DEPARTMENTS, *QUOTA_PROJECTS)
             inputs += [
                 Input("organize", self.organize(name)) for name in names if chance.random() < 0.8
@@ -142,9 +147,9 @@ class _Inputs:
             Input("join", self.node(name) | {"pool": "main"})
             for name in NODES[: chance.randint(1, 4)]
         ]
-        first = chance.randint(3, 10) if self.only == "quota" else chance.randint(2, 5)
+        first = chance.randint(3, 10) if self.with_quotas else chance.randint(2, 5)
         inputs += [Input("submit", self.submit() | {"at_once": False}) for _ in range(first)]
-        of = QUOTA_WEIGHTS if self.only == "quota" else WEIGHTS
+        of = WEIGHTS_OF.get(self.only, WEIGHTS)
         kinds = [kind for kind in of if chance.random() < 0.8]
         weights = [of[kind] * chance.choice((1, 1, 2, 4)) for kind in kinds]
         for kind in chance.choices(kinds, weights, k=chance.randint(20, MOST_INPUTS)):
@@ -186,7 +191,7 @@ class _Inputs:
             "seed": chance.randrange(3),
             "unequal_gangs": chance.choice((False, False, True)),
             "gpuless_per_node": chance.choice((None, None, None, 0, 1, 2)),
-            **({"pool_order": chance.choice(ORDERS)} if self.only == "quota" else {}),
+            **({"pool_order": chance.choice(ORDERS)} if self.with_quotas else {}),
             **self.policy(),
         }
 
@@ -219,7 +224,7 @@ class _Inputs:
             config["parent"] = chance.choice((None, *above, *above[-2:]))
         else:
             config["department"] = chance.choice(DEPARTMENTS)
-            config["limit_milli"] = chance.choice((*[None] * 6, 3000))
+            config["limit_milli"] = chance.choice((*[None] * 9, 3000))
             config["pools"] = chance.choice((*[()] * 8, ("main",), ("side",)))
         return {"name": name, "config": config}
 
@@ -229,13 +234,13 @@ class _Inputs:
         return {
             "deserved_milli": chance.choice(DESERVED_MILLI),
             "deserved_unlimited": chance.random() < 0.05,
-            "limit_milli": chance.choice((*[None] * 9, 2000, 4000)),
+            "limit_milli": chance.choice((*[None] * 12, 2000, 4000)),
             "over_quota_weight": chance.choice((0, 1, 1, 2, 3)),
             "deserved_cpu_milli": chance.choice((*[None] * 3, 2000, 0)),
             "deserved_memory_mib": chance.choice((*[None] * 5, 3000)),
-            "limit_cpu_milli": chance.choice((*[None] * 9, 4000)),
-            "limit_memory_mib": chance.choice((*[None] * 8, 6000)),
-            "over_quota": chance.random() < 0.9,
+            "limit_cpu_milli": chance.choice((*[None] * 12, 4000)),
+            "limit_memory_mib": chance.choice((*[None] * 12, 6000)),
+            "over_quota": chance.random() < 0.93,
         }
 
     # Jobs
@@ -271,7 +276,7 @@ class _Inputs:
         self.jobs += 1
         return {
             "name": f"job{self.jobs - 1:02d}",
-            "project": chance.choice(QUOTA_PROJECTS if self.only == "quota" else PROJECTS),
+            "project": chance.choice(QUOTA_PROJECTS if self.with_quotas else PROJECTS),
             "at_once": chance.random() < 0.5,
             "spec": self.spec() | self.user(),
         }
@@ -289,7 +294,7 @@ class _Inputs:
         low = {"priority": chance.randint(61, 64), "tasks": chance.randint(1, 4), **self.user()}
         return {
             "name": f"job{self.jobs - 2:02d}",
-            **({"project": chance.choice(QUOTA_PROJECTS)} if self.only == "quota" else {}),
+            **({"project": chance.choice(QUOTA_PROJECTS)} if self.with_quotas else {}),
             "spec": urgent,
             "low_name": f"job{self.jobs - 1:02d}",
             "low": chance.choice((None, low)),
@@ -400,7 +405,7 @@ class _Inputs:
 
 _Draw = Callable[[_Inputs], dict[str, Any]]
 _DRAWN: Final[Mapping[str, _Draw]] = {
-    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in QUOTA_WEIGHTS
+    kind: getattr(_Inputs, kind, _Inputs.nothing) for kind in WEIGHTS_OF["quota"]
 }
 
 

@@ -25,7 +25,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
-from tests.histories.quota_properties import Batch, batch_at, check_batch, check_taken
+from tests.histories.quota_properties import (
+    Batch,
+    batch_at,
+    check_batch,
+    check_taken,
+    grows_beyond_share,
+)
 from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -53,8 +59,6 @@ RECLAIMED: Final = ("over_fair_share", "over_deserved", "above_equal_part", "mov
 #: gpu_milli of a slot.
 SLOT_MILLI: Final = 1000
 
-#: Amounts of GPUs, CPUs and memory; None: unlimited.
-Bounds = tuple[int | None, int | None, int | None]
 #: A node, its incarnation, and a slot.
 Slot = tuple[str, str, int]
 
@@ -71,6 +75,8 @@ class CheckedCell(Cell):
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
         #: Tasks that start in the present cycle on other slots than those reserved for them.
         self.elsewhere: set[str] = set()
+        #: Whether the present decisions of `quota` take a project above its share.
+        self.beyond_share = False
         #: Each task with those that were preempted for it, in order.
         self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
@@ -82,8 +88,8 @@ class CheckedCell(Cell):
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
-        self.moving.clear()
         self.elsewhere.clear()
+        self.moving.clear()
         events = [decision.event for decision in verdict.decisions]
         batch: Batch | None = None
         for at, event in enumerate(events):
@@ -91,11 +97,12 @@ class CheckedCell(Cell):
             if begun is not None:
                 batch = begun
                 check_batch(self.state, batch)
+                self.beyond_share = grows_beyond_share(self.state, batch)
             self._apply(event)
             self.on_decision(event)
             if batch is not None and event is [*batch.reserved.values()][-1]:
                 self._moves_all_that_fit(batch)
-                batch = None
+                batch, self.beyond_share = None, False
         return verdict
 
     def on_decision(self, decision: Event) -> None:
@@ -130,7 +137,7 @@ class CheckedCell(Cell):
     # 1
 
     def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
-        if decision.stop.rule in RECLAIMED:
+        if decision.stop.rule in RECLAIMED or self.beyond_share:
             return  # what a queue starts beyond its share makes it one that loses tasks
         since = self.started.get((decision.task_id, decision.attempt))
         assert since != self.changes, (

@@ -7,13 +7,14 @@ reserved for it, and those reserved for victims that are moved.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from operator import add, sub
 from typing import Final
 
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies import options_of
-from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
@@ -59,20 +60,20 @@ def exceeds(amounts: Amounts, bounds: Bounds, *, of: Amounts = (1, 1, 1)) -> boo
     )
 
 
+def added(rows: Sequence[Bounds]) -> Bounds:
+    """Return the sum; what is unlimited in one row is unlimited."""
+    gpu, cpu, memory = (
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for amounts in zip(*rows, strict=True)
+    )
+    return gpu, cpu, memory
+
+
 def smaller(a: Bounds, b: Bounds) -> Bounds:
     """Return the smaller bound of each resource."""
     gpu, cpu, memory = (
         min((bound for bound in pair if bound is not None), default=None)
         for pair in zip(a, b, strict=True)
-    )
-    return gpu, cpu, memory
-
-
-def sum_of_bounds(rows: Sequence[Bounds]) -> Bounds:
-    """Return the sum of each resource; unlimited in one is unlimited in all."""
-    gpu, cpu, memory = (
-        None if None in amounts else sum(amount or 0 for amount in amounts)
-        for amounts in zip(*rows, strict=True)
     )
     return gpu, cpu, memory
 
@@ -111,10 +112,19 @@ class Queues:
         assert pool.config is not None
         self.state = state
         self._pool = pool
-        self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
+        options = options_of(pool.config.policy)
+        assert isinstance(options, QuotaOptions)
+        self._by_weight = options.over_quota == "weight"
+        follows = options.usage_half_life_s > 0
+        self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
+        self._usage = dict.fromkeys(self._ages, 0)
+        for project in state.projects.values():
+            usage = project.usage.get(pool.name)
+            for queue in self.path(project):
+                self._usage[queue] += usage.counted_milli if usage is not None else 0
         self.held = {queue: Held() for queue in self._ages}
         for task in state.tasks.values():
             self._count(task)
@@ -126,6 +136,34 @@ class Queues:
                         one = self.held[queue]
                         one.requested = plus(one.requested, asked_by(task))
         self.total = self._total()
+
+    @cached_property
+    def in_all(self) -> list["Queues"] | None:
+        """The queues of all pools with this policy; None: this is the only one."""
+        pools = [
+            pool
+            for pool in self.state.pools.values()
+            if pool.config is not None and pool.config.policy.name == "quota"
+        ]
+        return [Queues(self.state, pool) for pool in pools] if len(pools) > 1 else None
+
+    def has_more_in_all(self, project: Project, more: Amounts) -> bool:
+        """Whether a project with `more` has more in all pools than it deserves in all."""
+        if self.in_all is None:
+            return False
+        for queues in self.in_all:
+            more = plus(more, queues.held[project].standing)
+        return exceeds(more, added([each.deserved(project) for each in self.in_all]))
+
+    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools than it
+        deserves in all, of resources of which `of` has some.
+        """
+        firm = NONE
+        for queues in self.in_all or ():
+            firm = plus(firm, queues.held[project].firm)
+        bounds = [each.deserved(project) for each in self.in_all or ()]
+        return bool(bounds) and exceeds(firm, added(bounds), of=of)
 
     @cached_property
     def fair(self) -> dict[Queue, Amounts]:
@@ -197,7 +235,7 @@ class Queues:
             gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
             return gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib
         below = [self.deserved(each) for each in self._below(queue)]
-        return sum_of_bounds(below) if below else (0, None, None)
+        return added(below) if below else (0, None, None)
 
     def limit(self, queue: Queue) -> Bounds:
         """Return its limit, which is what it deserves if over-quota is off."""
@@ -233,9 +271,10 @@ class Queues:
                     wish=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
+                    usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,
                 )
             )
-        found = divide(total, demands, UNITS[i]).shares
+        found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
         return [found[demand.name] for demand in demands]
 
     def _weight(self, queue: Queue, i: int) -> int:
@@ -316,22 +355,18 @@ def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch 
     return batch
 
 
-def in_all_pools(state: ClusterState, project: Project) -> tuple[Held, Bounds]:
-    """Return what a project has and what it deserves in all pools with `quota`."""
-    every = [
-        Queues(state, pool)
-        for pool in state.pools.values()
-        if pool.config is not None and pool.config.policy.name == "quota"
-    ]
-    total = Held()
-    for queues in every:
-        held = queues.held[project]
-        total.standing = plus(total.standing, held.standing)
-        total.firm = plus(total.firm, held.firm)
-    return total, sum_of_bounds([queues.deserved(project) for queues in every])
-
-
 # The properties
+
+
+def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
+    """Whether the project of the task would be above its share, in the state before."""
+    queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
+    project = task.job.project
+    after = plus(queues.held[project].standing, asked_by(task))
+    for victim in map(state.task, batch.stopped):
+        if victim.job.project is project:
+            after = minus(after, asked_by(victim))
+    return exceeds(after, queues.most(project))
 
 
 def check_batch(state: ClusterState, batch: Batch) -> None:
@@ -370,16 +405,14 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
 def _loses_only_what_is_not_its_own(
     queues: Queues, claimant: Task, victims: Sequence[Task], saturation_permille: int
 ) -> None:
-    """Each victim leaves a queue that holds more than its share; or more than it deserves, there or
-    as a project in all its pools, if the claimant's stays within what it deserves, and its project
-    in all its pools. And the claimant's does not become fuller.
+    """Each victim leaves a queue that holds more than its share; or more than it deserves (in the
+    pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
+    the claimant's does not become fuller.
     """
     ask, leaf = asked_by(claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
-    in_all, sums = in_all_pools(queues.state, leaf)
-    guaranteed = not exceeds(plus(in_all.standing, ask), sums)
     left = {queue: held.standing for queue, held in queues.held.items()}
     involved = ask
     pairs = {}
@@ -389,15 +422,12 @@ def _loses_only_what_is_not_its_own(
         # A limit below what is deserved holds, so the rest may be taken.
         deserved = smaller(queues.deserved(its), queues.limit(its))
         what = f"{its.name} loses {victim.id}, but holds {left[its]}"
+        taken = minus(left[its], queues.held[its].standing)
+        more_in_all = isinstance(its, Project) and queues.has_more_in_all(its, taken)
+        assert more_in_all or exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
         claimed = plus(queues.held[own].standing, ask)
-        if guaranteed and not exceeds(claimed, queues.deserved(own)):
-            over = exceeds(left[its], deserved)
-            if not over and isinstance(its, Project):
-                its_all, its_sums = in_all_pools(queues.state, its)
-                gone = minus(queues.held[its].standing, left[its])
-                over = exceeds(minus(its_all.standing, gone), its_sums)
-            assert over, f"{what}, deserved are {deserved}"
-        else:
+        guaranteed = not queues.has_more_in_all(leaf, ask)
+        if not guaranteed or exceeds(claimed, queues.deserved(own)):
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
@@ -456,10 +486,8 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
                 f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        in_all, sums = in_all_pools(state, task.job.project)
-        assert not exceeds(in_all.firm, sums, of=ask), (
-            f"{task.id} takes its project to {in_all.firm} in all pools, deserved are {sums}"
-        )
+        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
 def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:

@@ -17,7 +17,8 @@ def shares(session: Session, pool: str) -> None:
     """Show what departments and projects deserve, get, hold and request in a pool.
 
     The numbers are GPUs; -o wide adds CPUs and memory. They are those that the policy quota last
-    recorded, which it does at most once a minute.
+    recorded, which it does at most once a minute. USAGE is what tasks held in the past, where
+    recent time counts more; "-" without the option usage_half_life_s.
     """
     found = plain(session.remote.client.shares(pool))
     if found["divided_at"] is None:

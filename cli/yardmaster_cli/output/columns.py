@@ -374,6 +374,7 @@ def share_columns(depths: Mapping[tuple[str, str], int]) -> Sequence[Column]:
         Column("LEVEL", _key("level"), wide=True),
         Column("PARENT", _key("parent"), wide=True),
         *(column(title, field, "gpu_milli", Gpus) for title, field in _AMOUNTS),
+        Column("USAGE", _gpus("usage_milli"), right=True),
         *(column(f"{title}_CPUS", field, "cpu_milli", Gpus) for title, field in _AMOUNTS),
         *(column(f"{title}_MEMORY", field, "memory_mib", mebibytes) for title, field in _AMOUNTS),
     )

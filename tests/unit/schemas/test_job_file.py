@@ -140,9 +140,7 @@ def test_ambiguous_numbers_of_gpus_are_refused(gpus: object, word: str) -> None:
         ({"gpus": 2.0, "gpu_memory": "1Gi"}, (2, 1024)),
     ],
 )
-def test_gpus_are_shared_by_their_memory(
-    resources: dict[str, Any], slots: tuple[int, int]
-) -> None:
+def test_gpus_are_shared_by_their_memory(resources: dict[str, Any], slots: tuple[int, int]) -> None:
     found = resources_of(parse(resources=resources))
     assert (found.gpus, found.gpu_memory_mib, found.gpu_milli) == (*slots, 0)
 

@@ -213,6 +213,8 @@ class QueueShare:
 
     `parent` is the department above it. `held`: what its tasks hold, without those that are
     stopping. `requested`: what its tasks request in addition, except what is `reserved` for them.
+    `usage_milli`: the GPUs that its tasks held in the past, where recent time counts more; None:
+    the pool does not count this.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -226,6 +228,7 @@ class QueueShare:
     held: Amounts
     reserved: Amounts
     requested: Amounts
+    usage_milli: Count | None = None
 
 
 @event(DECISIONS, name="SharesDivided", rules=8)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Final, Literal
 
 from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide, divide_rest
-from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
+from yardmaster_simulation.conformance.scenarios import Format, Scenario, parsed
 
 #: KAI's number for "no limit".
 UNLIMITED: Final = -1
@@ -38,7 +39,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One division; `over_quota_only`: the queues already have `fair_share_before`."""
+    """One division; `over_quota_only`: the queues already have `fair_share_before`.
+
+    `k_value`: how much past usages count; the scenarios have none.
+    """
 
     op: Literal["deserved_then_over_quota", "over_quota_only"]
     resource: Literal["gpu", "cpu_millis", "mem_bytes"]
@@ -51,8 +55,6 @@ class Case:
 def check(scenario: Scenario) -> str:
     """Return how our division differs from KAI's; empty: it does not."""
     case = parsed(Case, scenario)
-    if case.k_value:
-        raise Skip("over-quota weights from decayed usage are not built yet")
     unit = PARTS[case.resource]
 
     def amount(value: Decimal) -> int:
@@ -71,11 +73,12 @@ def check(scenario: Scenario) -> str:
         )
 
     demands = [demand(queue) for queue in case.queues]
+    usage_weight = Fraction(case.k_value)
     if case.op == "over_quota_only":
         before = {queue.tie_break_id: amount(queue.fair_share_before) for queue in case.queues}
-        found = divide_rest(amount(case.total), demands, before, unit)
+        found = divide_rest(amount(case.total), demands, before, unit, usage_weight)
     else:
-        found = divide(amount(case.total), demands, unit)
+        found = divide(amount(case.total), demands, unit, usage_weight)
     ids = {queue.name: queue.tie_break_id for queue in case.queues}
     differences = [
         f"{name}: {found.shares[ids[name]] / unit:g} instead of {share}"

@@ -26,6 +26,7 @@ def queue(name: str, level: str, parent: str | None, held: int) -> dict[str, Any
         "held": amounts(held, 4, 512),
         "reserved": amounts(0),
         "requested": amounts(2),
+        "usage_milli": None if name == "vision" else 2500,
     }
 
 
@@ -52,11 +53,11 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str, body: Any = SHARES) -
 
 def test_queues_are_indented_below_their_departments(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys).splitlines() == [
-        "QUEUE       DESERVED LIMIT SHARE HELD RESERVED REQUESTED",
-        "all        unlimited     -     5    4        0         2",
-        "  research         4     -     5    4        0         2",
-        "    all    unlimited     6     5    3        0         2",
-        "    vision         4     6     5    1        0         2",
+        "QUEUE       DESERVED LIMIT SHARE HELD RESERVED REQUESTED USAGE",
+        "all        unlimited     -     5    4        0         2   2.5",
+        "  research         4     -     5    4        0         2   2.5",
+        "    all    unlimited     6     5    3        0         2   2.5",
+        "    vision         4     6     5    1        0         2     -",
     ]
 
 
@@ -90,5 +91,5 @@ def test_a_pool_that_was_not_divided_says_so(capsys: pytest.CaptureFixture[str])
     with answering(Answer(body)) as server:
         assert run(["shares", "--pool", "h100", "--server", server.url]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("QUEUE DESERVED LIMIT SHARE HELD RESERVED REQUESTED")
+    assert captured.out.startswith("QUEUE DESERVED LIMIT SHARE HELD RESERVED REQUESTED USAGE")
     assert "was not divided" in captured.err

@@ -20,6 +20,11 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     schedule_decision,
 )
 from yardmaster_core.scheduling.state.appliers.nodes import install
+from yardmaster_core.scheduling.state.appliers.usages import (
+    MINUTE_MS,
+    count_usages,
+    follow_held,
+)
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -37,7 +42,9 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
     for this cycle.
     """
     state.cycle = cycle
-    state.now_ms = max(state.now_ms, now_ms)
+    before_ms = state.now_ms
+    state.now_ms = max(before_ms, now_ms)
+    count_usages(state, before_ms)
     if rules >= ENDED_LEAVE:
         if state.rules < ENDED_LEAVE:
             _count_workloads(state)
@@ -116,6 +123,12 @@ def due_ms(state: ClusterState) -> int | None:
             for pool in state.pools.values()
             if pool.shares is not None and pool.index.shares_stale
         )
+    minute_ms = (state.now_ms // MINUTE_MS + 1) * MINUTE_MS
+    moments += (
+        minute_ms
+        for pool in state.pools.values()
+        if pool.index.follows_usage and next(state.blocked(pool), None) is not None
+    )
     return min(moments, default=None)
 
 
@@ -175,6 +188,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     An observed silence that did not lose its node is forgotten: the node may be heard again, and
     the silence is observed again while it lasts.
     """
+    follow_held(state)
     for group in state.emptied:
         if not group.pending:
             state.forget(group)

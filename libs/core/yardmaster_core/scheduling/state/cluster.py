@@ -63,6 +63,7 @@ class ClusterState:
         *("ended", "enrolled", "jobs", "journal", "limited", "limits_woken", "next_job"),
         *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
         *("restless", "revoked", "rules", "sources", "tasks", "total", "unpruned"),
+        "usage_due",
     )
 
     def __init__(self, cell: str, policies: IndexSource) -> None:
@@ -110,6 +111,9 @@ class ClusterState:
         #: Jobs whose last task has ended; the next cycle begins by removing them.
         self.ended: dict[Job, None] = {}
         self.total = 0
+        #: Since the cycle began: projects that may hold another amount of a pool that keeps decayed
+        #: usages.
+        self.usage_due: dict[tuple[Pool, Project], None] = {}
         #: Whether a cycle is due at once, without an input.
         self.restless = False
 
@@ -619,6 +623,8 @@ class ClusterState:
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project] = None
+        if pool.index.usage_half_life_ms:
+            self.usage_due[pool, project] = None
         held = project.department.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project.department] = None

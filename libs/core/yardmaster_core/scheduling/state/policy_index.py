@@ -34,6 +34,10 @@ class PolicyIndex:
     counts_preemptions = False
     #: Whether the results for its tasks depend on what projects hold in other pools.
     follows_pools = False
+    #: The half-life of the decayed usages of projects (ms); 0: none are kept.
+    usage_half_life_ms = 0
+    #: Whether shares depend on them.
+    follows_usage = False
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """A task of `job` joined or left `group`, or newer rules count its minimum run times."""
@@ -66,6 +70,9 @@ class PolicyIndex:
 
     def nodes_changed(self) -> None:
         """Nodes joined or left the pool, or offer something else."""
+
+    def usages_counted(self) -> None:
+        """A minute has passed, and decayed usages differ from those of the last one."""
 
     def input_changed(self, *, later: bool) -> None:
         """Something changed on which the result for other tasks may depend.

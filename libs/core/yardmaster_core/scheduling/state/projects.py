@@ -1,5 +1,6 @@
 """The two levels of quota: departments, and projects in them."""
 
+from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
 
 
@@ -26,7 +27,7 @@ class Department:
 class Project:
     """The lower level of quota; each project belongs to one department."""
 
-    __slots__ = ("config", "department", "hash", "name", "ranks", "revision", "used_milli")
+    __slots__ = ("config", "department", "hash", "name", "ranks", "revision", "usage", "used_milli")
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
@@ -37,16 +38,23 @@ class Project:
         self.used_milli: dict[str, int] = {}
         #: By pool: its recorded place among the claimants of the queue.
         self.ranks: dict[str, tuple[int, ...]] = {}
+        #: By pool: its decayed usage, where the pool's policy keeps it.
+        self.usage: dict[str, DecayedUsage] = {}
         self.hash = 0
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = (
+        facts: tuple[object, ...] = (
             *("project", self.name, self.department.name, self.revision),
             _nonzero(self.used_milli),
         )
         # Only where it has some: older logs have digests without them.
-        return (*facts, sorted(self.ranks.items())) if self.ranks else facts
+        if self.ranks:
+            facts = (*facts, sorted(self.ranks.items()))
+        if self.usage:
+            usages = sorted((pool, usage.facts()) for pool, usage in self.usage.items())
+            facts = (*facts, "usage", usages)
+        return facts
 
 
 def _nonzero(used_milli: dict[str, int]) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_sta
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.appliers.reservations import restore
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
@@ -82,6 +83,7 @@ def dump(state: ClusterState) -> Plain:
                 "revision": p.revision,
                 "config": _or_none(p.config),
                 "ranks": _dump_ranks(p.ranks),
+                **_dump_usage(p),
             }
             for p in state.projects.values()
         ],
@@ -98,6 +100,11 @@ def dump(state: ClusterState) -> Plain:
 def _dump_shares(pool: Pool) -> Plain:
     shares = pool.shares
     return {} if shares is None else {"shares": [shares.at_ms, shares.cycle, shares.digest]}
+
+
+def _dump_usage(project: Project) -> Plain:
+    usages = {pool: list(usage.facts()) for pool, usage in project.usage.items()}
+    return {"usage": usages} if usages else {}
 
 
 def _dump_node(node: Node) -> Plain:
@@ -275,6 +282,8 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         project.revision = row["revision"]
         project.config = _maybe(ProjectConfig, row["config"])
         _load_ranks(state, project, row)
+        for name, facts in row.get("usage", {}).items():
+            project.usage[name] = DecayedUsage(*facts)
     for row in dump["enrolled"]:
         enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
         enrolled.revision = row["revision"]

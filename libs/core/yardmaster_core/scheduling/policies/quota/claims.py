@@ -96,6 +96,22 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
+def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted for a task of their project: not if a queue then held
+    more than before, and more than its share. Others would reclaim it, and so on without end.
+    """
+    index_of(view).divide(view.state)
+    taken = NOTHING
+    for victim in victims:
+        taken = plus(taken, held(view.pool, victim))
+    more = minus(requested(view.pool, task.job.shape), taken)
+    return not any(
+        more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
+        for queue in _leaf(view, task).path
+        for i in RESOURCES
+    )
+
+
 def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project may have tasks that `own_victims` yields."""
     firm_first = not _all_over(view) and not task.job.shape.preemptible
@@ -105,7 +121,10 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
 
 
 PREEMPT: Final = Claim(
-    victims=own_victims, stop_reason=own_stop_reason, permits=always, applies=has_own_victims
+    victims=own_victims,
+    stop_reason=own_stop_reason,
+    permits=may_preempt,
+    applies=has_own_victims,
 )
 
 

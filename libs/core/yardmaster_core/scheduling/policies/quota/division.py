@@ -7,6 +7,10 @@ where KAI computes with floating-point numbers.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
+
+#: Without decayed usages.
+NO_USAGE: Final = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,7 @@ class QueueDemand:
         wish: what its tasks hold and request, within its limit.
         weight: its part of what is left, relative to queues of its rank; 0: none.
         age: of equal queues, the one with the smaller number comes first.
+        usage: the part of the whole that it held in the past (`decayed_usage.py`).
     """
 
     name: str
@@ -27,6 +32,7 @@ class QueueDemand:
     wish: int
     weight: int
     age: int
+    usage: Fraction = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,9 @@ class Division:
     left: int
 
 
-def divide(total: int, queues: Sequence[QueueDemand], unit: int) -> Division:
+def divide(
+    total: int, queues: Sequence[QueueDemand], unit: int, usage_weight: Fraction = NO_USAGE
+) -> Division:
     """Divide `total` among siblings.
 
     Each queue gets what it deserves and requests, even if the sum exceeds `total`; the rest of
@@ -47,16 +55,22 @@ def divide(total: int, queues: Sequence[QueueDemand], unit: int) -> Division:
         total: the amount of the resource, in the unit of all amounts here.
         queues: with different names.
         unit: shares beyond what is deserved are multiples of it where a wish is not met.
+        usage_weight: how much usages count in the weights; see `_parts`.
     """
     shares = {
         queue.name: min(total if queue.deserved is None else queue.deserved, queue.wish)
         for queue in queues
     }
-    return divide_rest(max(0, total - sum(shares.values())), queues, shares, unit)
+    rest = max(0, total - sum(shares.values()))
+    return divide_rest(rest, queues, shares, unit, usage_weight)
 
 
 def divide_rest(
-    rest: int, queues: Sequence[QueueDemand], shares: Mapping[str, int], unit: int
+    rest: int,
+    queues: Sequence[QueueDemand],
+    shares: Mapping[str, int],
+    unit: int,
+    usage_weight: Fraction = NO_USAGE,
 ) -> Division:
     """Divide `rest` among queues that already have `shares`: by rank, then by weight.
 
@@ -71,7 +85,7 @@ def divide_rest(
     for rank in sorted(ranks, reverse=True):
         again = True
         while again and rest:
-            rest, again = _round(rest, ranks[rank], dealt, remainders, unit)
+            rest, again = _round(rest, ranks[rank], dealt, remainders, unit, usage_weight)
     for queue in sorted(
         (queue for queue in queues if queue.name in remainders),
         key=lambda queue: (-queue.rank, -remainders[queue.name], queue.age, queue.name),
@@ -88,16 +102,18 @@ def _round(
     dealt: dict[str, int],
     remainders: dict[str, Fraction],
     unit: int,
+    usage_weight: Fraction,
 ) -> tuple[int, bool]:
     """Offer `rest` by weight; return what is left, and whether a queue took less than its part."""
     give, again = rest, False
     unmet = [queue for queue in queues if queue.wish > dealt[queue.name]]
-    weights = sum(queue.weight for queue in unmet)
-    for queue in unmet:
-        if not queue.weight or not rest:
+    parts = _parts(unmet, usage_weight)
+    weights = sum(parts)
+    for queue, weight in zip(unmet, parts, strict=True):
+        if not weight or not rest:
             continue
         wanted = queue.wish - dealt[queue.name]
-        offered = Fraction(give * queue.weight, weights)
+        offered = Fraction(give * weight, weights)
         if wanted <= offered:
             part = wanted
             remainders.pop(queue.name, None)
@@ -109,3 +125,19 @@ def _round(
         dealt[queue.name] += part
         rest -= part
     return rest, again
+
+
+def _parts(queues: Sequence[QueueDemand], usage_weight: Fraction) -> list[int | Fraction]:
+    """Return the weights of queues, relative to each other.
+
+    Queues that used more than their part in the past get less now: with `w` the part of a queue in
+    all weights, it counts `max(0, w + usage_weight * (w - usage))`, here times the sum of all.
+    """
+    if not usage_weight:
+        return [queue.weight for queue in queues]
+    total = sum(queue.weight for queue in queues)
+    parts: list[int | Fraction] = []
+    for queue in queues:
+        part = queue.weight + usage_weight * (queue.weight - queue.usage * total)
+        parts.append(part if part > 0 else 0)
+    return parts

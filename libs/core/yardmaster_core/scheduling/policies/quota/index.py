@@ -6,6 +6,7 @@ state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
@@ -28,6 +29,7 @@ from yardmaster_core.scheduling.policies.quota.claiming_index import (
     holders,
     usable,
 )
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -41,9 +43,21 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     follows_pools = True
 
-    def __init__(self, pool: Pool, *, by_weight: bool) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        by_weight: bool,
+        usage_half_life_ms: int = 0,
+        usage_weight: Fraction = NO_USAGE,
+    ) -> None:
         super().__init__(pool)
         self._by_weight = by_weight
+        self.usage_half_life_ms = usage_half_life_ms
+        self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
+        self.follows_usage = bool(self._usage_weight)
+        #: Whether other usages were counted than the queues have.
+        self._usage_stale = True
         #: Built on first use.
         self._root: Queue | None = None
         self._queues: dict[Department | Project, Queue] = {}
@@ -74,6 +88,8 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
         if self._stale_tasks or self._stale_groups:
             self._count(state)
+        if self._usage_stale:
+            self._take_usages(state, self._root)
         return self._root
 
     def queue_of(self, state: ClusterState, project: Project) -> Queue:
@@ -91,7 +107,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             for queue in (root, *self._queues.values()):
                 queue.divide_below = True
                 queue.divided = False
-        self._shares_changed |= divide_tree(root, total, self.unranked)
+        self._shares_changed |= divide_tree(root, total, self.unranked, self._usage_weight)
         return root
 
     def take_news(self, state: ClusterState) -> bool:
@@ -116,6 +132,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
+        self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
@@ -178,6 +195,20 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.unranked.update(dict.fromkeys(wishes))
         for queue, before in wishes.items():
             _note_wish(queue, before)
+
+    def _take_usages(self, state: ClusterState, root: Queue) -> None:
+        """Give the queues the usages of the minute; have all of them divided again."""
+        self._usage_stale = False
+        queues = (root, *self._queues.values())
+        for queue in queues:
+            queue.usage_milli = 0
+            if self.follows_usage:
+                queue.divided, queue.divide_below = False, True
+        for project in state.projects.values():
+            usage = project.usage.get(self._pool.name)
+            if usage is not None:
+                for queue in self._queue(state, project).path:
+                    queue.usage_milli += usage.counted_milli
 
     def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
         known = self._tasks.get(task, UNCOUNTED)
@@ -251,6 +282,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._root = None
         self._built = False
         self._shares_stale = True
+
+    def usages_counted(self) -> None:
+        """See `PolicyIndex.usages_counted`."""
+        self._usage_stale = self._shares_stale = True
+        self._due |= self.follows_usage
 
     def nodes_changed(self) -> None:
         """See `PolicyIndex.nodes_changed`."""

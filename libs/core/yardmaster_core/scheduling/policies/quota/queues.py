@@ -31,7 +31,8 @@ class Queue:
     __slots__ = (
         *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
         *("held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
-        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "waiting", "weights"),
+        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "usage_milli", "waiting"),
+        "weights",
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -59,6 +60,8 @@ class Queue:
         #: Its share, and the most that it may hold without that others reclaim it.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
+        #: What its projects held in the past (`decayed_usage.py`).
+        self.usage_milli = 0
         #: Whether its children have shares, and whether they or queues below must be divided again.
         self.divided = False
         self.divide_below = True

@@ -22,6 +22,7 @@ group in the order of the queues `may_start`, then the `claims`.
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -70,6 +71,10 @@ ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
 }
 
 
+#: A year.
+MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaOptions:
     """The options of `quota`.
@@ -82,7 +87,9 @@ class QuotaOptions:
     the queues that it reclaims from; how much its fullness counts, 1000 for equally.
     `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
     the minimum run time against reclaim is that of the queue below the lowest common ancestor
-    (`lca`), or of the victim's own queue.
+    (`lca`), or of the victim's own queue. `usage_half_life_s`: after how long what a
+    project held counts half as much (0: it does not count); `usage_weight_permille`: how much that
+    counts when GPUs are divided beyond what is deserved.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -94,12 +101,17 @@ class QuotaOptions:
     saturation_permille: int = 1000
     preemption_delay_s: int = 0
     min_runtime_of: Literal["lca", "queue"] = "lca"
+    usage_half_life_s: int = 0
+    usage_weight_permille: int = 1000
 
     def __post_init__(self) -> None:
         if self.actions is not None and len(set(self.actions)) < len(self.actions):
             raise ValueError("each action once")
-        if min(self.max_moves, self.saturation_permille, self.preemption_delay_s) < 0:
+        numbers = (self.max_moves, self.saturation_permille, self.preemption_delay_s)
+        if min(*numbers, self.usage_half_life_s, self.usage_weight_permille) < 0:
             raise ValueError("numbers of 0 or more")
+        if self.usage_half_life_s > MAX_HALF_LIFE_S:
+            raise ValueError(f"a half-life of at most {MAX_HALF_LIFE_S} s")
 
     @property
     def in_order(self) -> tuple[Action, ...]:
@@ -344,7 +356,12 @@ def _share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
     """Return a new index of a pool with this policy."""
-    return QuotaIndex(pool, by_weight=options.over_quota == "weight")
+    return QuotaIndex(
+        pool,
+        by_weight=options.over_quota == "weight",
+        usage_half_life_ms=options.usage_half_life_s * 1000,
+        usage_weight=Fraction(options.usage_weight_permille, 1000),
+    )
 
 
 def failed_last(traits: QueueTraits) -> Rank:

@@ -15,17 +15,20 @@ def queue_shares(view: PoolView) -> Iterator[QueueShare]:
     """Yield the queues that deserve, hold or request something, each after the one above it;
     siblings by name, departments first.
     """
-    root = index_of(view).divide(view.state)
+    index = index_of(view)
+    root = index.divide(view.state)
     kept: set[Queue] = set()
     for queue in _below(root):
         deserves = queue.quota is not None and any(bound != 0 for bound in queue.deserved)
-        if deserves or any(
-            amount != NOTHING for amount in (queue.held, queue.reserved, _requested(queue))
+        if (
+            deserves
+            or queue.usage_milli
+            or any(amount != NOTHING for amount in (queue.held, queue.reserved, _requested(queue)))
         ):
             kept.update(queue.path)
     for queue in _below(root):
         if queue in kept:
-            yield _share(queue)
+            yield _share(queue, has_usage=bool(index.usage_half_life_ms))
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
@@ -48,7 +51,7 @@ def _level(queue: Queue) -> Level:
     return Level.PROJECT if queue.is_project else Level.DEPARTMENT
 
 
-def _share(queue: Queue) -> QueueShare:
+def _share(queue: Queue, *, has_usage: bool) -> QueueShare:
     parent = queue.parent
     return QueueShare(
         name=queue.name,
@@ -60,6 +63,7 @@ def _share(queue: Queue) -> QueueShare:
         held=_amounts(queue.held),
         reserved=_amounts(queue.reserved),
         requested=_amounts(_requested(queue)),
+        usage_milli=queue.usage_milli if has_usage else None,
     )
 
 

@@ -5,23 +5,31 @@ Each resource is divided by itself. Siblings are divided again only if their tot
 changed; a wish that stays above its share changes nothing.
 """
 
-from yardmaster_core.scheduling.policies.quota.amounts import RESOURCES, UNITS, Amounts
-from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from fractions import Fraction
+
+from yardmaster_core.scheduling.policies.quota.amounts import CPU, GPU, MEMORY, UNITS, Amounts
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 
-def divide_tree(queue: Queue, total: Amounts, unranked: dict[Queue, None]) -> bool:
+def divide_tree(
+    queue: Queue, total: Amounts, unranked: dict[Queue, None], usage_weight: Fraction = NO_USAGE
+) -> bool:
     """Divide the share of `queue` among the queues below it; return whether one of them changed.
 
-    `total` is the pool's. The queues with another share, or another most that they may
-    hold, are added to `unranked`.
+    `total` is the pool's, and `usage_weight` counts for its GPUs. The queues with another share, or
+    another most that they may hold, are added to `unranked`.
     """
     if not queue.divide_below:
         return False
     queue.divide_below = changed = False
     if not queue.divided and queue.children:
         queue.divided = True
-        shares = [_shares(queue, resource) for resource in RESOURCES]
+        used = usage_weight, total[GPU]
+        shares = [
+            _shares(queue, GPU, used),
+            *(_shares(queue, resource, (NO_USAGE, 0)) for resource in (CPU, MEMORY)),
+        ]
         for at, child in enumerate(queue.children):
             fair = (shares[0][at], shares[1][at], shares[2][at])
             if fair != child.fair:
@@ -34,13 +42,14 @@ def divide_tree(queue: Queue, total: Amounts, unranked: dict[Queue, None]) -> bo
                 child.allocatable = allocatable
                 unranked[child] = None
     for child in queue.children:
-        changed |= divide_tree(child, total, unranked)
+        changed |= divide_tree(child, total, unranked, usage_weight)
     return changed
 
 
-def _shares(parent: Queue, resource: int) -> list[int]:
+def _shares(parent: Queue, resource: int, used: tuple[Fraction, int]) -> list[int]:
     children = parent.children
     total = parent.fair[resource]
+    usage_weight, whole = used
     wishes = [child.wish[resource] for child in children]
     unmet = [
         wish > deserved
@@ -61,10 +70,11 @@ def _shares(parent: Queue, resource: int) -> list[int]:
             wish=wish,
             weight=child.weights[resource],
             age=at,
+            usage=Fraction(child.usage_milli, whole) if usage_weight and whole else NO_USAGE,
         )
         for at, (child, wish) in enumerate(zip(children, wishes, strict=True))
     ]
-    found = divide(total, demands, UNITS[resource]).shares
+    found = divide(total, demands, UNITS[resource], usage_weight).shares
     return [found[demand.name] for demand in demands]
 
 

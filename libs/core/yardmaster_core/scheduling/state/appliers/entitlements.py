@@ -6,6 +6,7 @@ from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.rules import DEPARTMENTS_NEST, ENDED_LEAVE
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
 from yardmaster_core.scheduling.state.appliers.claimants import set_rank
+from yardmaster_core.scheduling.state.appliers.usages import follow_half_life
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -42,15 +43,16 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """Give the pool the index of its policy, which also tells which tasks are equal."""
-    before, followed = pool.index.per_job, pool.index.follows_pools
+    former = pool.index
     pool.index = state.policies.index(pool)
-    if followed or pool.index.follows_pools:
+    follow_half_life(state, pool, former.usage_half_life_ms)
+    if former.follows_pools or pool.index.follows_pools:
         for other in state.pools.values():
             if other.index.follows_pools:
                 other.index.input_changed(later=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if pool.index.per_job == before:
+    if pool.index.per_job == former.per_job:
         return
     for other in state.pools.values():
         other.index.claimants_changed()

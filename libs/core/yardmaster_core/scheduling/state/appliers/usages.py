@@ -1,0 +1,85 @@
+"""Steps that keep the decayed usages of projects; each is taken outside of drafts."""
+
+from dataclasses import replace
+from typing import Final
+
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.decayed_usage import AVERAGE_BITS, LEAST, DecayedUsage
+from yardmaster_core.scheduling.state.pools import Pool
+
+MINUTE_MS: Final = 60_000
+
+
+def follow_held(state: ClusterState) -> None:
+    """Bring the usages up to date of which a cycle changed what is held."""
+    for pool, project in state.usage_due:
+        half_life_ms = pool.index.usage_half_life_ms
+        known = project.usage.get(pool.name, DecayedUsage(0, 0, state.now_ms))
+        held_milli = project.used_milli.get(pool.name, 0)
+        if not half_life_ms or held_milli == known.held_milli:
+            continue
+        project.usage[pool.name] = replace(
+            known,
+            average=known.average_at(state.now_ms, half_life_ms),
+            held_milli=held_milli,
+            at_ms=state.now_ms,
+        )
+        state.dirty[project] = None
+    state.usage_due.clear()
+
+
+def count_usages(state: ClusterState, before_ms: int) -> None:
+    """If a whole minute has passed since `before_ms`, have shares use the usages at its begin; drop
+    those that decayed to nothing.
+    """
+    minute_ms = state.now_ms // MINUTE_MS * MINUTE_MS
+    if before_ms >= minute_ms:
+        return
+    for pool in state.pools.values():
+        half_life_ms = pool.index.usage_half_life_ms
+        if not half_life_ms:
+            continue
+        changed = False
+        for project in state.projects.values():
+            known = project.usage.get(pool.name)
+            if known is None:
+                continue
+            average = known.average_at(minute_ms, half_life_ms)
+            counted_milli = average >> AVERAGE_BITS
+            if not known.held_milli and average < LEAST:
+                del project.usage[pool.name]
+            elif counted_milli != known.counted_milli:
+                project.usage[pool.name] = replace(known, counted_milli=counted_milli)
+            else:
+                continue
+            state.dirty[project] = None
+            changed = True
+        if changed:
+            pool.index.usages_counted()
+
+
+def follow_half_life(state: ClusterState, pool: Pool, before_ms: int) -> None:
+    """Continue the usages of a pool with the half-life of its index; without one, drop them.
+
+    `before_ms`: the half-life until now; 0: none.
+    """
+    after_ms = pool.index.usage_half_life_ms
+    if after_ms == before_ms:
+        return
+    for project in state.projects.values():
+        known = project.usage.pop(pool.name, None)
+        held_milli = project.used_milli.get(pool.name, 0)
+        if after_ms and (known is not None or held_milli):
+            project.usage[pool.name] = _continued(state, known, held_milli, before_ms)
+        if known is not None or pool.name in project.usage:
+            state.dirty[project] = None
+
+
+def _continued(
+    state: ClusterState, known: DecayedUsage | None, held_milli: int, half_life_ms: int
+) -> DecayedUsage:
+    now_ms = state.now_ms
+    if known is None:
+        return DecayedUsage(0, held_milli, now_ms)
+    average = known.average_at(now_ms, half_life_ms)
+    return DecayedUsage(average, held_milli, now_ms, known.counted_milli)
