@@ -78,11 +78,19 @@ def smaller(a: Bounds, b: Bounds) -> Bounds:
     return gpu, cpu, memory
 
 
-def asked_by(task: Task) -> Amounts:
-    """Return what a task requests; on whole nodes with the CPUs and memory of one."""
-    resources, replicas = task.job.spec.resources, task.job.shape.replicas
-    gpu = resources.gpus * resources.gpu_milli
-    return gpu * replicas, resources.cpu_milli * replicas, resources.memory_mib * replicas
+def asked_by(pool: Pool, task: Task) -> Amounts:
+    """Return what a task requests of a pool; on whole nodes with the CPUs and memory of one."""
+    shape, resources = task.job.shape, task.job.spec.resources
+    cpu, memory = resources.cpu_milli * shape.replicas, resources.memory_mib * shape.replicas
+    return pool.most_milli(shape), cpu, memory
+
+
+def lost_with(pool: Pool, victim: Task) -> Amounts:
+    """Return what a queue loses with a task: GPUs as they are placed."""
+    run = victim.run
+    assert run is not None
+    _, cpu, memory = asked_by(pool, victim)
+    return sum_of(run.placements)[0], cpu, memory
 
 
 def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
@@ -111,7 +119,7 @@ class Queues:
     def __init__(self, state: ClusterState, pool: Pool) -> None:
         assert pool.config is not None
         self.state = state
-        self._pool = pool
+        self.pool = pool
         options = options_of(pool.config.policy)
         assert isinstance(options, QuotaOptions)
         self._by_weight = options.over_quota == "weight"
@@ -134,7 +142,7 @@ class Queues:
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
-                        one.requested = plus(one.requested, asked_by(task))
+                        one.requested = plus(one.requested, asked_by(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -191,7 +199,7 @@ class Queues:
         return next((a, b) for a, b in zip(*paths, strict=False) if a is not b)
 
     def _count(self, task: Task) -> None:
-        name, run, reservation = self._pool.name, task.run, task.reserved
+        name, run, reservation = self.pool.name, task.run, task.reserved
         standing = leaving = returning = NONE
         if reservation is not None and reservation.pool_name == name:
             standing = sum_of(reservation.placements)
@@ -214,7 +222,7 @@ class Queues:
 
     def _total(self) -> Amounts:
         total = NONE
-        for node in self._pool.nodes.values():
+        for node in self.pool.nodes.values():
             if node.usable:
                 gpus = sum(slot not in node.disabled for slot in range(node.gpus))
                 total = plus(total, (gpus * 1000, node.cpu_milli, node.memory_mib))
@@ -223,7 +231,7 @@ class Queues:
     # What is configured
 
     def _quota(self, queue: Queue) -> Quota | None:
-        return queue.config.quotas.get(self._pool.name) if queue.config is not None else None
+        return queue.config.quotas.get(self.pool.name) if queue.config is not None else None
 
     def _below(self, queue: Queue | None) -> list[Queue]:
         return [each for each in self._ages if self._above[each] is queue]
@@ -362,10 +370,10 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, asked_by(task))
+    after = plus(queues.held[project].standing, asked_by(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
-            after = minus(after, asked_by(victim))
+            after = minus(after, lost_with(queues.pool, victim))
     return exceeds(after, queues.most(project))
 
 
@@ -409,7 +417,7 @@ def _loses_only_what_is_not_its_own(
     pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
     the claimant's does not become fuller.
     """
-    ask, leaf = asked_by(claimant), claimant.job.project
+    ask, leaf = asked_by(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
@@ -431,8 +439,8 @@ def _loses_only_what_is_not_its_own(
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
-            left[queue] = minus(left[queue], asked_by(victim))
-        involved = plus(involved, asked_by(victim))
+            left[queue] = minus(left[queue], lost_with(queues.pool, victim))
+        involved = plus(involved, lost_with(queues.pool, victim))
     for its, own in pairs.items():
         claimed = plus(left[own], ask)
         for i in RESOURCES:
@@ -472,7 +480,8 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
     """
-    queues, ask = Queues(state, state.pools[pool_name]), asked_by(task)
+    pool = state.pools[pool_name]
+    queues, ask = Queues(state, pool), asked_by(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
@@ -490,6 +499,6 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
-def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:
-    """Return the node, incarnation and slots of each replica."""
-    return {(each.node, each.incarnation, each.slots) for each in placements}
+def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the node, incarnation and slots of all replicas, in one order."""
+    return sorted((each.node, each.incarnation, each.slots) for each in placements)
