@@ -120,7 +120,7 @@ class MovingSearch(VictimSearch):
         all must be moved, the largest first, because the smaller ones find other slots more easily.
         """
         if shape.whole_nodes:
-            return self._drop_unneeded(shape, list(some))
+            return self._needed_on_whole_nodes(shape, list(some))
         held = HeldReplicas(self._future, shape, self._draft.state.rules)
         needed: set[Task] = set()
         back = list(reversed(some))
@@ -135,6 +135,16 @@ class MovingSearch(VictimSearch):
                 held.update(ordinals)
                 needed.add(victim)
         return [victim for victim in some if victim in needed]
+
+    def _needed_on_whole_nodes(self, shape: Shape, some: list[Task]) -> list[Task]:
+        # Without the last ones the policy may have refused the others; they are no more needed.
+        while some:
+            self._remove(some[-1], undo=True)
+            if self._find_placement(shape) is None:
+                self._remove(some[-1])
+                return self._drop_unneeded(shape, some)
+            some.pop()
+        return []
 
 
 class Gains:
