@@ -22,6 +22,7 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
 from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey, queue_key
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: The key within a leaf, the order of admission, and the candidate.
@@ -133,13 +134,16 @@ class QueueOrder:
         return False
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
-        return place_among_siblings(self._view, queue, entry[2][1], all_over=self._all_over)
+        shape = entry[2][0].shape
+        return place_among_siblings(self._view, queue, shape, all_over=self._all_over)
 
 
-def place_among_siblings(view: PoolView, queue: Queue, task: Task, *, all_over: bool) -> QueueKey:
-    """Return the place of a queue that would start a pending task next."""
-    ask = requested(view.pool, task.job.shape)
-    guaranteed = not queue.is_project or stays_within_sum(view, task.job.project, ask)
+def place_among_siblings(view: PoolView, queue: Queue, shape: Shape, *, all_over: bool) -> QueueKey:
+    """Return the place of a queue that would start a task of this shape next."""
+    ask = requested(view.pool, shape)
+    guaranteed = True
+    if queue.is_project:
+        guaranteed = stays_within_sum(view, view.state.projects[shape.project], ask)
     return queue_key(queue, ask, all_over=all_over, guaranteed=guaranteed)
 
 

@@ -396,7 +396,8 @@ class _Blocked:
 
     def key(self, queue: Queue, group: Group) -> QueueKey:
         """See `BlockedGroups`."""
-        return place_among_siblings(self._view, queue, group.first, all_over=self._all_over)
+        # Not its first task: it may have none any more, until its leaf is refreshed.
+        return place_among_siblings(self._view, queue, group.shape, all_over=self._all_over)
 
 
 def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) -> Group | None:
