@@ -135,7 +135,8 @@ _ALL: Final = (
     ),
     _represents(
         "tasks beyond what is deserved last",
-        "                or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)\n",
+        "                or (not shape.preemptible and"
+        " exceeded(ask, queue.deserved) is not None)\n",
         "",
     ),
     _policy(
