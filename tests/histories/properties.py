@@ -165,7 +165,7 @@ class CheckedCell(Cell):
         counted = task.id in self.reserved or task.id in self.elsewhere
         moves = isinstance(decision, dec.SlotsReservedV1) and task.run is not None
         if config.policy.name == "quota" and not counted and not moves:
-            check_taken(self.state, decision.pool, task)
+            check_taken(self.state, decision, task)
 
     # 7c
 

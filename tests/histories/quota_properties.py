@@ -163,11 +163,11 @@ class Queues:
             more = plus(more, queues.held[project].standing)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
-    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
-        """Whether tasks of a project that cannot be preempted have more in all pools than it
-        deserves in all, of resources of which `of` has some.
+    def has_too_many_firm(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools, with `more`,
+        than it deserves in all, of resources of which `of` has some.
         """
-        firm = NONE
+        firm = more
         for queues in self.in_all or ():
             firm = plus(firm, queues.held[project].firm)
         bounds = [each.deserved(project) for each in self.in_all or ()]
@@ -212,13 +212,17 @@ class Queues:
                 leaving = held
                 if isinstance(run.stop, PolicyStop):
                     returning = held
+        used = plus(standing, leaving)
+        if task.shape.gpu_memory_mib:
+            # Limits count it as its part of the largest GPUs.
+            used = min(used[0], self.pool.least_milli(task.shape)), used[1], used[2]
         for queue in self.path(task.job.project):
             one = self.held[queue]
             one.standing = plus(one.standing, standing)
-            one.used = plus(one.used, plus(standing, leaving))
+            one.used = plus(one.used, used)
             one.requested = plus(one.requested, plus(standing, returning))
             if not task.job.spec.preemptible:
-                one.firm = plus(one.firm, plus(standing, leaving))
+                one.firm = plus(one.firm, used)
 
     def _total(self) -> Amounts:
         total = NONE
@@ -476,26 +480,33 @@ def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue:
             assert ran_ms >= seconds * 1000, f"{victim.id} ran {ran_ms} ms of {seconds} s"
 
 
-def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
+def check_taken(
+    state: ClusterState, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1, task: Task
+) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
+
+    Of GPU memory, the task counts as its part of the largest GPUs.
     """
-    pool = state.pools[pool_name]
+    pool = state.pools[decision.pool]
     queues, ask = Queues(state, pool), asked_by(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
+    rounded = pool.least_milli(task.job.shape) - sum_of(decision.placements)[0]
+    counted = (rounded, 0, 0)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        assert not exceeds(held.used, limit, of=ask), (
-            f"{task.id} takes {queue.name} to {held.used}, its limit is {limit}"
+        used, firm = plus(held.used, counted), plus(held.firm, counted)
+        assert not exceeds(used, limit, of=ask), (
+            f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
-            assert not exceeds(held.firm, deserved, of=ask), (
-                f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
+            assert not exceeds(firm, deserved, of=ask), (
+                f"{task.id} takes {queue.name} to {firm}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        too_many = queues.has_too_many_firm(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
