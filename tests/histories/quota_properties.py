@@ -113,7 +113,9 @@ class Queues:
         self.state = state
         self._pool = pool
         self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
-        self._usage_permille = int(options_of(pool.config.policy).usage_weight_permille)
+        self._usage_permille = int(
+            getattr(options_of(pool.config.policy), "usage_weight_permille", 0)
+        )
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
@@ -471,9 +473,31 @@ def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue:
             assert ran_ms >= seconds * 1000, f"{victim.id} ran {ran_ms} ms of {seconds} s"
 
 
-def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
+def exceeds_a_limit(state: ClusterState, pool: Pool, victim: Task) -> bool:
+    """Whether its queues, with what was decided, exceed a limit if a victim keeps running."""
+    queues, project, run = Queues(state, pool), victim.job.project, victim.run
+    assert run is not None
+    states = zip(run.replicas, run.placements, strict=True)
+    held = sum_of([p for of, p in states if of < ReplicaState.RELEASED])
+    if any(
+        exceeds(plus(queues.held[queue].standing, held), queues.limit(queue))
+        for queue in queues.path(project)
+    ):
+        return True
+    most = project.config.limit_milli if project.config is not None else None
+    in_all = held[0] + sum(
+        Queues(state, each).held[project].standing[0]
+        for each in state.pools.values()
+        if each.config is not None
+    )
+    return most is not None and in_all > most
+
+
+def check_taken(state: ClusterState, pool_name: str, task: Task, *, later: bool = False) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
+
+    `later`: once stopping tasks have left.
     """
     queues, ask = Queues(state, state.pools[pool_name]), asked_by(task)
     if task.job.shape.whole_nodes:
@@ -481,8 +505,9 @@ def check_taken(state: ClusterState, pool_name: str, task: Task) -> None:
         ask = ask[0], 0, 0
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        assert not exceeds(held.used, limit, of=ask), (
-            f"{task.id} takes {queue.name} to {held.used}, its limit is {limit}"
+        used = held.standing if later else held.used
+        assert not exceeds(used, limit, of=ask), (
+            f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
             assert not exceeds(held.firm, deserved, of=ask), (

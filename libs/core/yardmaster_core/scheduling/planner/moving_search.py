@@ -13,7 +13,6 @@ step per victim on those nodes, and for a gang one per node that may hold a repl
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Final
 
 from yardmaster_core.scheduling.planner.placement import (
     ReplicaSlots,
@@ -22,16 +21,17 @@ from yardmaster_core.scheduling.planner.placement import (
     replicas_on,
 )
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView
-from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
+from yardmaster_core.scheduling.planner.victim_search import (
+    MAX_TRIES,
+    HeldReplicas,
+    VictimSearch,
+)
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
-
-#: Sets of victims that are tried for one task and claim.
-MAX_TRIES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

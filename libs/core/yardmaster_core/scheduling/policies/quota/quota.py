@@ -23,6 +23,7 @@ group in the order of the queues `may_start`, then the `claims`.
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -260,17 +261,27 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def claimants(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
-    news = index_of(view).take_news(view.state)
-    groups = view.state.blocked(view.pool) if news else claimants_by_sum(view)
+    state, pool = view.state, view.pool
+    if index_of(view).take_news(state):
+        limited = (group for of, group in state.limited_groups() if of is pool)
+        groups = chain(state.blocked(pool), limited)
+    else:
+        groups = chain(claimants_by_sum(view))
     all_claims = claims(view.options)
+    for_limits = tuple(claim for claim in all_claims if claim.excess is not None)
     for group in list(groups):
-        wait = group.waits[view.pool.name][0]
-        if wait.code in CLAIMING and could_fit(view.pool, group.shape):
-            task = group.queue.first
-            if any(claim.applies(view, task) for claim in all_claims) or _share_decides_now(
-                view, task, wait
-            ):
+        wait = group.waits[pool.name][0]
+        if not could_fit(pool, group.shape):
+            continue
+        task = group.queue.first
+        if wait.code is WaitCode.AT_LIMIT:
+            if any(claim.applies(view, task) for claim in for_limits):
                 yield group
+        elif wait.code in CLAIMING and (
+            any(claim.applies(view, task) for claim in all_claims)
+            or _share_decides_now(view, task, wait)
+        ):
+            yield group
 
 
 def claimants_by_sum(view: PoolView) -> Iterator[Group]:
@@ -361,6 +372,7 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
         by_weight=options.over_quota == "weight",
         usage_half_life_ms=options.usage_half_life_s * 1000,
         usage_weight=Fraction(options.usage_weight_permille, 1000),
+        claims_limits="preempt" in options.claiming,
     )
 
 
