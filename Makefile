@@ -18,7 +18,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch chaos histories lint docs format schemas golden kept-log bench picture tools former lock clean
+.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs format schemas golden kept-log bench picture tools former lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,8 +67,11 @@ test-torch: install ## run the tests with PyTorch; TORCH_PYTHON=python3 names a 
 chaos: install ## break a loaded cluster for 10 minutes, then audit it; CHAOS_ARGS="--seed 7" repeats a run
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
-histories: install ## play 10,000 random histories of the scheduler; HISTORIES_ARGS="--seeds 17" repeats one
+histories: install ## play random histories of the scheduler, 10,000 for each kind of policy; HISTORIES_ARGS="--policy quota --seeds 17" repeats one
 	$(BIN)/python -m tests.histories $(HISTORIES_ARGS)
+
+rules: install ## delete each rule of the policy quota from a copy of the code; a scenario must fail
+	$(BIN)/python -m tests.conformance.deleted_rules
 
 # A broker starts with half the work where Java knows Kafka's classes from an earlier run.
 $(JAVA_CACHE):

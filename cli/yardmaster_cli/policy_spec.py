@@ -8,7 +8,7 @@ from yardmaster_cli.errors import BadUsage
 from yardmaster_schemas.fields import Name
 
 if TYPE_CHECKING:
-    from yardmaster_schemas.events.requests import PolicyRef
+    from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 
 DEFAULT_POLICY: Final = "priority"
 
@@ -48,3 +48,18 @@ def checked_policy(spec: PolicySpec) -> "PolicyRef":
             str(error), hint="options of each policy: docs/reference/policies.md"
         ) from None
     return policy
+
+
+def policy_problem(config: "PoolConfig") -> str | None:
+    """The error in a pool's policy, options or placement; None: this program accepts them."""
+    # Imported here: only a refused pool needs the registry.
+    from yardmaster_core.errors import CoreError
+    from yardmaster_core.scheduling.planner.placement import strategy_named
+    from yardmaster_core.scheduling.policies import options_of
+
+    try:
+        options_of(config.policy)
+        strategy_named(config.placement)
+    except CoreError as error:
+        return str(error)
+    return None

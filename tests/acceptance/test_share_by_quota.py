@@ -62,8 +62,26 @@ class Jobs:
     def submit(self, project: str, pool: str, *options: str, user: str | None = None) -> str:
         """Submit a job with `yard submit`, as its operator or as a user; return its id."""
         words = ["submit", "-p", project, "--pool", pool, "--grace", "60s", *options]
-        words += ["--", "sh", "-c", WORK, str(self.folder)]
-        return self.site.yard(*words, user=user).out.strip()
+        return self.site.yard(*words, "--", *self._command, user=user).out.strip()
+
+    def submit_file(self, project: str, pool: str, **keys: Any) -> str:
+        """Submit a job file with `yard submit`; return the job's id."""
+        file = self.folder / "job.yaml"
+        # A JSON text is a YAML text.
+        file.write_text(json.dumps(self._body(project, pool, keys)))
+        return self.site.yard("submit", str(file)).out.strip()
+
+    def post(self, project: str, pool: str, **keys: Any) -> str:
+        """Submit a job through the REST API; return its id."""
+        return self.site.client.submit(self._body(project, pool, keys)).job_id
+
+    @property
+    def _command(self) -> list[str]:
+        return ["sh", "-c", WORK, str(self.folder)]
+
+    def _body(self, project: str, pool: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+        run = {"command": self._command}
+        return {"project": project, "pools": [pool], "run": run, "stop": {"grace": "60s"}, **keys}
 
     def let_leave(self) -> None:
         """Let tasks that were asked to stop exit."""
@@ -428,7 +446,8 @@ def test_a_task_of_2_gpus_starts_after_one_move_and_all_three_run(site: Site, jo
 
 def test_two_halves_share_a_gpu_and_a_third_half_runs_on_another(site: Site, jobs: Jobs) -> None:
     site.yard("projects", "create", "halves", "quota.hall.deserved=2")
-    job = jobs.submit("halves", "hall", "--gpus", "0.5", "--tasks", "3")
+    three = {"count": 3}
+    job = jobs.submit_file("halves", "hall", resources={"gpus": 0.5}, tasks=three)
     site.yard("wait", job, "--for", "running", "--timeout", "45s")
     slots = site.yard("nodes", "slots", "n7", "--columns", "used,tasks", "--no-headers").lines
     assert [line.split() for line in slots] == [
@@ -486,7 +505,7 @@ def test_a_department_that_deserves_2_keeps_2_for_two_projects_that_deserve_2_ea
     jobs.let_leave()
     of: dict[str, str] = {}
     for project, runs in (("l1", 4), ("l2", 2), ("r1", 2)):
-        of[project] = jobs.submit(project, "four", "--gpus", "1", "--tasks", "4")
+        of[project] = jobs.post(project, "four", resources={"gpus": 1}, tasks={"count": 4})
         site.until_phases(of[project], running=runs, **({"pending": 4 - runs} if runs < 4 else {}))
 
     # Each project alone is within what it deserves; the department is not.

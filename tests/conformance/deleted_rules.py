@@ -1,4 +1,4 @@
-"""Delete each rule of the policy `quota` from a copy of the code; see which own scenarios fail.
+"""Delete each rule of the policy `quota` from a copy of the code, and see which scenarios fail.
 
 `make rules`. Exits with 1 if a rule is deleted and nothing fails, or if its code has changed so
 that the change that deletes it does not apply. It prints the rows of the table in

@@ -246,7 +246,7 @@ _ALL: Final = (
     ),
     _claims(
         "reclaim: above its share",
-        "            any(remaining[i] > its.allocatable[i] for i in RESOURCES)\n            or (",
+        "            any(_above_share(its, remaining, i) for i in RESOURCES)\n            or (",
         "            (",
     ),
     _claims(
@@ -286,20 +286,18 @@ _ALL: Final = (
     ),
     _claims(
         "reclaim: other projects only",
-        "        if (other := index.queue_of(view.state, project)) is not leaf\n        and",
-        "        if (other := index.queue_of(view.state, project)) is not None\n        and",
+        "(other := index.queue_of(view.state, project)) is not leaf",
+        "(other := index.queue_of(view.state, project)) is not None",
     ),
     # Quotas
     _policy(
         "limits",
-        "            if found is not None and ask[found]:\n"
-        "                return _wait(WaitCode.AT_LIMIT",
-        "            if False:\n                return _wait(WaitCode.AT_LIMIT",
+        "        if found is not None:\n            return _wait(WaitCode.AT_LIMIT",
+        "        if False:\n            return _wait(WaitCode.AT_LIMIT",
     ),
     _policy(
         "at_deserved",
-        "            if found is not None and ask[found]:\n"
-        "                return _wait(WaitCode.AT_DESERVED",
+        "            if found is not None:\n                return _wait(WaitCode.AT_DESERVED",
         "            if False:\n                return _wait(WaitCode.AT_DESERVED",
     ),
     _policy(
@@ -309,20 +307,15 @@ _ALL: Final = (
     ),
     _policy(
         "at_deserved: not for preemptible tasks",
-        "        if not group.shape.preemptible and own is None:",
-        "        if own is None:",
+        "        if not group.shape.preemptible:\n            found",
+        "        if True:\n            found",
     ),
     _policy(
         "at_deserved: counts tasks that are not preemptible",
-        "exceeded(plus(queue.firm, ask), queue.deserved)",
-        "exceeded(plus(queue.used, ask), queue.deserved)",
+        "plus(minus(queue.firm, mine), ask)",
+        "plus(minus(queue.used, mine), ask)",
     ),
-    _policy(
-        "limits: of requested resources only",
-        "            if found is not None and ask[found]:\n"
-        "                return _wait(WaitCode.AT_LIMIT",
-        "            if found is not None:\n                return _wait(WaitCode.AT_LIMIT",
-    ),
+    _policy("limits: of requested resources only", "queue.limit, of=ask)", "queue.limit)"),
     _policy("exceeds_limit and exceeds_deserved", "    if asked > bound:\n", "    if False:\n"),
     _queues(
         "over-quota off",

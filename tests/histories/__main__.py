@@ -1,7 +1,8 @@
 """Play random histories: `python -m tests.histories --seeds 0:10000 --jobs 2`.
 
-Prints each seed whose history breaks a property, with the shortest history found. Exits with 1 if
-there is one.
+Plays the histories of these seeds that draw any policy (`any`), then those of each policy with
+histories of its own; `--policy` selects one. Prints each seed whose history breaks a property, with
+the shortest history found. Exits with 1 if there is one.
 """
 
 import argparse
@@ -10,36 +11,51 @@ import time
 from collections import Counter
 from functools import partial
 from multiprocessing import Pool
+from typing import Final
 
 from tests.histories.inputs import OF_THEIR_OWN, Input, history
 from tests.histories.shortest import Broken, broken_in, shortest
+
+#: Histories that draw any policy but those with histories of their own.
+ANY: Final = "any"
 
 
 def main() -> int:
     """Play the histories, and print those that break a property."""
     args = _arguments()
-    print(f"seeds {args.seeds.start} to {args.seeds.stop - 1}, {args.jobs} processes", flush=True)
+    failed = 0
+    for policy in [args.policy] if args.policy else (ANY, *OF_THEIR_OWN):
+        failed += _play_all(policy, args.seeds, args.jobs)
+    return 1 if failed else 0
+
+
+def _play_all(policy: str, seeds: range, jobs: int) -> int:
+    """Play the histories of a policy; return how many break a property."""
+    print(f"{policy}: seeds {seeds.start} to {seeds.stop - 1}, {jobs} processes", flush=True)
     begun_s = time.monotonic()
     properties: Counter[str] = Counter()
-    play = partial(_play, args.policy)
-    with Pool(args.jobs) as pool:
-        for seed, broken in pool.imap_unordered(play, args.seeds, chunksize=8):
+    with Pool(jobs) as pool:
+        for seed, broken in pool.imap_unordered(partial(_play, policy), seeds, chunksize=8):
             if broken is None:
                 continue
             properties[broken.where] += 1
-            print(f"seed {seed}: {broken.where}: {broken.text}", flush=True)
+            print(f"{policy}: seed {seed}: {broken.where}: {broken.text}", flush=True)
             if properties[broken.where] == 1:
-                _print(shortest(history(seed, args.policy), broken.where))
+                _print(shortest(_inputs(policy, seed), broken.where))
     took_s = time.monotonic() - begun_s
     failed = sum(properties.values())
-    print(f"{len(args.seeds)} histories in {took_s:.0f} s, {failed} break a property")
+    print(f"{policy}: {len(seeds)} histories in {took_s:.0f} s, {failed} break a property")
     for where, number in properties.most_common():
-        print(f"{number:6} {where}")
-    return 1 if properties else 0
+        print(f"{number:6} {where}", flush=True)
+    return failed
 
 
-def _play(policy: str | None, seed: int) -> tuple[int, Broken | None]:
-    return seed, broken_in(history(seed, policy))
+def _play(policy: str, seed: int) -> tuple[int, Broken | None]:
+    return seed, broken_in(_inputs(policy, seed))
+
+
+def _inputs(policy: str, seed: int) -> list[Input]:
+    return history(seed, None if policy == ANY else policy)
 
 
 def _print(inputs: list[Input]) -> None:
@@ -60,7 +76,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=_seeds, default=range(10_000), help="one seed, or FIRST:END (0:10000)"
     )
-    parser.add_argument("--policy", choices=OF_THEIR_OWN, help="a policy with histories of its own")
+    parser.add_argument(
+        "--policy",
+        choices=(ANY, *OF_THEIR_OWN),
+        help="only the histories of this policy, or those that draw any other policy",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="number of processes (2)")
     return parser.parse_args()
 

@@ -67,9 +67,9 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "saturation_permille": (1000, 1000, 1500, 0),
     "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
+    "owners": ("user", "user", "project"),
     "usage_half_life_s": (0, 0, 60, 3600),
     "usage_weight_permille": (1000, 0, 5000),
-    "owners": ("user", "user", "project"),
 }
 #: Policies with histories of their own, with quotas or users. The others keep the histories of
 #: their seeds.

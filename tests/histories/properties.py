@@ -10,13 +10,26 @@
 5. A cell that is restored from a snapshot decides what the cell itself decides.
 6. Under a policy that preempts, a task is not passed for ever by preemptible tasks of lower
    priority: it starts within their longest minimum run time and grace period.
-7. Under `quota`, no queue loses what it deserves to another one, at the first level at which they
-   differ; but a project may that has more in all its pools than it deserves in all.
+7. Under `quota`, with shares and bounds computed from the facts (`quota_properties.py`):
+   a. a queue loses a task by `reclaim` only while it holds more than it deserves of a resource (or,
+      a project, more in all its pools than it deserves in all), at the first level at which it
+      differs from the claimant's;
+   b. while it holds no more than its share, only to a queue that stays within what it deserves; and
+      the claimant's project stays within its share;
+   c. a victim that fits on other slots is moved, not stopped, and never to the slots that it holds;
+   d. a task that is moved has its slots reserved in the batch in which it is stopped; consolidation
+      stops no task that is not moved, and moves at most `max_moves`;
+   e. no start or reservation takes a queue of any level above its limit, nor the tasks of a queue
+      that cannot be preempted above what it deserves;
+   f. no task is preempted within the minimum run time of its queue;
+   g. once inputs end, no two tasks preempt each other.
 8. Under `starved_first`, no owner keeps more than its equal part and one task while another one
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
-10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory.
+10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory; those on
+    a node request at most its CPUs and memory. The same with what is reserved, once tasks that stop
+    are gone.
 
 `World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
@@ -38,7 +51,6 @@ from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
-from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -111,7 +123,6 @@ class CheckedCell(Cell):
             case dec.SlotsAllocatedV1():
                 self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
-                self._shares_its_gpus(decision)
                 self.started[decision.task_id, decision.attempt] = self.changes
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
@@ -145,7 +156,7 @@ class CheckedCell(Cell):
             f"{decision.task_id} is preempted after its start without an input in between"
         )
 
-    # 7
+    # 7e
 
     def _takes_what_it_may(self, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1) -> None:
         """What is reserved counted before, and so did a task that is moved."""
@@ -155,8 +166,9 @@ class CheckedCell(Cell):
         counted = task.id in self.reserved or task.id in self.elsewhere
         moves = isinstance(decision, dec.SlotsReservedV1) and task.run is not None
         if config.policy.name == "quota" and not counted and not moves:
-            later = isinstance(decision, dec.SlotsReservedV1) and bool(decision.victims)
-            check_taken(self.state, decision.pool, task, later=later)
+            check_taken(self.state, decision, task)
+
+    # 7c
 
     def _moves_all_that_fit(self, batch: Batch) -> None:
         """No victim stops that would fit on other slots, with all that is reserved by now."""
@@ -206,21 +218,6 @@ class CheckedCell(Cell):
             if run.stop is None and task.id != task_id and placement.incarnation == incarnation:
                 held += placement.gpu_milli * (index in placement.slots)
         return held
-
-    # 10
-
-    def _shares_its_gpus(self, decision: dec.SlotsAllocatedV1) -> None:
-        for name in dict.fromkeys(placement.node for placement in decision.placements):
-            node = self.state.nodes[name]
-            milli, memory_mib = [0] * node.gpus, [0] * node.gpus
-            for (_, replica), task in node.open.items():
-                assert task.run is not None
-                placement = task.run.placements[replica]
-                for slot in placement.slots:
-                    milli[slot] += placement.gpu_milli
-                    memory_mib[slot] += placement.gpu_memory_mib
-            assert max(milli, default=0) <= SLOT_MILLI, f"{name} has {milli} gpu_milli in use"
-            assert max(memory_mib, default=0) <= node.gpu_memory_mib, f"{name} has {memory_mib}"
 
     # 3
 
@@ -289,7 +286,7 @@ class CheckedWorld(World):
             assert decided == expected, f"the cell decides {ours}; restored, it decides {theirs}"
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
         for node in self.state.nodes.values():
-            _holds_no_more_than_it_has(node, self.state)
+            _holds_no_more_than_it_has(node)
         return decided
 
     def restart(self) -> None:
@@ -373,32 +370,32 @@ class RestoredCell(Cell):
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
-def _holds_no_more_than_it_has(node: Node, state: ClusterState) -> None:
-    """Per slot at most 1,000 milli, and the CPUs and memory of the node: of what tasks hold, and of
-    what they will hold once those that stop are gone.
+def _holds_no_more_than_it_has(node: Node) -> None:
+    """What tasks hold, and what they will hold once those that stop are gone, is within the node:
+    of each GPU 1,000 milli and its memory, and its CPUs and memory.
     """
-    held, kept = ([0] * node.gpus + [0, 0] for _ in range(2))
+    held, kept = ([0] * (2 * node.gpus + 2) for _ in range(2))
 
     def count(totals: list[int], placement: dec.Placement) -> None:
-        for slot in placement.slots:
-            totals[slot] += placement.gpu_milli
-        totals[-2] += placement.cpu_milli
-        totals[-1] += placement.memory_mib
+        if placement.node == node.name and placement.incarnation == node.incarnation:
+            for slot in placement.slots:
+                totals[slot] += placement.gpu_milli
+                totals[node.gpus + slot] += placement.gpu_memory_mib
+            totals[-2] += placement.cpu_milli
+            totals[-1] += placement.memory_mib
 
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
-        placement = run.placements[replica]
-        if placement.incarnation == node.incarnation:
-            count(held, placement)
-            if run.stop is None:
-                count(kept, placement)
+        count(held, run.placements[replica])
+        if run.stop is None:
+            count(kept, run.placements[replica])
     for task in node.reserved:
         assert task.reserved is not None
         for placement in task.reserved.placements:
-            if (placement.node, placement.incarnation) == (node.name, node.incarnation):
-                count(kept, placement)
-    most = [SLOT_MILLI] * node.gpus + [node.cpu_milli, node.memory_mib]
+            count(kept, placement)
+    gpus = [SLOT_MILLI] * node.gpus + [node.gpu_memory_mib] * node.gpus
+    most = [*gpus, node.cpu_milli, node.memory_mib]
     for totals in (held, kept):
         assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
 

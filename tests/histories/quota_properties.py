@@ -14,7 +14,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies import options_of
-from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
+from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
@@ -78,11 +78,19 @@ def smaller(a: Bounds, b: Bounds) -> Bounds:
     return gpu, cpu, memory
 
 
-def asked_by(task: Task) -> Amounts:
-    """Return what a task requests; on whole nodes with the CPUs and memory of one."""
-    resources, replicas = task.job.spec.resources, task.job.shape.replicas
-    gpu = resources.gpus * resources.gpu_milli
-    return gpu * replicas, resources.cpu_milli * replicas, resources.memory_mib * replicas
+def asked_by(pool: Pool, task: Task) -> Amounts:
+    """Return what a task requests of a pool; on whole nodes with the CPUs and memory of one."""
+    shape, resources = task.job.shape, task.job.spec.resources
+    cpu, memory = resources.cpu_milli * shape.replicas, resources.memory_mib * shape.replicas
+    return pool.most_milli(shape), cpu, memory
+
+
+def lost_with(pool: Pool, victim: Task) -> Amounts:
+    """Return what a queue loses with a task: GPUs as they are placed."""
+    run = victim.run
+    assert run is not None
+    _, cpu, memory = asked_by(pool, victim)
+    return sum_of(run.placements)[0], cpu, memory
 
 
 def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
@@ -111,14 +119,20 @@ class Queues:
     def __init__(self, state: ClusterState, pool: Pool) -> None:
         assert pool.config is not None
         self.state = state
-        self._pool = pool
-        self._by_weight = pool.config.policy.options.get("over_quota") == "weight"
-        self._usage_permille = int(
-            getattr(options_of(pool.config.policy), "usage_weight_permille", 0)
-        )
+        self.pool = pool
+        options = options_of(pool.config.policy)
+        assert isinstance(options, QuotaOptions)
+        self._by_weight = options.over_quota == "weight"
+        follows = options.usage_half_life_s > 0
+        self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
         self._ages = {queue: at for at, queue in enumerate(every)}
         self._above = {queue: self._parent(queue) for queue in self._ages}
+        self._usage = dict.fromkeys(self._ages, 0)
+        for project in state.projects.values():
+            usage = project.usage.get(pool.name)
+            for queue in self.path(project):
+                self._usage[queue] += usage.counted_milli if usage is not None else 0
         self.held = {queue: Held() for queue in self._ages}
         for task in state.tasks.values():
             self._count(task)
@@ -128,7 +142,7 @@ class Queues:
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
-                        one.requested = plus(one.requested, asked_by(task))
+                        one.requested = plus(one.requested, asked_by(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -149,11 +163,11 @@ class Queues:
             more = plus(more, queues.held[project].standing)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
-    def has_too_many_firm(self, project: Project, *, of: Amounts) -> bool:
-        """Whether tasks of a project that cannot be preempted have more in all pools than it
-        deserves in all, of resources of which `of` has some.
+    def has_too_many_firm(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
+        """Whether tasks of a project that cannot be preempted have more in all pools, with `more`,
+        than it deserves in all, of resources of which `of` has some.
         """
-        firm = NONE
+        firm = more
         for queues in self.in_all or ():
             firm = plus(firm, queues.held[project].firm)
         bounds = [each.deserved(project) for each in self.in_all or ()]
@@ -185,7 +199,7 @@ class Queues:
         return next((a, b) for a, b in zip(*paths, strict=False) if a is not b)
 
     def _count(self, task: Task) -> None:
-        name, run, reservation = self._pool.name, task.run, task.reserved
+        name, run, reservation = self.pool.name, task.run, task.reserved
         standing = leaving = returning = NONE
         if reservation is not None and reservation.pool_name == name:
             standing = sum_of(reservation.placements)
@@ -208,7 +222,7 @@ class Queues:
 
     def _total(self) -> Amounts:
         total = NONE
-        for node in self._pool.nodes.values():
+        for node in self.pool.nodes.values():
             if node.usable:
                 gpus = sum(slot not in node.disabled for slot in range(node.gpus))
                 total = plus(total, (gpus * 1000, node.cpu_milli, node.memory_mib))
@@ -217,7 +231,7 @@ class Queues:
     # What is configured
 
     def _quota(self, queue: Queue) -> Quota | None:
-        return queue.config.quotas.get(self._pool.name) if queue.config is not None else None
+        return queue.config.quotas.get(self.pool.name) if queue.config is not None else None
 
     def _below(self, queue: Queue | None) -> list[Queue]:
         return [each for each in self._ages if self._above[each] is queue]
@@ -265,22 +279,11 @@ class Queues:
                     wish=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
-                    usage=self._usage(queue) if i == 0 else Fraction(0),
+                    usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,
                 )
             )
-        weight_of_usage = Fraction(self._usage_permille if i == 0 else 0, 1000)
-        found = divide(total, demands, UNITS[i], weight_of_usage).shares
+        found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
         return [found[demand.name] for demand in demands]
-
-    def _usage(self, queue: Queue) -> Fraction:
-        """The part of the pool's GPUs that the projects of a queue held in the past."""
-        used = sum(
-            usage.counted_milli
-            for project in self.state.projects.values()
-            if queue in self.path(project)
-            if (usage := project.usage.get(self._pool.name)) is not None
-        )
-        return Fraction(used, self.total[0]) if self.total[0] else Fraction(0)
 
     def _weight(self, queue: Queue, i: int) -> int:
         quota = self._quota(queue)
@@ -367,10 +370,10 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, asked_by(task))
+    after = plus(queues.held[project].standing, asked_by(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
-            after = minus(after, asked_by(victim))
+            after = minus(after, lost_with(queues.pool, victim))
     return exceeds(after, queues.most(project))
 
 
@@ -414,7 +417,7 @@ def _loses_only_what_is_not_its_own(
     pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
     the claimant's does not become fuller.
     """
-    ask, leaf = asked_by(claimant), claimant.job.project
+    ask, leaf = asked_by(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
@@ -436,8 +439,8 @@ def _loses_only_what_is_not_its_own(
             most = queues.most(its)
             assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
-            left[queue] = minus(left[queue], asked_by(victim))
-        involved = plus(involved, asked_by(victim))
+            left[queue] = minus(left[queue], lost_with(queues.pool, victim))
+        involved = plus(involved, lost_with(queues.pool, victim))
     for its, own in pairs.items():
         claimed = plus(left[own], ask)
         for i in RESOURCES:
@@ -485,39 +488,50 @@ def exceeds_a_limit(state: ClusterState, pool: Pool, victim: Task) -> bool:
     ):
         return True
     most = project.config.limit_milli if project.config is not None else None
-    in_all = held[0] + sum(
-        Queues(state, each).held[project].standing[0]
-        for each in state.pools.values()
-        if each.config is not None
-    )
+    in_all = held[0]
+    for task in state.tasks.values():
+        if task.job.project is project:
+            in_all += 0 if task.reserved is None else sum_of(task.reserved.placements)[0]
+            if task.run is not None and not task.releasing:
+                states = zip(task.run.replicas, task.run.placements, strict=True)
+                in_all += sum_of([p for of, p in states if of < ReplicaState.RELEASED])[0]
     return most is not None and in_all > most
 
 
-def check_taken(state: ClusterState, pool_name: str, task: Task, *, later: bool = False) -> None:
+def check_taken(
+    state: ClusterState, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1, task: Task
+) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
 
-    `later`: once stopping tasks have left.
+    With victims, once stopping tasks have left. Of GPU memory, the task counts as its part of the
+    largest GPUs.
     """
-    queues, ask = Queues(state, state.pools[pool_name]), asked_by(task)
+    pool = state.pools[decision.pool]
+    queues, ask = Queues(state, pool), asked_by(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0
+    rounded = pool.least_milli(task.job.shape) - sum_of(decision.placements)[0]
+    counted = (rounded, 0, 0)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        used = held.standing if later else held.used
+        # It starts when its victims have left.
+        later = isinstance(decision, dec.SlotsReservedV1) and bool(decision.victims)
+        used = plus(held.standing if later else held.used, counted)
+        firm = plus(held.firm, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
-            assert not exceeds(held.firm, deserved, of=ask), (
-                f"{task.id} takes {queue.name} to {held.firm}, deserved are {deserved}"
+            assert not exceeds(firm, deserved, of=ask), (
+                f"{task.id} takes {queue.name} to {firm}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        too_many = queues.has_too_many_firm(task.job.project, of=ask)
+        too_many = queues.has_too_many_firm(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 
-def slots_of(placements: Sequence[dec.Placement]) -> set[tuple[str, str, tuple[int, ...]]]:
-    """Return the node, incarnation and slots of each replica."""
-    return {(each.node, each.incarnation, each.slots) for each in placements}
+def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return the node, incarnation and slots of all replicas, in one order."""
+    return sorted((each.node, each.incarnation, each.slots) for each in placements)

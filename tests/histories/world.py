@@ -21,7 +21,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
-from yardmaster_schemas.events.requests import DepartmentConfig, Quota
+from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.reasons import NUMBERS, PolicyStop, StartFailure
 
 OPEN: Final = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
@@ -139,13 +139,7 @@ class World:
         if settings["parent"] not in self.departments:
             settings["parent"] = None
         self.departments.add(name)
-        event = adm.EntitlementsChangedV1(
-            level=adm.Level.DEPARTMENT,
-            name=name,
-            revision=1,
-            department=DepartmentConfig(**settings),
-        )
-        self.send("admission", event)
+        self.send("configure_department", name, **settings)
 
     # Nodes
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from yardmaster import yaml_tree
 from yardmaster.yaml_tree import Tree
-from yardmaster_cli.commands.configured import KINDS, everything, parsed
+from yardmaster_cli.commands.configured import KINDS, everything, naming_the_option, parsed
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.input_file import text_of
 from yardmaster_cli.key_values import CELL, Key, overlay
@@ -139,7 +139,8 @@ def apply(session: Session, file: str, dry_run: bool) -> None:
     changes = [each for each in compared if each.differs]
     if not dry_run:
         for each in changes:
-            remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
+            with naming_the_option(each.config):
+                remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
     _show(session, compared)
     created = sum(each.revision is None for each in changes)
     session.out.note(

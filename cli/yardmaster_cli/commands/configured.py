@@ -4,7 +4,8 @@ The last three groups differ only in their `ConfiguredKind`; `group` builds the 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ from yardmaster_cli.errors import BadUsage, first_error
 from yardmaster_cli.key_values import CELL, DEPARTMENT, POOL, PROJECT, Key, listed, overlay
 from yardmaster_cli.output.columns import POOLS, department_columns, project_columns
 from yardmaster_cli.output.formats import Column
-from yardmaster_cli.server.remote import Remote, creating, plain, rows
+from yardmaster_cli.policy_spec import policy_problem
+from yardmaster_cli.server.remote import Refused, Remote, creating, plain, rows
 from yardmaster_cli.session import FIELDS, NounGroup, Session, YardCommand, if_match_option
 from yardmaster_schemas.api import CellConfig, DepartmentConfig, PoolConfig, ProjectConfig
 
@@ -122,7 +124,8 @@ def group(kind: ConfiguredKind) -> click.Group:
         config = kind.parse(kind.new, pairs)
         with creating(noun, name):
             accepted = getattr(remote.client, f"put_{noun}")(name, config, create=True)
-        remote.await_verdict(accepted, name, session.out)
+        with naming_the_option(config):
+            remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
     @found.command(
@@ -138,7 +141,8 @@ def group(kind: ConfiguredKind) -> click.Group:
         body = plain(getattr(remote.client, noun)(name))["config"]
         config = kind.parse(body, pairs)
         accepted = getattr(remote.client, f"put_{noun}")(name, config, if_match=tag)
-        remote.await_verdict(accepted, name, session.out)
+        with naming_the_option(config):
+            remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
     @found.command("delete", help=f"Delete a {noun} {kind.unused}.")
@@ -151,6 +155,21 @@ def group(kind: ConfiguredKind) -> click.Group:
         session.out.say(name)
 
     return found
+
+
+@contextmanager
+def naming_the_option(config: Any) -> Iterator[None]:
+    """Within this context a configuration may be refused; a hint says what is wrong with a policy.
+
+    Raises:
+        Refused: it was refused.
+    """
+    try:
+        yield
+    except Refused as refused:
+        if isinstance(config, PoolConfig) and refused.code.startswith("policy_"):
+            refused.hint = policy_problem(config)
+        raise
 
 
 _POOLS = ConfiguredKind(

@@ -42,6 +42,7 @@ class NodeSpec(BaseModel):
     labels: Labels = {}
     cpus: Annotated[int, Field(ge=1)] | None = None
     memory_mib: Annotated[int, Field(ge=0)] | None = None
+    gpu_memory_mib: Annotated[int, Field(ge=0)] | None = None
 
 
 class Cluster(BaseModel):

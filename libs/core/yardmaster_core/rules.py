@@ -81,11 +81,11 @@ HELD_COUNT_NOTHING: Final = 7
 #: Since these rules a task that needs containers leaves its reserved slots on a node that joins
 #: again without them.
 RESERVED_ON_IMAGES: Final = 8
+#: Since these rules a wait for capacity is recorded again if another share decides.
+SHARES_NAMED: Final = 8
 #: Since these rules the configuration of a department counts for the projects of departments below
 #: it too, and the reservations of other projects are checked when a project joins theirs.
 DEPARTMENTS_NEST: Final = 8
-#: Since these rules a wait for capacity is recorded again if it carries other numbers.
-SHARES_NAMED: Final = 8
 #: Since these rules a node says what limits tasks to their shares of GPUs.
 SHARE_LIMITS_REPORTED: Final = 8
 #: Since these rules the admission of a job names the user who submitted it.

@@ -8,7 +8,7 @@ It is one file, so that a test finds all inputs of a cell in one class.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -337,29 +337,19 @@ class Cell:
             )
         )
 
-    def entitle_department(
-        self,
-        department: str,
-        *,
-        quota: Mapping[str, Any] | None = None,
-        parent: str | None = None,
-        **limits_milli: int | None,
-    ) -> None:
-        """Limit what a department's projects hold together of each pool (gpu_milli).
+    def entitle_department(self, department: str, **limits_milli: int | None) -> None:
+        """Limit what a department's projects hold together of each pool (gpu_milli)."""
+        quotas = {pool: req.Quota(limit_milli=milli) for pool, milli in limits_milli.items()}
+        self.configure_department(department, quotas=quotas)
 
-        `quota`: other settings of its quota in each of these pools. `parent`: the department that
-        it is a part of.
-        """
-        quotas = {
-            pool: req.Quota(limit_milli=milli, **(quota or {}))
-            for pool, milli in limits_milli.items()
-        }
+    def configure_department(self, department: str, **config: Any) -> None:
+        """Configure a department."""
         self.admission(
             adm.EntitlementsChangedV1(
                 level=adm.Level.DEPARTMENT,
                 name=department,
                 revision=1,
-                department=req.DepartmentConfig(quotas=quotas, parent=parent),
+                department=req.DepartmentConfig(**config),
             )
         )
 

@@ -90,6 +90,13 @@ def _refusal(row: Refused | None) -> api.Refusal | None:
     return api.Refusal(code=row.code, numbers=dict(row.numbers), about=row.about)
 
 
+def _requested_milli(row: TaskRow, numbers: Mapping[str, int]) -> int:
+    """The request of a task; one for memory of GPUs as the scheduler counted it, else at most."""
+    requested = row.job.requested
+    most = requested.replicas_min * requested.resources.gpus * 1000
+    return row.gpu_milli or numbers.get("asked_milli", most)
+
+
 def _stop(row: Stopping | None) -> api.StopShown | None:
     if row is None:
         return None
@@ -241,7 +248,7 @@ class Presenter:
             pool=pool,
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
-            asked_milli=row.gpu_milli or wait.wait.numbers.get("asked_milli", 0),
+            asked_milli=_requested_milli(row, wait.wait.numbers),
             numbers=with_units(
                 wait.wait.code,
                 wait.wait.about,

@@ -390,12 +390,13 @@ class WaitFinder:
             if last is not None and row.index > last:
                 numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
                 return Waits(held=Held("at_max_concurrent", numbers))
-        # In a pool that is divided among jobs, each job has its own shape. The latest record tells
-        # which of the two shapes applies now.
+        # In a pool that is divided among jobs, each job has its own shape; among users, those of a
+        # user have. The latest record tells which of these shapes applies now.
         job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= SEPARATE_AFTER
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
         own = shape_id(job, project, spec, own=True, start_failed=failed)
-        shapes = dict.fromkeys((shared, own))
+        of_user = shape_id(job, project, spec, start_failed=failed, user=row.job.actor)
+        shapes = dict.fromkeys((shared, own, of_user))
         found = []
         for pool in spec.pools:
             waits = [await self._wait(f"{pool}/{shape}/{spec.priority}") for shape in shapes]

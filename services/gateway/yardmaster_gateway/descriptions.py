@@ -392,7 +392,14 @@ ANSWERS: Final[Texts] = {
     "from_at": ("The start of the period.", _AT),
     "gpu_memory_mib": ("The memory of each GPU, in MiB.", 81_920),
     "gpu_milli": ("Thousandths of a GPU.", 8000),
-    "Resources.gpu_milli": ("The share of each GPU, in thousandths.", 1000),
+    "Resources.gpu_milli": (
+        "The share of each GPU, in thousandths; 0 with `gpu_memory_mib`.",
+        1000,
+    ),
+    "Resources.gpu_memory_mib": (
+        "The share of each GPU as its memory, in MiB; 0: `gpu_milli` is the share.",
+        0,
+    ),
     "gpu_milli_free": (
         "The thousandths of a GPU that no task holds, without disabled slots; reserved slots that "
         "are idle are included.",

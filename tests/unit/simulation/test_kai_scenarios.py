@@ -463,3 +463,26 @@ def test_steps_submit_and_delete_jobs() -> None:
         "after step 2: not running: a; 2 jobs running instead of 1; "
         "p holds 2 GPUs instead of 1; 0 GPUs free instead of 1"
     )
+
+
+def test_steps_compare_pools_nodes_waits_and_stops() -> None:
+    low, high = job("low"), job("high", priority=90, pools=["b", "main"], min_runtime_s=60)
+    first = {"submit": [low], "expect": {}}
+    second: dict[str, Any] = {"submit": [high, job("last", copies=2)], "cycles": 2, "expect": {}}
+    document = {
+        **{"id": "one", "settle_cycles": 3, "pools": {"main": {}, "b": {}}},
+        "nodes": [node("n0", 1), node("n1", 1, pool="b")],
+        "queues": [queue("d", None), queue("p", quotas={"main": {"deserved_gpus": 1}})],
+        "steps": [first, second],
+    }
+
+    def differs(**stated: Any) -> str:
+        second["expect"] = stated
+        return check(document, FORMATS).why
+
+    assert not differs(pools={"high": "b"}, nodes={"high": "n1"}, stops={})
+    assert not differs(waits={"last-1": "insufficient_free", "high": ""}, pending_count=2)
+    assert "high runs in b instead of main" in differs(pools={"high": "main"})
+    assert "high runs on ['n1'], not on n0" in differs(nodes={"high": "n0"})
+    assert "last-2 waits with insufficient_free" in differs(waits={"last-2": "at_limit"})
+    assert "stops by {}" in differs(stops={"low": "better_priority"})

@@ -3,7 +3,8 @@
 Under every policy: a job's max_slots and max_concurrent, the limit of its project over all pools,
 and the GPU limits of its project and of every department above it in the pool. Under `quota` also,
 for each of them, of GPUs, CPUs and memory: the limits (with over-quota off, what is deserved is a
-limit); and what is deserved, for tasks that are not preemptible.
+limit); and what is deserved, for tasks that are not preemptible, of the project also in all pools
+with this policy together.
 
 Only the resources that a task requests are checked. A task that starts on the slots reserved for
 it, or is moved, was checked before; a limit that was lowered since then stops no task. But its
@@ -17,6 +18,7 @@ from typing import Final
 from yardmaster_core.audit.cluster import Attempt, Cluster, Job
 from yardmaster_core.audit.findings import FedRecord
 from yardmaster_core.audit.quotas import Amounts, amounts_of, negative
+from yardmaster_schemas.events.admissions import Level
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Layout
 
@@ -132,6 +134,26 @@ class Limits:
                     yield f"{what} (over-quota off)", deserved[i], used[i], asked[i]
                 if not job.spec.preemptible:
                     yield f"{what} (not preemptible)", deserved[i], firm[i], asked[i]
+        if not job.spec.preemptible:
+            yield from self._in_all_pools(job.project, asked)
+
+    def _in_all_pools(self, project: str, asked: Amounts) -> Iterator[Bound]:
+        """Yield what a project deserves in all pools with the policy together."""
+        quotas, queue = self.cluster.quotas, (Level.PROJECT, project)
+        pools = [
+            name
+            for name, config in self.cluster.pools.items()
+            if config.policy.name == QUOTA_POLICY
+        ]
+        if len(pools) == 1:
+            return
+        for i, resource in enumerate(RESOURCES):
+            bounds = [quotas.deserved(queue, pool)[i] for pool in pools]
+            known = [bound for bound in bounds if bound is not None]
+            if len(known) == len(bounds):
+                firm = sum(quotas.held(queue, pool, firm=True)[i] for pool in pools)
+                what = f"project {project} deserved{resource} in all pools (not preemptible)"
+                yield what, sum(known), firm, asked[i]
 
     def _requested(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Amounts:
         """Return the amounts that a task counts as before it has slots.

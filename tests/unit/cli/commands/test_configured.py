@@ -105,3 +105,33 @@ def test_departments_show_their_parents_and_quotas(capsys: pytest.CaptureFixture
         ["NAME", "PARENT", "PROJECTS", "DESERVED", "USED", "PENDING", "LIMIT", "WEIGHT"],
         ["vision", "research", "images", "1.5", "6", "0", "8", "3"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        ("option.over_quota=never", "over_quota: Input should be 'deserved' or 'weight'"),
+        ("option.weights=on", "weights: Unexpected keyword argument"),
+        ("placement=full", "There is no placement strategy full"),
+    ],
+)
+def test_a_refused_option_of_a_policy_is_named(
+    pair: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = {"code": "policy_options_invalid", "numbers": {}, "about": "quota"}
+    answers = (
+        Answer({"request_ids": ["main.5"], "position": "main@r6"}, 202),
+        Answer({"items": [], "next_cursor": None, "position": "main@r6"}),
+        Answer(
+            {
+                **{"request_id": "main.5", "type": "T", "subject": "s", "state": "refused"},
+                **{"refusal": refusal, "user": "ana", "requested_at": "2026-01-31T12:00:00.000Z"},
+            }
+        ),
+    )
+    with answering(*answers) as server:
+        words = ["pools", "create", "h100", "policy=quota", pair, "--server", server.url]
+        assert run(words) == Exit.CONFLICT
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: h100: refused: policy_options_invalid quota"
+    assert problem in hint

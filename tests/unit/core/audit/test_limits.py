@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.histories.inputs import history
-from tests.histories.world import World
-from tests.support.audit import audit_steps
 from tests.support.logs import (
     LogBuilder,
     admitted,
@@ -228,6 +225,26 @@ def test_a_department_deserves_all_if_one_in_it_does(log: LogBuilder) -> None:
     assert found(log) == ()
 
 
+def test_what_a_project_deserves_in_all_pools_bounds_what_it_holds_there(log: LogBuilder) -> None:
+    other = pool_configured("other", policy="quota")
+    log.judged(PoolChangeRequestedV1(pool="other", config=other.config), other)
+    log.claim(joined("o1", pool="other"))
+    configure(log, department("research", quotas={"other": Quota(deserved_unlimited=True)}))
+    both = {"default": Quota(deserved_milli=1000), "other": Quota(deserved_milli=1000)}
+    configure(log, project("nlp", "research", quotas=both))
+    admit(log, *JOBS, preemptible=False, pools=("default", "other"))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    # It keeps what it holds; all pools together deserve 2,000.
+    both = {"default": Quota(deserved_milli=0), "other": Quota(deserved_milli=2000)}
+    configure(log, project("nlp", "research", quotas=both))
+    log.scheduler.cycle(allocated(B, placed("o1", 0), pool="other"))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(C, placed("o1", 1), pool="other"))
+    expect_one(
+        log, "project nlp deserved in all pools (not preemptible) 2000, used 2000, requested 1000"
+    )
+
+
 def test_a_project_that_moves_takes_what_it_holds_along(log: LogBuilder) -> None:
     nested(log, team=Quota(limit_milli=1000), research=Quota(limit_milli=2000))
     configure(log, department("other", quotas={"default": Quota(limit_milli=1000)}))
@@ -322,34 +339,3 @@ def test_a_start_in_a_pool_that_the_project_may_not_use_is_named(
     admit(log, JOBS[0])
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "project nlp limit in default, not one of its pools, 0")
-
-
-#: Histories in which a task once started beyond a bound.
-ONCE_BEYOND = (367, 371, 520)
-
-
-@pytest.mark.parametrize("seed", ONCE_BEYOND)
-def test_a_history_that_broke_a_bound_once_keeps_all_now(seed: int) -> None:
-    assert findings_in(seed) == ()
-
-
-@pytest.mark.parametrize("first", range(0, 240, 40))
-def test_histories_of_quotas_keep_every_bound(first: int) -> None:
-    for seed in range(first, first + 40):
-        assert findings_in(seed) == (), f"seed {seed}"
-
-
-class NestedWorld(World):
-    """A world in which department `e` is a part of `d`."""
-
-    def send(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if method == "entitle_department" and args == ("e",):
-            kwargs["parent"] = "d"
-        super().send(method, *args, **kwargs)
-
-
-def findings_in(seed: int) -> tuple[Finding, ...]:
-    """The findings in the random history of this seed; every second one nests departments."""
-    world = NestedWorld() if seed % 2 else World()
-    world.play(history(seed, "quota"))
-    return audit_steps(world.cell.steps)

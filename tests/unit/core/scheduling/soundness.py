@@ -119,7 +119,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             and not (task.paused or task.cancelled or task.job.erased or task.unwritable)
             and task.held_until_ms <= state.now_ms
         )
-        assert job_is_alone(state, task) == task.job.separate
+        assert separation(state, task) == (task.job.separate, task.job.by_user)
         assert (task.group is not None) == ready, (
             f"{task.id}: ready {ready}, in a queue {not ready}"
         )
@@ -132,10 +132,11 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
         assert not left or live == most, f"{job.id} holds tasks back with {live} of {most} live"
 
 
-def job_is_alone(state: ClusterState, task: Task) -> bool:
-    """Whether a pool that the task may use is divided among jobs."""
+def separation(state: ClusterState, task: Task) -> tuple[bool, bool]:
+    """Whether a pool that the task may use is divided among jobs, and whether among users."""
     pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
-    return any(REGISTRY.index(pool).per_job for pool in pools)
+    indexes = [REGISTRY.index(pool) for pool in pools]
+    return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -396,7 +397,7 @@ def _owners(state: ClusterState, pool: Pool) -> None:
     assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
     for (_, name), owner in kept.owners.items():
         rank = (owner.standing,) if owner.waiting else ()
-        recorded = kept.per_job or state.projects[name].ranks.get(pool.name, ()) == rank
+        recorded = kept.per_user or state.projects[name].ranks.get(pool.name, ()) == rank
         assert recorded or name in kept.unranked, f"the rank of {name} in {pool.name} changed"
 
 
@@ -515,6 +516,7 @@ def _index(pool: Pool, tasks: list[Task]) -> None:
     kept, fresh = pool.index, REGISTRY.index(pool)
     assert type(kept) is type(fresh)
     assert (kept.per_job, kept.strict) == (fresh.per_job, fresh.strict)
+    assert kept.per_user == fresh.per_user
     assert (kept.preempts, kept.preempts_equals) == (fresh.preempts, fresh.preempts_equals)
     assert kept.counts_preemptions == fresh.counts_preemptions
     if isinstance(kept, PreemptibleIndex) and isinstance(fresh, PreemptibleIndex):

@@ -227,8 +227,8 @@ class PoolDecisions:
             and wait.code in NO_CAPACITY
             and self.draft.state.rules >= SHARES_NAMED
         ):
-            # Another resource decides, or the share does not any more.
-            changed |= known[0].numbers.keys() != wait.numbers.keys()
+            # The share of another resource decides, or none does any more.
+            changed |= _of_shares(known[0]) != _of_shares(wait)
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,
@@ -253,3 +253,8 @@ class PoolDecisions:
                 code=EndCode.UNSCHEDULABLE,
             )
             self.draft.record(event, task.id, task.cause)
+
+
+def _of_shares(wait: Wait) -> set[str]:
+    """Return the names of the numbers of a wait that are about the share of a project."""
+    return {name for name in wait.numbers if name.startswith(("fair_share_", "others_above"))}

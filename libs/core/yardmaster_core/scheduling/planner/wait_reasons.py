@@ -89,7 +89,8 @@ def _unknown(index: CapacityIndex, shape: Shape) -> dict[str, int]:
     known = index.of_size.get(0, 0)
     for nodes in index.of_gpu_memory.values():
         known |= nodes
-    return {"unknown_nodes": (index.available & ~known).bit_count()}
+    unknown = (index.available & ~known).bit_count()
+    return {"unknown_nodes": unknown} if unknown else {}
 
 
 def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
@@ -166,7 +167,7 @@ def _exceeds_every_node(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _N
             numbers = {"asked": requested, "largest": max(offered)}
             if resource == "gpu_memory":
                 unknown = sum(1 for n in fitting if n.gpus and not n.gpu_memory_mib)
-                numbers["unknown_nodes"] = unknown
+                numbers |= {"unknown_nodes": unknown} if unknown else {}
             return WaitCode.EXCEEDS_EVERY_NODE, numbers, resource
     if not shape.gpus and config is not None and config.gpuless_per_node == 0:
         return WaitCode.EXCEEDS_EVERY_NODE, {"asked": 1, "largest": 0}, "gpuless"

@@ -536,9 +536,10 @@ class ClusterState:
             self.dirty[pool] = None
         return pool
 
-    def any_per_job(self, pools: Iterable[str]) -> bool:
-        """Whether one of these pools is divided among jobs."""
-        return any(name in self.pools and self.pools[name].index.per_job for name in pools)
+    def separation(self, pools: Iterable[str]) -> tuple[bool, bool]:
+        """Whether one of these pools is divided among jobs, and whether one is among users."""
+        indexes = [self.pools[name].index for name in pools if name in self.pools]
+        return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
     def node(self, name: str) -> Node:
         """The node `name`, created on first use."""

@@ -25,6 +25,8 @@ class PolicyIndex:
 
     #: Whether each job is a claimant of its own, so that its tasks are equal to no other job's.
     per_job = False
+    #: Whether each user is a claimant, so that its tasks are equal to no other user's.
+    per_user = False
     #: Whether no task passes the first one of its queue.
     strict = False
     #: Whether a task may preempt others; and whether it may preempt those of its own priority.

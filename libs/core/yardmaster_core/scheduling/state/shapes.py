@@ -25,8 +25,8 @@ Constraints = tuple[bool, tuple[str, ...]] | None
 #: may be a bad node's fault: the task keeps its place, avoids that node, and preempts as before.
 SEPARATE_AFTER: Final = 2
 #: Whether the nodes must run containers; whether the last starts of the tasks failed; the memory
-#: of each GPU slot that is requested instead of gpu_milli (0: none).
-Extras = tuple[bool, bool, int]
+#: of each GPU slot that is requested instead of gpu_milli (0: none); the user.
+Extras = tuple[bool, bool, int, str | None]
 #: The part of a shape that decides on which nodes a task fits, whatever its project.
 Fit = tuple[object, ...]
 
@@ -36,7 +36,8 @@ class Shape:
 
     `replicas` times (`gpus` slots of `gpu_milli` each, `cpu_milli`, `memory_mib`) in one of
     `pools`, in order of preference, on nodes of one of `node_types` (empty: any). `job_id` is set
-    only for a job whose tasks are not equal to tasks of other jobs.
+    only for a job whose tasks are not equal to tasks of other jobs, `user` only where tasks of
+    different users are not equal.
 
     With `gpu_memory_mib`, `gpu_milli` and the totals are 0: how much of a GPU the memory is depends
     on the node (`NodeCapacity.milli_of`) or the pool (`Pool.most_milli`).
@@ -69,6 +70,7 @@ class Shape:
         "replicas",
         "start_failed",
         "total_gpu_milli",
+        "user",
         "whole_nodes",
     )
 
@@ -78,7 +80,7 @@ class Shape:
         self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = request[5:10]
         self.job_id = request[10]
         self.whole_nodes, self.avoid_nodes = constraints or (False, ())
-        self.image, self.start_failed, self.gpu_memory_mib = extras
+        self.image, self.start_failed, self.gpu_memory_mib, self.user = extras
         self.fit: Fit = (*request[5:10], self.node_types, constraints, self.image)
         if self.gpu_memory_mib:
             self.fit = (*self.fit, self.gpu_memory_mib)
@@ -90,6 +92,7 @@ class Shape:
         facts: tuple[object, ...] = request if constraints is None else (*request, constraints)
         facts += ("image",) * self.image + ("start_failed",) * self.start_failed
         facts += ("gpu_memory_mib", self.gpu_memory_mib) if self.gpu_memory_mib else ()
+        facts += () if self.user is None else ("user", self.user)
         self.id = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
 
@@ -100,11 +103,13 @@ def shape_of(
     *,
     own: bool | None = None,
     start_failed: bool = False,
+    user: str | None = None,
 ) -> Shape:
     """The shape of a job's tasks; equal shapes are the same object.
 
     `own` overrides whether the job has a shape of its own; by default a job with `max_slots` does.
-    `start_failed` selects the shape of tasks whose last starts failed.
+    `start_failed` selects the shape of tasks whose last starts failed, `user` that of the tasks of
+    one user.
     """
     resources = spec.resources
     # A single slot is on one node anyway.
@@ -119,7 +124,7 @@ def shape_of(
             job_id if own else None,
         ),
         constraints,
-        (spec.image, start_failed, resources.gpu_memory_mib),
+        (spec.image, start_failed, resources.gpu_memory_mib, user),
     )
 
 
@@ -135,6 +140,7 @@ def shape_id(
     *,
     own: bool | None = None,
     start_failed: bool = False,
+    user: str | None = None,
 ) -> str:
     """The id under which waits of a job's tasks are recorded (16 hex digits)."""
-    return shape_of(job_id, project, spec, own=own, start_failed=start_failed).id
+    return shape_of(job_id, project, spec, own=own, start_failed=start_failed, user=user).id

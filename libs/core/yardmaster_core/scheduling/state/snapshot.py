@@ -364,7 +364,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_max_slots(row["max_slots_milli"])
-    job.set_separate(state.any_per_job(spec.pools))
+    job.set_separate(*state.separation(spec.pools))
     job.revision = row["revision"]
     job.erased = row["erased"]
     job.next_index = row["next_index"]

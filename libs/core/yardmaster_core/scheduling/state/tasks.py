@@ -310,7 +310,17 @@ class Job:
     """A submitted job: tasks that share a spec."""
 
     __slots__ = (
-        *("details", "erased", "hash", "id", "live", "max_slots_milli", "next_index", "priority"),
+        *(
+            "by_user",
+            "details",
+            "erased",
+            "hash",
+            "id",
+            "live",
+            "max_slots_milli",
+            "next_index",
+            "priority",
+        ),
         *(
             "project",
             "ranks",
@@ -348,8 +358,8 @@ class Job:
         self.weight = spec.weight
         self.max_slots_milli = spec.max_slots_milli
         self.revision = 1
-        #: Whether one of its pools is divided among jobs (derived).
-        self.separate = False
+        #: Whether one of its pools is divided among jobs, and whether among users (derived).
+        self.separate = self.by_user = False
         self.shape = shape_of(id_, project.name, spec)
         self.tasks: list[Task] = []
         #: Index of the first task that max_concurrent does not release yet.
@@ -371,20 +381,27 @@ class Job:
         self.max_slots_milli = max_slots_milli
         self._update_shape()
 
-    def set_separate(self, separate: bool) -> None:
-        """Give the job its own shape, as in pools that are divided among jobs; or a shared one."""
-        self.separate = separate
+    def set_separate(self, separate: bool, by_user: bool) -> None:
+        """Give the job its own shape, as in pools that are divided among jobs; or one that it
+        shares with other jobs, of the same user in pools that are divided among users.
+        """
+        self.separate, self.by_user = separate, by_user
         self._update_shape()
 
     @property
     def shape_after_failed_starts(self) -> Shape:
         """The shape of its tasks whose last starts failed."""
-        own = self.shape.job_id is not None
-        return shape_of(self.id, self.project.name, self.spec, own=own, start_failed=True)
+        return self._shape(start_failed=True)
 
     def _update_shape(self) -> None:
+        self.shape = self._shape()
+
+    def _shape(self, *, start_failed: bool = False) -> Shape:
         own = self.separate or self.max_slots_milli is not None
-        self.shape = shape_of(self.id, self.project.name, self.spec, own=own)
+        user = self.user if self.by_user and not own else None
+        return shape_of(
+            self.id, self.project.name, self.spec, own=own, start_failed=start_failed, user=user
+        )
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""

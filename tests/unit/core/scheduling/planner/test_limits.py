@@ -55,7 +55,7 @@ def nested_cell() -> Cell:
     cell.entitle("p")
     cell.entitle("q", department="e")
     cell.entitle_department("d", main=3000)
-    cell.entitle_department("e", parent="d")
+    cell.configure_department("e", parent="d")
     return cell
 
 

@@ -143,3 +143,31 @@ def test_a_task_that_starts_in_the_same_cycle_is_no_protected_victim() -> None:
     assert group is not None
     wait = group.waits["main"][0]
     assert (wait.code, wait.numbers["victims"]) == (WaitCode.VICTIMS_PROTECTED, 1)
+
+
+def test_no_preemption_in_a_project_takes_it_further_above_its_share() -> None:
+    cell = QuotaCell({"n1": 4}, actions=["allocate", "preempt"])
+    cell.entitle_to("a", 0)
+    cell.entitle_to("b", 0)
+    cell.submit("low", gpus=2, project="a", priority=60)
+    cell.submit("b", project="b")
+    cell.run()
+    # Then the shares are 2 and 2.
+    cell.submit("more", gpus=2, project="b")
+    cell.submit("high", gpus=3, project="a", priority=10)
+    cell.run()
+    assert cell.slots_of("low")
+    assert cell.wait_of("high") is WaitCode.INSUFFICIENT_FREE
+
+
+def test_a_project_above_its_share_may_exchange_its_tasks() -> None:
+    cell = QuotaCell({"n1": 4}, actions=["allocate", "preempt"])
+    cell.entitle_to("a", 0)
+    cell.entitle_to("b", 0)
+    cell.submit("low", project="a", priority=60, tasks=4)
+    cell.run()
+    cell.submit("b", gpus=2, project="b")
+    cell.submit("high", gpus=2, project="a", priority=10)
+    cell.run()
+    assert cell.slots_of("high")
+    assert cell.held("a") == 4

@@ -61,15 +61,14 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     """The owners of a pool."""
 
     def __init__(self, pool: Pool, *, by_user: bool) -> None:
-        #: Users have separate groups only if each job has.
-        self.per_job = by_user
+        self.per_user = by_user
         super().__init__(pool)
         #: Owners that hold or request something, or have pending tasks.
         self.owners: dict[OwnerName, Owner] = {}
         #: The same, sorted by what they hold, then by name.
         self._sorted: list[tuple[int, OwnerName]] = []
-        #: Owners that may have nothing left.
-        self._emptied: dict[Owner, None] = {}
+        #: Owners that are being counted, with firm and wish before.
+        self._changing: dict[Owner, tuple[int, int]] = {}
         self._tasks: dict[Task, Milli] = {}
         #: The owner and the request of a task of each group, and what its tasks count as.
         self._groups: dict[Group, tuple[Owner, int, int]] = {}
@@ -93,7 +92,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     def owner_of(self, job: Job) -> OwnerName:
         """Return the submitting user; or the project, also of a job whose user is not known."""
-        if self.per_job and job.user is not None:
+        if self.per_user and job.user is not None:
             return "user", job.user
         return "project", job.project.name
 
@@ -163,11 +162,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         for group in self._stale_groups:
             self._count_group(group)
         self._stale_groups.clear()
-        for owner in self._emptied:
-            if not owner.wish and not owner.waiting:
-                del self.owners[owner.name]
-                del self._sorted[bisect_left(self._sorted, (0, owner.name))]
-        self._emptied.clear()
+        for owner, (firm, wish) in self._changing.items():
+            self._note_change(owner, firm, wish)
+        self._changing.clear()
 
     def _build(self) -> None:
         self._built = True
@@ -233,8 +230,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def _change(
         self, owner: Owner, standing: int = 0, firm: int = 0, returning: int = 0, pending: int = 0
     ) -> None:
-        wish = owner.wish
-        most_firm = max(owner.firm, owner.firm + firm)
+        self._changing.setdefault(owner, (owner.firm, owner.wish))
         owner.firm += firm
         owner.returning += returning
         owner.pending += pending
@@ -242,14 +238,26 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             del self._sorted[bisect_left(self._sorted, (owner.standing, owner.name))]
             owner.standing += standing
             insort(self._sorted, (owner.standing, owner.name))
-        level = self._level
-        if level is not None and (min(wish, owner.wish) <= level or most_firm > level):
+
+    def _note_change(self, owner: Owner, firm: int, wish: int) -> None:
+        """Note that an owner may have another place and part; before, it had this firm and wish.
+
+        A task that starts changes what its owner holds and requests, but not the wish.
+        """
+        level, now = self._level, owner.wish
+        changed = (firm, wish) != (owner.firm, now)
+        if (
+            changed
+            and level is not None
+            and (min(wish, now) <= level or max(firm, owner.firm) > level)
+        ):
             self._level = None
         self.touched.append(owner)
-        if not self.per_job:
+        if not self.per_user:
             self.unranked[owner.name[1]] = None
-        if not owner.wish:
-            self._emptied[owner] = None
+        if not now and not owner.waiting:
+            del self.owners[owner.name]
+            del self._sorted[bisect_left(self._sorted, (0, owner.name))]
 
     # Changes
 

@@ -52,18 +52,18 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
                 other.index.input_changed(later=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if pool.index.per_job == former.per_job:
+    if (pool.index.per_job, pool.index.per_user) == (former.per_job, former.per_user):
         return
     for other in state.pools.values():
         other.index.claimants_changed()
     for job in state.jobs.values():
-        separate = state.any_per_job(job.spec.pools)
-        if separate == job.separate:
+        separation = state.separation(job.spec.pools)
+        if separation == (job.separate, job.by_user):
             continue
         waiting = [task for task in job.tasks if task.group is not None]
         for task in waiting:
             state.dequeue(task)
-        job.set_separate(separate)
+        job.set_separate(*separation)
         state.dirty[job] = None
         for task in waiting:
             state.enqueue(task)

@@ -38,7 +38,7 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
         event.user,
     )
     state.next_job += 1
-    job.set_separate(state.any_per_job(event.spec.pools))
+    job.set_separate(*state.separation(event.spec.pools))
     state.jobs[job.id] = job
     state.dirty[job] = None
     for name in event.spec.pools:
