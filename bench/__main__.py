@@ -164,8 +164,8 @@ PENDING = (1_000, 10_000, 100_000)
 ENDED = (125_000, 250_000, 500_000, 1_000_000)
 #: The growth of hard cycles with the size of the cell.
 GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6")
-#: The work of KAI-Scheduler's benchmarks of quotas.
-QUOTA = ("K1", "K7", "K8", "K9")
+#: The work of KAI-Scheduler's benchmarks of quotas, the victims of one task, the ended tasks.
+QUOTA = ("K1", "K7", "K8", "K9", "one reclaim", "ended")
 LIVES = (2_000, 4_000, 8_000, 16_000)
 AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "max_min"))
 
@@ -225,6 +225,10 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
         for n in PENDING
     ),
     *((f"quota-{name}", "quota", name in ("K1", "K9"), _quota("growth", name)) for name in QUOTA),
+    *((f"quota-{kind}", "quota", False, _quota("standing", kind)) for kind in ("equal", "mixed")),
+    ("quota-reserved", "quota", False, _quota("reserved")),
+    ("quota-nodes-lost", "quota", False, _quota("nodes_lost")),
+    ("quota-configured", "quota", False, _quota("configured")),
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     ("embedded", "embedded", True, _embedded),
     *(

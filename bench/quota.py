@@ -1,4 +1,4 @@
-"""The work of KAI-Scheduler's benchmarks K1, K7, K8 and K9 under the policy `quota`, over sizes.
+"""The policy `quota`: KAI-Scheduler's benchmarks K1, K7, K8 and K9, and cycles after one event.
 
 Nodes have 8 GPUs, tasks one GPU unless said otherwise, all of one priority and preemptible. What is
 timed is to decide and to apply the decisions, in processor time, on a state that was built by
@@ -14,13 +14,16 @@ events; each result is checked.
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 from statistics import linear_regression
 from typing import Any, Final
 
 from bench.growth import SLOTS, SMALLEST_S, TimedCell
-from bench.timing import Row, collector_off
+from bench.timing import Row, collector_off, quantile
 from yardmaster_core.machine import CycleResult, Decision
+from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import requests as req
 
@@ -33,9 +36,11 @@ PEER_MS: Final = {
 }
 SIZES: Final = {
     "K1": (125, 250, 500, 1_000),
-    "K7": (625, 1_000, 2_500, 5_000),
+    "K7": (640, 1_000, 2_500, 5_000),
     "K8": (125, 200, 500, 1_000),
     "K9": (200, 1_000, 2_500, 5_000),
+    "one reclaim": (625, 1_250, 2_500, 5_000),
+    "ended": (100, 200, 400, 800),
 }
 AIMS_MS: Final = {
     **{("K1", 1_000): 400, ("K7", 1_000): 1_000, ("K7", 5_000): 6_000},
@@ -67,6 +72,16 @@ class QuotaCell(TimedCell):
                 level=adm.Level.PROJECT, name=project, revision=1, project=config
             )
         )
+
+    def settle(self) -> float:
+        """Run cycles until none is due; return the processor time of all (s)."""
+        spent_s = 0.0
+        while True:
+            self.cycle()
+            spent_s += self.spent_s
+            due_ms = self.machine.due_ms(self.state)
+            if due_ms is None or due_ms > self.now_ms:
+                return spent_s
 
 
 def k1(nodes: int) -> tuple[float, str]:
@@ -140,13 +155,10 @@ def k9(nodes: int) -> tuple[float, str]:
     return cell.decided_s, "0 victims"
 
 
-WORK: Final = {"K1": k1, "K7": k7, "K8": k8, "K9": k9}
-
-
 def growth(name: str) -> list[Row]:
     """The time at four sizes (the best of two runs), and the exponent that fits them best."""
     work, sizes = WORK[name], SIZES[name]
-    rows, times = [], []
+    rows, times, note = [], [], ""
     for nodes in sizes:
         took, note = [], ""
         for _ in range(2):
@@ -166,6 +178,207 @@ def exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
     x = [math.log(size) for size in sizes]
     y = [math.log(max(took, SMALLEST_S)) for took in times]
     return linear_regression(x, y).slope
+
+
+# One event in a standing cell
+
+PROJECTS: Final = 1_000
+DEPARTMENTS: Final = 20
+NODES: Final = 5_000
+PENDING: Final = 100_000
+#: Measured cycles of each kind; before them so many are not measured.
+CYCLES: Final = 200
+WARM_UP: Final = 5
+P50_MS: Final = 1
+P99_MS: Final = 10
+
+
+class StandingCell(QuotaCell):
+    """A cell of 5,000 nodes and 1,000 projects in 20 departments."""
+
+    def __init__(self, deserved: int) -> None:
+        super().__init__()
+        for department in range(DEPARTMENTS):
+            self.admission(
+                adm.EntitlementsChangedV1(
+                    level=adm.Level.DEPARTMENT,
+                    name=f"d{department}",
+                    revision=1,
+                    department=req.DepartmentConfig(),
+                )
+            )
+        for project in range(PROJECTS):
+            self.deserve(f"p{project}", deserved, department=f"d{project % DEPARTMENTS}", weight=1)
+        for node in range(NODES):
+            self.node(f"n{node}")
+        self.cycle()
+        self._number = 0
+
+    def submit_to(self, project: int, **spec: Any) -> str:
+        """Submit a job to the n-th project; return its name."""
+        self._number += 1
+        name = f"{self._number:07d}x"
+        spec = {"gpus": 1, **spec}
+        of = {"project": f"p{project}", "department": f"d{project % DEPARTMENTS}"}
+        self.submit(name, **of, **spec)
+        return name
+
+    def after(self, label: str, change: Callable[[int], object], *, aim: bool = True) -> list[Row]:
+        """Return the quantiles of the cycles that follow each of `CYCLES` changes."""
+        spent = []
+        for number in range(WARM_UP + CYCLES):
+            change(number)
+            spent.append(self.settle() * 1000)
+        del spent[:WARM_UP]
+        p50, p99 = quantile(spent, 0.5), quantile(spent, 0.99)
+        return [
+            Row(f"{label}, p50", p50, "ms", f"<= {P50_MS}" if aim else "", cpu=p50),
+            Row(f"{label}, p99", p99, "ms", f"<= {P99_MS}" if aim else "", cpu=p99),
+        ]
+
+    def ends_one_of(self, running: Sequence[Task]) -> Callable[[int], None]:
+        """Return a change: the end of one of these tasks."""
+        step = len(running) // (WARM_UP + CYCLES)
+
+        def change(number: int) -> None:
+            task = running[number * step]
+            self.ends(task.job.id, task.index)
+
+        return change
+
+
+def standing(kind: str) -> list[Row]:
+    """Cycles after one event while all GPUs are held and 100,000 tasks are pending.
+
+    Four fifths of the projects hold 48 GPUs each, deserve 32 and have all that is pending; the
+    others hold 8 and request nothing. `equal`: all pending tasks request one GPU; `mixed`: 1 to 8
+    GPUs, at three priorities, and each tenth job cannot be preempted.
+    """
+    cell = StandingCell(32)
+    busy = [project for project in range(PROJECTS) if project % 5]
+    jobs = [
+        (cell.submit_to(project, tasks=tasks), tasks)
+        for project in range(PROJECTS)
+        for tasks in (48 if project % 5 else 8,)
+    ]
+    cell.cycle()
+    for name, tasks in jobs:
+        for index in range(tasks):
+            cell.starts(name, index)
+    cell.cycle()
+    chance = Random(1)
+    for number in range(PENDING // 10):
+        spec: dict[str, Any] = {}
+        if kind == "mixed":
+            spec = {
+                "gpus": chance.choice((1, 1, 1, 2, 4, 8)),
+                "priority": chance.choice((30, 42, 50)),
+                "preemptible": chance.random() < 0.9,
+            }
+        cell.submit_to(busy[number % len(busy)], tasks=10, **spec)
+    cell.settle()
+    label = f"{PENDING:,} pending, {kind}, one"
+    with collector_off():
+        rows = cell.after(f"{label} submit", lambda n: cell.submit_to(busy[n * 37 % len(busy)]))
+        running = [task for task in cell.state.tasks.values() if not task.releasing]
+        rows += cell.after(f"{label} end", cell.ends_one_of(running))
+        rows += cell.after(
+            f"{label} submit that reclaims", lambda n: cell.submit_to(n * 185 % PROJECTS), aim=False
+        )
+        cell.cycle(after_s=61)
+        took = cell.spent_s * 1000
+    return [*rows, Row(f"{label} record of all shares", took, "ms", cpu=took)]
+
+
+def reserved() -> list[Row]:
+    """Cycles after one event while 40,000 tasks hold reservations, of 100,000 pending."""
+    cell = StandingCell(NODES * SLOTS // PROJECTS)
+    cell.deserve("old", 0, department="d0")
+    for node in range(NODES):
+        cell.submit(f"v{node:05d}x", project="old", department="d0", tasks=SLOTS, gpus=1)
+    cell.cycle()
+    for node in range(NODES):
+        for index in range(SLOTS):
+            cell.starts(f"v{node:05d}x", index)
+    cell.cycle()
+    for number in range(PENDING // 10):
+        cell.submit_to(number % PROJECTS, tasks=10)
+    cell.settle()
+    reservations = len(cell.state.pools["main"].reserved)
+    assert reservations == NODES * SLOTS, reservations
+    label = f"{reservations:,} reservations, one"
+    with collector_off():
+        rows = cell.after(f"{label} submit", lambda n: cell.submit_to(n * 37 % PROJECTS))
+        stopping = [task for task in cell.state.tasks.values() if task.phase is Phase.STOPPING]
+        return rows + cell.after(f"{label} end", cell.ends_one_of(stopping))
+
+
+# Victims, history, nodes, configurations
+
+
+def one_reclaim(nodes: int) -> tuple[float, str]:
+    """Reclaim one GPU from a project that holds all."""
+    cell = _full(nodes, 0, 1)
+    cell.submit("one", project="b", gpus=1)
+    stopped = _count(cell.cycle())["PreemptionRequested"]
+    assert stopped == 1, stopped
+    return cell.decided_s, f"{nodes * SLOTS:,} possible victims, 1 victim"
+
+
+def ended(nodes: int) -> tuple[float, str]:
+    """One end and start in a full cell in which 10 tasks per node have ended."""
+    cell, jobs = QuotaCell(), nodes * 10
+    cell.deserve("a", 80)
+    for number in range(10):
+        cell.node(f"n{number}")
+    for number in range(jobs + 1_000):
+        cell.submit(f"j{number:06d}x", project="a", gpus=1)
+    cell.cycle()
+    spent: list[float] = []
+    while len(spent) < jobs:
+        task = next(t for t in cell.state.tasks.values() if t.run is not None)
+        cell.ends(task.job.id)
+        cell.cycle()
+        spent.append(cell.spent_s)
+    last = sorted(spent[-500:])
+    return last[len(last) // 2], f"{jobs:,} ended, one more"
+
+
+def nodes_lost() -> list[Row]:
+    """1,000 full nodes of 5,000 are lost at once, while as many tasks are pending."""
+    cell = _full(5_000, 20_000, 20_000)
+    for number in range(1_000):
+        cell.submit(f"w{number:05d}x", project="b", tasks=SLOTS, gpus=1)
+    cell.cycle()
+    heard_ms = cell.now_ms
+    with collector_off():
+        lost = _count(cell.cycle(after_s=100, silent={f"n{n}": heard_ms for n in range(1_000)}))
+        took = cell.spent_s + cell.settle()
+    assert lost["NodeLost"] == 1_000, lost
+    return [Row("1,000 of 5,000 full nodes lost at once", took, "s", "<= 10", cpu=took)]
+
+
+def configured() -> list[Row]:
+    """1,000 projects get another quota in one cycle of a standing cell."""
+    cell = StandingCell(NODES * SLOTS // PROJECTS)
+    for project in range(PROJECTS):
+        cell.submit_to(project, tasks=100)
+    cell.settle()
+    rows = []
+    for changes in (1, PROJECTS):
+        for project in range(changes):
+            cell.deserve(f"p{project}", 39, department=f"d{project % DEPARTMENTS}", weight=1)
+        with collector_off():
+            cell.cycle()
+        took = cell.spent_s
+        rows.append(Row(f"{changes:,} quotas changed in one cycle", took, "s", cpu=took))
+    return rows
+
+
+WORK: Final = {
+    **{"K1": k1, "K7": k7, "K8": k8, "K9": k9},
+    **{"one reclaim": one_reclaim, "ended": ended},
+}
 
 
 def _count(decided: list[Any]) -> Counter[str]:

@@ -350,7 +350,7 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     assert [one.stop.rule for one in stopped if one.stop] == ["over_fair_share"] * 3
     assert site.stops(beta) == []
     why = site.why(stopped[0].task_id)
-    assert "insufficient_free" in why
+    assert "insufficient_free 1 gpus, free 0, short 1, fair share 9, used 9, deserved 3" in why
     assert "rule over_fair_share (alpha), for " + beta in why
     assert "fair share 9, used 10, for fair share 3, for used 2, deserved 3" in why
     assert "Started rule over_quota: fair share 3, used 2, deserved 1" in site.why(f"{beta}.0")

@@ -1,8 +1,8 @@
 """Delete each rule of the policy `quota` from a copy of the code, and see which scenarios fail.
 
-`make rules`. Exits with 1 if a rule is deleted and nothing fails, or if its code has changed so
-that the change that deletes it does not apply. It prints the rows of the table in
-docs/explanation/conformance.md.
+`make rules`; arguments select the rules whose names contain one of them. Exits with 1 if a rule is
+deleted and nothing fails, or if its code has changed so that the change that deletes it does not
+apply. It prints the tables in docs/explanation/conformance.md.
 """
 
 import os
@@ -90,14 +90,15 @@ class CoreCopy:
         Path(cache_from_source(str(self.core / rule.file))).unlink(missing_ok=True)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Print the rows of each file, for the page of the documentation; return the exit code."""
+    selected = [rule for rule in RULES if not words or any(word in rule.name for word in words)]
     unnoticed = []
     with TemporaryDirectory() as folder:
         copy = CoreCopy(Path(folder))
         if failed := failures(copy.core):
             raise SystemExit(f"without a change fail {named(failed)}")
-        for file, rules in groupby(RULES, attrgetter("file")):
+        for file, rules in groupby(selected, attrgetter("file")):
             print(f"\n`libs/core/yardmaster_core/{file}`:\n")
             print("| rule | without it fail |\n| --- | --- |")
             for rule in rules:
@@ -107,7 +108,7 @@ def main() -> int:
                 print(f"| {rule.name} | {named(failed) or 'none'} |", flush=True)
                 if not failed:
                     unnoticed.append(rule.name)
-    print(f"\n{len(RULES)} rules deleted one by one; unnoticed: {unnoticed or 'none'}")
+    print(f"\n{len(selected)} rules deleted one by one; unnoticed: {unnoticed or 'none'}")
     return int(bool(unnoticed))
 
 
@@ -119,4 +120,4 @@ def named(failed: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

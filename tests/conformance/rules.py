@@ -323,7 +323,7 @@ _ALL: Final = (
         "        if False:\n",
     ),
     _queues(
-        "unlimited beside 0",
+        "unlimited next to 0",
         "None if quota.deserved_unlimited else quota.deserved_milli or 0",
         "quota.deserved_milli or 0",
     ),
@@ -375,20 +375,32 @@ _ALL: Final = (
     _division("higher rank first", "sorted(ranks, reverse=True)", "sorted(ranks)"),
     _division(
         "the weight",
-        "offered = Fraction(give * queue.weight, weights)",
+        "offered = Fraction(give * weight, weights)",
         "offered = Fraction(give, len(unmet))",
     ),
     _division(
         "weight 0 gets nothing",
-        "        if not queue.weight or not rest:\n            continue\n",
+        "        if not weight or not rest:\n            continue\n",
         "        if not rest:\n            continue\n"
-        "        if not queue.weight:\n            dealt[queue.name] += rest\n"
+        "        if not weight:\n            dealt[queue.name] += rest\n"
         "            return 0, False\n",
+    ),
+    _division("past use", "    if not usage_weight:\n", "    if True:\n"),
+    _policy(
+        "shares: usage_weight_permille",
+        "usage_weight=Fraction(options.usage_weight_permille, 1000)",
+        "usage_weight=Fraction(1)",
+    ),
+    Rule(
+        "shares: past use decays",
+        "scheduling/state/decayed_usage.py",
+        "        return held + ((self.average - held) * factor >> FACTOR_BITS)",
+        "        return max(self.average, held + ((self.average - held) * factor >> FACTOR_BITS))",
     ),
     _division("whole units", "part = offered // unit * unit", "part = int(offered)"),
     _division("largest remainder", "-remainders[queue.name], ", ""),
     _division("remainders go out", "part = min(unit, rest)", "part = 0"),
-    _division("unused parts go on", "again = again or wanted < offered", "pass"),
+    _division("unused parts are shared", "again = again or wanted < offered", "pass"),
     Rule(
         "shares: impossible tasks request nothing",
         f"{QUOTA}/index.py",

@@ -212,13 +212,17 @@ class Queues:
                 leaving = held
                 if isinstance(run.stop, PolicyStop):
                     returning = held
+        used = plus(standing, leaving)
+        if task.shape.gpu_memory_mib:
+            # Limits count it as its part of the largest GPUs.
+            used = min(used[0], self.pool.least_milli(task.shape)), used[1], used[2]
         for queue in self.path(task.job.project):
             one = self.held[queue]
             one.standing = plus(one.standing, standing)
-            one.used = plus(one.used, plus(standing, leaving))
+            one.used = plus(one.used, used)
             one.requested = plus(one.requested, plus(standing, returning))
             if not task.job.spec.preemptible:
-                one.firm = plus(one.firm, plus(standing, leaving))
+                one.firm = plus(one.firm, used)
 
     def _total(self) -> Amounts:
         total = NONE

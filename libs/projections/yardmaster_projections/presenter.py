@@ -42,9 +42,7 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
     WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task requests less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
-    WaitCode.EXCEEDS_DESERVED: (
-        "the project or department deserves more, or the task requests less"
-    ),
+    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
     WaitCode.PAUSED: "someone resumes it",
     WaitCode.NOT_CONSIDERED: "the next cycle considers it",
     WaitCode.INSUFFICIENT_FREE: "running tasks end",
@@ -54,9 +52,6 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.BEHIND_TASK: "the task ahead of it in the queue starts",
     WaitCode.BACKFILL_NOT_ALLOWED: "tasks of higher priority start",
     WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
-    WaitCode.AT_DESERVED: "tasks of the same project or department that cannot be preempted end",
-    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
-    WaitCode.PREEMPTION_DELAY: "tasks end, or the delay is over and it can preempt tasks",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_DESERVED: (
         "tasks of the project or department that cannot be preempted end, or it deserves more"
@@ -64,7 +59,7 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
     WaitCode.VICTIMS_PROTECTED: "running tasks reach their min_runtime and can be preempted",
-    WaitCode.PREEMPTION_DELAY: "running tasks end, or it has been pending for the preemption delay",
+    WaitCode.PREEMPTION_DELAY: "tasks end, or the delay is over and it can preempt tasks",
     WaitCode.RESTART_BACKOFF: "the back-off after a failure is over",
     WaitCode.START_BACKOFF: (
         "the back-off after a failed start is over; the next attempt avoids the node if possible"

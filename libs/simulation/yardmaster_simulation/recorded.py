@@ -136,6 +136,7 @@ class Recording:
             project=event.project,
             spec=SubmittedSpec(**spec_fields | {"tasks": len(runs_ms)}),
             runs_ms=runs_ms,
+            user=event.user,
         )
 
 

@@ -49,13 +49,15 @@ class SimNode:
 class SimJob:
     """A job with its submission time (ms after the start of the run), project, spec and durations.
 
-    `runs_ms`: how long each task runs if nothing stops it; None: it never ends by itself.
+    `runs_ms`: how long each task runs if nothing stops it; None: it never ends by itself. `user`:
+    the id of the user who submits it; None: the user of all jobs without one.
     """
 
     submit_ms: int
     spec: SubmittedSpec
     runs_ms: tuple[int | None, ...]
     project: str = DEFAULT
+    user: str | None = None
 
     def at(self, submit_ms: int) -> "SimJob":
         """The same job with another submission time."""

@@ -341,9 +341,10 @@ class World:
         for name, project in sorted(projects.items()):
             self._ask(ProjectChangeRequestedV1(project=name, config=project, if_revision=0), name)
 
-    def _ask(self, event: Event, subject: str) -> None:
+    def _ask(self, event: Event, subject: str, user: str | None = None) -> None:
         self._seq += 1
-        self._requests.put(event, GATEWAY, 1, self._seq, USER, subject, self._moment_ms)
+        actor = USER if user in (None, USER.id) else Actor(kind=ActorKind.USER, id=user)
+        self._requests.put(event, GATEWAY, 1, self._seq, actor, subject, self._moment_ms)
 
     def _submit(self, job: SimJob) -> None:
         number = len(self.submitted)
@@ -360,6 +361,7 @@ class World:
                 details=DetailsRef(offset=offset, digest=digest),
             ),
             job_id,
+            job.user,
         )
         for index, runs_ms in enumerate(job.runs_ms):
             task_id = f"{job_id}.{index}"

@@ -214,6 +214,23 @@ def test_every_wait_says_what_lets_the_task_start() -> None:
     assert set(UNBLOCK) == set(WaitCode) - reserved
 
 
+async def test_where_a_pool_is_divided_among_users_the_jobs_of_a_user_wait_by_themselves() -> None:
+    log, store = await populated()
+    row = await store.get(TaskRow, f"{C}.0")
+    assert row is not None
+    assert row.job.spec is not None
+    shape = shape_id(C, row.job.project, row.job.spec, user=row.job.actor)
+    wait = Wait(code=WaitCode.VICTIMS_PROTECTED, numbers={"victims": 2, "until_at_ms": 5})
+    log.scheduler.cycle(
+        d.TaskUnschedulableV1(task_id=f"{C}.0", shape=shape, priority=42, pool="default", wait=wait)
+    )
+    found = await waits(await viewed(log), f"{C}.0")
+    assert found is not None
+    row_of_wait = found.recorded[0][1]
+    assert row_of_wait is not None
+    assert row_of_wait.wait.code is WaitCode.VICTIMS_PROTECTED
+
+
 async def test_where_a_pool_is_divided_among_jobs_a_job_waits_by_itself() -> None:
     log, store = await populated()
     row = await store.get(TaskRow, f"{C}.0")

@@ -7,7 +7,9 @@ from pathlib import Path
 from tests.support.simulated import job, node, ran
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
+from yardmaster_schemas.events.decisions import PreemptionRequestedV2
 from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.reasons import PolicyStop
 from yardmaster_simulation.driver import CELL
 from yardmaster_simulation.log_sink import TOPICS
 from yardmaster_simulation.recorded import read_log
@@ -42,6 +44,17 @@ def test_a_task_that_still_ran_runs_for_as_long_as_it_had_worked(tmp_path: Path)
     then = [job(30, None, gpus=2), job(30, None, None, gpus=3), at_once(30)]
     ran([*first, *then], path=path)  # after 100 s nothing happens any more
     assert runs_of(path) == [(100_000,), (100_000,), (70_000,), (70_000, 0)]
+
+
+def test_a_job_keeps_its_user_which_decides_under_starved_first(tmp_path: Path) -> None:
+    path = tmp_path / "main.db"
+    bobs = [replace(job(0, 900), user="bob") for _ in range(8)]
+    ran([*bobs, replace(job(60, 60, 60), user="alice"), at_once(120)], path=path)
+    recorded = read_log(path, CELL)
+    assert [each.user for each in recorded.jobs] == [*["bob"] * 8, "alice", "simulation"]
+    run = ran(recorded.jobs, policy="starved_first")
+    stops = [event.stop for _, event in run.of(PreemptionRequestedV2)]
+    assert [stop.rule for stop in stops if isinstance(stop, PolicyStop)] == ["above_equal_part"] * 2
 
 
 def test_its_estimate_counts_if_that_is_more(tmp_path: Path) -> None:

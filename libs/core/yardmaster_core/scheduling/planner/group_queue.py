@@ -38,7 +38,9 @@ NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED}
 class GroupQueue:
     """The groups to consider in one pool, in order."""
 
-    def __init__(self, view: PoolView, policy: Policy, *, turns: int) -> None:
+    def __init__(
+        self, view: PoolView, policy: Policy, *, turns: int, fits: Callable[[Group], bool]
+    ) -> None:
         self._view = view
         self._policy = policy
         ordered = policy.candidates
@@ -50,6 +52,9 @@ class GroupQueue:
         self._followers: dict[Group, list[Follower]] = {}
         #: Groups that got a wait reason in this cycle.
         self.done: set[Group] = set()
+        #: Groups that are not queued any more; they are not offered again.
+        self._left: set[Group] = set()
+        self._fits = fits
 
     def __bool__(self) -> bool:
         """Whether any group is left to consider."""
@@ -82,12 +87,25 @@ class GroupQueue:
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """Return the next candidate, or None: the queue is empty, or the next group must wait."""
+        self._take_offer()
         while (candidate := self._candidates.pop(must_wait)) is not None:
             group, task, rest, _ = candidate
             if task.group is group:
                 return candidate
             self.push_next(group, rest)
         return None
+
+    def _take_offer(self) -> None:
+        """Queue the next group that nothing woke and that fits now."""
+        if self._policy.offer is not None:
+            group = self._policy.offer(self._view, self._fits, self._left)
+            if group is not None:
+                self.requeue((group,))
+
+    def offer_again(self) -> None:
+        """Have groups offered again that this cycle has considered."""
+        # Not the same set: the policy remembers which groups it passed over.
+        self._left = set()
 
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Queue a group's task for that turn."""
@@ -115,6 +133,7 @@ class GroupQueue:
     def remove(self, group: Group) -> None:
         """Take a group out of the queue; it may be added again."""
         self._queued.discard(group)
+        self._left.add(group)
 
     def finish(self, group: Group) -> None:
         """Mark a group that got a wait reason as done.

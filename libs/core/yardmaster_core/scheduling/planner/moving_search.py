@@ -10,11 +10,14 @@ replicas instead of simulated allocations. Adding a victim costs a step per repl
 step per victim on those nodes, and for a gang one per node that may hold a replica.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import (
+    PlacementStrategy,
     ReplicaSlots,
     helps,
     place,
@@ -30,8 +33,10 @@ from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.events.decisions import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,11 @@ class Preemption:
 
 class MovingSearch(VictimSearch):
     """Searches victims in one pool, on its future capacity, during one cycle."""
+
+    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
+        super().__init__(draft, pool, strategy)
+        #: By task: how many sets of victims were tried without success.
+        self.tries: Counter[Task] = Counter()
 
     def preemption(
         self, view: PoolView, task: Task, claim: Claim, victims: Iterable[Task], key: str
@@ -67,8 +77,11 @@ class MovingSearch(VictimSearch):
                 # The trial is rolled back, so the index is unchanged.
                 self._future.changes = changes
                 tries += 1
-                if found is not None or tries == MAX_TRIES:
+                if found is not None:
                     return found
+                self.tries[task] += 1
+                if tries == MAX_TRIES:
+                    return None
         return None
 
     def _try_moving(
@@ -107,7 +120,7 @@ class MovingSearch(VictimSearch):
         all must be moved, the largest first, because the smaller ones find other slots more easily.
         """
         if shape.whole_nodes:
-            return self._drop_unneeded(shape, list(some))
+            return self._needed_on_whole_nodes(shape, list(some))
         held = HeldReplicas(self._future, shape, self._draft.state.rules)
         needed: set[Task] = set()
         back = list(reversed(some))
@@ -123,6 +136,16 @@ class MovingSearch(VictimSearch):
                 needed.add(victim)
         return [victim for victim in some if victim in needed]
 
+    def _needed_on_whole_nodes(self, shape: Shape, some: list[Task]) -> list[Task]:
+        # Without the last ones the policy may have refused the others; they are no more needed.
+        while some:
+            self._remove(some[-1], undo=True)
+            if self._find_placement(shape) is None:
+                self._remove(some[-1])
+                return self._drop_unneeded(shape, some)
+            some.pop()
+        return []
+
 
 class Gains:
     """The capacity of the nodes without the victims that were added so far."""
@@ -135,7 +158,11 @@ class Gains:
         self._nodes = nodes
         self._rules = rules
         self._allowed = index.available & index.matching(shape)
+        #: Capacities are computed only of nodes on which the GPUs suffice.
         self._capacities: dict[int, NodeCapacity] = {}
+        #: The free gpu_milli with all that the victims release; and that which `_capacities` lacks.
+        self._milli: dict[int, int] = {}
+        self._gained: dict[int, list[Placement]] = {}
         self._victims: dict[int, list[Task]] = {}
         #: How many replicas the nodes hold, and how many of them each node does that was gained on.
         self._total = -1
@@ -161,30 +188,43 @@ class Gains:
         return [self._on_ready_nodes()] if self._count(ordinals) >= shape.replicas else []
 
     def _gain(self, victim: Task) -> list[int]:
+        """Count what a victim releases; return the nodes that now may hold a replica."""
         run = victim.run
         assert run is not None
         ordinals: dict[int, None] = {}
         for replica, held in enumerate(run.placements):
-            node = self._nodes[held.node]
-            ordinal = node.ordinal
+            ordinal = self._nodes[held.node].ordinal
             if run.replicas[replica] >= ReplicaState.RELEASED or not self._allowed >> ordinal & 1:
                 continue
-            capacity = self._capacities.get(ordinal)
-            if capacity is None:
-                capacity = copy(self._index.capacities[ordinal])
-                capacity.slots = list(capacity.slots)
-                self._capacities[ordinal] = capacity
+            if ordinal not in self._gained:
+                self._gained[ordinal] = []
+                self._milli[ordinal] = self._index.capacities[ordinal].gpu_milli
+            self._gained[ordinal].append(held)
+            self._milli[ordinal] += held.gpu_milli * len(held.slots)
+            if ordinal not in ordinals:
+                ordinals[ordinal] = None
+                self._victims.setdefault(ordinal, []).append(victim)
+        least = 0 if self._shape.whole_nodes else self._shape.replica_gpu_milli
+        enough = [ordinal for ordinal in ordinals if self._milli[ordinal] >= least]
+        for ordinal in enough:
+            self._update(ordinal)
+        return sorted(enough)
+
+    def _update(self, ordinal: int) -> None:
+        """Compute the capacity of a node without its victims."""
+        capacity = self._capacities.get(ordinal)
+        if capacity is None:
+            capacity = copy(self._index.capacities[ordinal])
+            capacity.slots = list(capacity.slots)
+            self._capacities[ordinal] = capacity
+        for held in self._gained[ordinal]:
             for slot in held.slots:
                 capacity.slots[slot] += held.gpu_milli
             capacity.gpuless_left += not held.slots
             capacity.cpu_milli += held.cpu_milli
             capacity.memory_mib += held.memory_mib
-            if ordinal not in ordinals:
-                ordinals[ordinal] = None
-                self._victims.setdefault(ordinal, []).append(victim)
-        for ordinal in ordinals:
-            self._capacities[ordinal].recount()
-        return sorted(ordinals)
+        self._gained[ordinal].clear()
+        capacity.recount()
 
     def _count(self, ordinals: Iterable[int]) -> int:
         shape = self._shape

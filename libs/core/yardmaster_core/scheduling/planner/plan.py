@@ -18,7 +18,7 @@ of equal rank then takes.
 It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import chain
@@ -45,7 +45,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import AT_LIMITS
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
-from yardmaster_schemas.reasons import Wait, WaitCode
+from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
@@ -105,11 +105,14 @@ def _consider_all(passes: "list[PoolPass]") -> None:
         for pool_pass in passes:
             considered |= pool_pass.run(passes, defer=defer)
         if not considered and defer:
-            if not any(pool_pass.decisions.limits_changed for pool_pass in passes):
+            changed: dict[Project, None] = {}
+            for pool_pass in passes:
+                changed |= pool_pass.decisions.limits_changed
+                pool_pass.decisions.limits_changed = {}
+            if not changed:
                 return
             for pool_pass in passes:
-                pool_pass.decisions.limits_changed = False
-                pool_pass.recheck_limits()
+                pool_pass.recheck_limits(changed)
             continue
         defer = not considered
 
@@ -137,7 +140,8 @@ class PoolPass:
             (at for at, claim in enumerate(self.claims, 1) if claim.excess is not None), None
         )
         self._starts_on_idle = self.policy.starts_on_idle(resolved.options)
-        self.queue = GroupQueue(self.view, self.policy, turns=max(2, 1 + len(self.claims)))
+        turns = max(2, 1 + len(self.claims))
+        self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
         self._begun = False
         #: Index and fit -> the index's change count at which no placement existed for that fit.
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
@@ -215,6 +219,10 @@ class PoolPass:
                 deferred.append(group)
                 self.queue.remove(group)
                 continue
+            if self.policy.offer is not None and not turn and self._starts_elsewhere(task, passes):
+                deferred.append(group)
+                self.queue.remove(group)
+                continue
             considered = True
             self._consider_group(group, task, rest, turn, passes)
             self._queue_woken()
@@ -231,6 +239,9 @@ class PoolPass:
         """
         if not self.draft.take_recheck(self.pool):
             return False
+        if self.pool.index.wakes_released:
+            self.queue.offer_again()
+            return True
         for group in chain(self.draft.state.blocked(self.pool), self.pool.reserved_groups):
             self.pool.reconsider(group)
         for pool, group in self.draft.state.limited_groups():
@@ -253,10 +264,15 @@ class PoolPass:
         for group in self.policy.wake(self.view):
             self.pool.reconsider(group)
 
-    def recheck_limits(self) -> None:
+    def recheck_limits(self, projects: Iterable[Project]) -> None:
         """Reconsider groups that wait for capacity but have reached a limit since other tasks of
-        their owner started; such a group must not block others.
+        their owner, in one of `projects`, started; such a group must not block others.
         """
+        if self.policy.under_limits is not None:
+            for group in self.policy.under_limits(self.view, projects):
+                if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
+                    self.pool.reconsider(group)
+            return
         for queue_class in self.pool.queue_classes:
             for groups in queue_class.blocked.values():
                 for group in groups:
@@ -435,6 +451,17 @@ class PoolPass:
             for each in passes
         )
 
+    def _starts_elsewhere(self, task: Task, passes: "list[PoolPass]") -> bool:
+        """Whether a pool that the task prefers, and that finds such tasks itself, can start it."""
+        pools = task.shape.pools
+        if pools[0] == self.pool.name:
+            return False
+        preferred = pools[: pools.index(self.pool.name)]
+        return any(
+            each.pool.name in preferred and each.policy.offer is not None and each.can_start(task)
+            for each in passes
+        )
+
     def _reserved_in_strict_order(self, task: Task, passes: "list[PoolPass]") -> bool:
         """Whether the task has slots of a pool that comes first in strict order."""
         preferred = task.shape.pools[: task.shape.pools.index(self.pool.name)]
@@ -501,6 +528,9 @@ class PoolPass:
             # Else not even the end of all victims would help.
             protected = self.policy.min_runtime_wait(self.view, task)
             wait = protected or self.policy.no_victims_wait(self.view, task, wait)
+        tries = self.victim_search.tries[task]
+        if tries and "tries" in NUMBERS[wait.code]:
+            wait = replace(wait, numbers={**wait.numbers, "tries": tries})
         self.decisions.wait(group, task, wait)
 
     def _find_placement(self, index: CapacityIndex, task: Task) -> list[ReplicaSlots] | None:
@@ -518,6 +548,20 @@ class PoolPass:
         if placement is None:
             self._no_placement_at[key] = index.changes
         return placement
+
+    def _fits_now(self, group: Group) -> bool:
+        """Whether the group's next task fits on slots that are free or are being released."""
+        if not self._starts_on_idle:
+            return False
+        task = group.first
+        if self._find_placement(self.pool.free, task) is not None:
+            return True
+        return (
+            bool(self.pool.stopping)
+            and bool(group.queue.live)
+            and not group.shape.start_failed
+            and self._find_placement(self.pool.future, group.queue.first) is not None
+        )
 
     def _placement_off_failed_nodes(
         self, index: CapacityIndex, task: Task

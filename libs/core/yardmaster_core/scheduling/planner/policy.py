@@ -23,8 +23,15 @@ The planner calls them in this order:
 `policies/strict_queues.py` a policy is strict: every task behind one of its queue that waits for
 capacity waits too. Then `order` and `may_start` are those of `policies/strict.py`.
 
+`offer` returns the next group that did not fit, and would now, in the policy's order. It gets a
+function that tells whether a group fits, and the groups that the cycle has considered. Policies
+with `PolicyIndex.wakes_released` have it.
+
 `equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
 result: if the first of them neither fits nor finds victims, the later ones do not either.
+
+`under_limits` returns the groups that did not fit and count towards the limits of these projects or
+of queues above them; without it, all that did not fit are checked.
 
 `shares` returns the queues that the pool is divided among, which the planner records
 (`share_records.py`) while the index says that they may have changed (`shares_stale`).
@@ -43,7 +50,7 @@ A pool's placement strategy is configured apart from its policy (`placement.py`)
 and jobs apply under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -287,6 +294,8 @@ class Policy:
     claimants: Callable[[Any], Among | None] = no_claimants
     ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
     shares: Callable[[PoolView], Iterable[QueueShare]] | None = None
+    offer: Callable[[PoolView, Callable[[Group], bool], Set[Group]], Group | None] | None = None
+    under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
     index: Callable[[Pool, Any], PolicyIndex] = no_index
     simulation_only: bool = False
 

@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
 from yardmaster_core.scheduling.state.appliers.reservations import hold
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED, class_of
@@ -51,8 +52,8 @@ class PoolDecisions:
         #: wait reason says that it has some.
         self.keeps_reservations = draft.state.rules >= SlotsReservedV1.RULES
         self.placed = view.placed
-        #: Whether a task that counts towards a limit has started or got reserved slots.
-        self.limits_changed = False
+        #: The projects of tasks that count towards a limit and have started or got reserved slots.
+        self.limits_changed: dict[Project, None] = {}
 
     # Starting
 
@@ -123,7 +124,7 @@ class PoolDecisions:
     def _note_limits(self, task: Task) -> None:
         project = task.job.project
         if task.job.max_slots_milli or project.config or project.department.config:
-            self.limits_changed = True
+            self.limits_changed[project] = None
 
     # Preempting
 

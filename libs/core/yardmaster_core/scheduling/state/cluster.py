@@ -180,7 +180,11 @@ class ClusterState:
             pool.woken.append(group)
 
     def wake_pool(self, pool: Pool) -> None:
-        """Wake the groups of `pool` that did not fit, if freed slots can help them."""
+        """Wake the groups of `pool` that did not fit, if freed slots can help them; not where the
+        policy finds those that they help.
+        """
+        if pool.index.wakes_released:
+            return
         for group in self.blocked(pool):
             self.wake(pool, group)
         for group in pool.reserved_groups:
@@ -600,6 +604,7 @@ class ClusterState:
             update_ready(node, self.pools)
         if not stopping:
             pool.future.shift(node.future, slots, milli, cpu, memory, 1)
+            pool.index.node_changed(node)
         if not task.job.spec.preemptible:
             pool.max_free.shift(node.max_free, slots, milli, cpu, memory, 1)
             pool.max_free_changes += 1
@@ -640,7 +645,12 @@ class ClusterState:
             self.pools[name].index.job_changed(job)
 
     def may_be_preempted(self, task: Task, pool: Pool) -> None:
-        """Note that a preemptible task holds slots of `pool`, or has another priority."""
+        """Note that a preemptible task holds slots of `pool`, or may be preempted for others than
+        before.
+        """
+        if pool.index.wakes_released and task.run is not None:
+            for name in task.run.nodes:
+                pool.index.node_changed(self.nodes[name])
         for tasks in pool.index.may_be_preempted(task):
             self.prune(tasks)
 

@@ -102,7 +102,10 @@ class OrderedTasks(Generic[T]):
 
     def reverse_scan(self) -> "ReverseScan[T]":
         """The tasks that are live now, last to first, for several iterations."""
-        entries: Iterator[tuple[QueueKey, T]] = reversed(self._appended[self._head :])
+        # By index, because copying would cost a step per task.
+        entries: Iterator[tuple[QueueKey, T]] = map(
+            self._appended.__getitem__, range(len(self._appended) - 1, self._head - 1, -1)
+        )
         inserted = self._inserted
         if inserted:
             entries = merge(entries, reversed([*inserted]), reverse=True)

@@ -7,6 +7,7 @@ functions read the index. The registry of policies makes the indexes (`pools.Ind
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -32,6 +33,9 @@ class PolicyIndex:
     #: Whether a task may preempt others; and whether it may preempt those of its own priority.
     preempts = False
     preempts_equals = False
+    #: Whether the policy finds the groups that released slots may help (`Policy.wake`,
+    #: `Policy.offer`); else the state wakes all that did not fit.
+    wakes_released = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False
     #: Whether a task at a limit may preempt others of its owner; then it keeps its reserved slots,
@@ -69,6 +73,11 @@ class PolicyIndex:
 
     def standing_changed(self, task: Task) -> None:
         """A task holds other slots of the pool, releases them, or other slots are reserved."""
+
+    def node_changed(self, node: Node) -> None:
+        """A node may release more than before: it has more free capacity, or other tasks that may
+        be preempted.
+        """
 
     def claimants_changed(self) -> None:
         """Owners have other limits or weights, or other tasks are equal."""

@@ -12,7 +12,9 @@ from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Layout
 from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.resources import Resources
 
 PROJECTS = {"owners": "project"}
 
@@ -175,7 +177,7 @@ def test_what_a_small_owner_does_not_need_goes_to_the_others() -> None:
     assert cell.gpus_of("carol") == [1]
 
 
-def test_equal_requests_settle_where_equal_parts_are_parts_of_gpus() -> None:
+def test_equal_owners_stop_preempting_where_equal_parts_are_parts_of_gpus() -> None:
     cell = OwnersCell({"n1": 8})
     cell.submit_all("bob", 20)
     cell.run()
@@ -247,7 +249,7 @@ def test_a_gang_larger_than_what_two_owners_may_exchange_waits() -> None:
 
 
 def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn() -> None:
-    """Else Alice's gang would start beside the task for which Bob's was preempted."""
+    """Else Alice's gang would start next to the task for which Bob's was preempted."""
     cell = OwnersCell({"n1": 2, "n2": 4, "n3": 3})
     cell.submit("firm", user="carol", gpus=3, preemptible=False)
     cell.submit("gang", user="alice", gpus=3)
@@ -267,6 +269,25 @@ def test_a_large_task_is_preempted_for_an_owner_with_nothing_and_for_no_other() 
     assert cell.gpus_of("alice", "bob") == [1, 6]
     cell.submit("one", user="carol")
     assert stopped(cell.run()) == ["large"]
+
+
+def test_no_task_is_preempted_only_so_that_others_can_be_moved_to_its_slots() -> None:
+    """Alice may lose one of the small tasks, not both; the gang fits without both, wherever these
+    go.
+    """
+    cell = OwnersCell({"n2": 3, "n3": 2}, unequal_gangs=True)
+    cell.submit("large", user="alice", gpus=3)
+    cell.submit("other", project="q", gpus=2)
+    cell.run()
+    halves = Resources(gpus=2, gpu_milli=500)
+    cell.node("n4", 3)
+    cell.submit("small", user="alice", tasks=4, resources=halves)
+    cell.run()
+    assert [cell.slots_of("small", n) for n in range(3)] == [[("n4", (0, 1))]] * 2 + [[]]
+    cell.node("n1", 1)
+    cell.disable("n2", 2)
+    cell.submit("gang", user="carol", gpus=4, layout=Layout.WHOLE_NODES)
+    assert "large" not in stopped(cell.cycle())
 
 
 def test_an_owner_at_a_limit_does_not_take_from_the_parts_of_the_others() -> None:

@@ -37,6 +37,7 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import (
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -212,16 +213,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     index = index_of(view)
     leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
-    others = [
-        (other, project)
-        for project, tasks in index.victims.items()
-        if any(next(some.in_order(), None) is not None for some in tasks.values())
-        and (other := index.queue_of(view.state, project)) is not leaf
-        and (
-            _may_lose(leaf, other, ask, guaranteed=guaranteed)
-            or (guaranteed and _loses_by_sum(view, leaf, other, ask))
-        )
-    ]
+    others = list(_may_lose(view, leaf, ask, guaranteed=guaranteed))
     view.memo["others_above", task] = len(others)
     if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
         return
@@ -252,11 +244,10 @@ def _too_little(
     missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
-    largest: dict[Queue, int] = {}
+    projects: dict[Queue, list[Project]] = {}
     for other, project in others:
-        its = differing(leaf, other)[1]
-        largest[its] = max(largest.get(its, 0), _largest_task(view, project))
-    for its, task_milli in largest.items():
+        projects.setdefault(differing(leaf, other)[1], []).append(project)
+    for its, some in projects.items():
         own = next(queue for queue in leaf.path if queue.parent is its.parent)
         bound = its.allocatable[GPU]
         deserves = guaranteed and _deserves(own, plus(own.standing, ask))
@@ -268,7 +259,13 @@ def _too_little(
         over = max(its.standing[GPU] - bound, excess[GPU])
         if any(excess[i] or _over(its, i, deserves=deserves) for i in (CPU, MEMORY)):
             over = its.standing[GPU]
-        missing -= min(its.standing[GPU], over - 1 + task_milli) if over > 0 else 0
+        missing -= min(its.standing[GPU], over) if over > 0 else 0
+        if missing <= 0:
+            # The frequent case: what is above the bound suffices without the rest of a task.
+            return False
+        if over > 0:
+            largest = max(_largest_task(view, project) for project in some)
+            missing -= min(its.standing[GPU], over - 1 + largest) - min(its.standing[GPU], over)
     return missing > 0
 
 
@@ -323,29 +320,43 @@ def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     return _nearest(differing(leaf, other)[1], reclaim=True)
 
 
-def _loses_by_sum(view: PoolView, leaf: Queue, other: Queue, ask: Amounts) -> bool:
-    """Whether tasks of another queue may be reclaimed because its project has more than it deserves
-    in all its pools.
+def _may_lose(
+    view: PoolView, leaf: Queue, ask: Amounts, *, guaranteed: bool
+) -> Iterator[tuple[Queue, Project]]:
+    """Yield the other projects of which tasks may be reclaimed at all, compared at the first
+    ancestors that differ, or because the project has more than it deserves in all its pools.
+
+    `guaranteed`: the task's project stays within what it deserves in all its pools. It costs a step
+    per sibling of a queue of the path.
     """
-    own, its = differing(leaf, other)
-    return any(_excess(view, its)) and _deserves(own, plus(own.standing, ask))
+    victims, projects = index_of(view).victims, view.state.projects
+    for own in leaf.path:
+        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+        assert own.parent is not None
+        for its in own.parent.children:
+            if its is own or not _loses(view, its, ask, deserves=deserves):
+                continue
+            for other in its.leaves():
+                project = projects.get(other.name) if other.is_project else None
+                if project is not None and any(
+                    next(some.in_order(), None) is not None
+                    for some in victims.get(project, {}).values()
+                ):
+                    yield other, project
 
 
-def _may_lose(leaf: Queue, other: Queue, ask: Amounts, *, guaranteed: bool) -> bool:
-    """Whether tasks of another queue may be reclaimed at all, compared at the first ancestors that
-    differ. `guaranteed`: the task's project stays within what it deserves in all its pools.
-    """
-    own, its = differing(leaf, other)
-    after, standing = plus(own.standing, ask), its.standing
-    if not (guaranteed and _deserves(own, after)):
+def _loses(view: PoolView, its: Queue, ask: Amounts, *, deserves: bool) -> bool:
+    """Whether a queue may lose tasks to a sibling of which that is true."""
+    standing = its.standing
+    if not deserves:
         return any(_above_share(its, standing, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
-        if ask[i]:
-            over |= deserved is not None and standing[i] > deserved
-            below |= deserved is not None and standing[i] < deserved
-    return over or not below
+        if ask[i] and deserved is not None:
+            over |= standing[i] > deserved
+            below |= standing[i] < deserved
+    return over or not below or any(_excess(view, its))
 
 
 def _deserves(queue: Queue, amounts: Amounts) -> bool:
@@ -479,7 +490,11 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
 
 def may_move_others(view: PoolView, task: Task) -> bool:
     """Whether enough is free in all for a task for which others may be moved."""
-    shape = task.job.shape
+    return enough_to_move(view, task.job.shape)
+
+
+def enough_to_move(view: PoolView, shape: Shape) -> bool:
+    """Do the same for all tasks of a shape."""
     if _all_over(view) and not shape.preemptible:
         return False
     return view.pool.least_milli(shape) <= view.pool.future.free_milli

@@ -5,9 +5,9 @@ Changes only mark tasks and groups as stale. Their amounts are counted again, fr
 state, when the policy next reads the tree, so a cycle costs what changed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -16,10 +16,19 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     UNITS,
     Amounts,
+    exceeded,
+    limited,
     minus,
     plus,
     requested,
     times,
+)
+from yardmaster_core.scheduling.policies.quota.blocked_order import (
+    BlockedGroups,
+    BlockedOrder,
+    Placed,
+    Request,
+    request_of,
 )
 from yardmaster_core.scheduling.policies.quota.claiming_index import (
     UNCOUNTED,
@@ -33,15 +42,22 @@ from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
+from yardmaster_schemas.reasons import WaitCode
+
+#: So many orders of blocked groups are kept.
+MAX_ORDERS: Final = 32
 
 
 class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
     follows_pools = True
+    wakes_released = True
 
     def __init__(
         self,
@@ -75,7 +91,24 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: other pools may claim more than before, or less.
         self._moved: dict[str, None] = {}
         self._moved_next: dict[str, None] = {}
-        self._shares_changed = True
+        #: The groups that did not fit, or have reserved slots, by request.
+        self.by_request: dict[Request, dict[Group, None]] = {}
+        self._request_of: dict[Group, Request] = {}
+        #: Whether a group can never start, as far as nodes and the bounds of queues tell.
+        self._never_starts: dict[Group, bool] = {}
+        #: Number of changes of the set of these requests.
+        self.request_changes = 0
+        #: Those of some requests in the order of queues; and those of each leaf.
+        self._orders: dict[frozenset[Request], BlockedOrder] = {}
+        self.placed: dict[Queue, list[Placed]] = {}
+        #: Leaves with such groups that would stay within their share.
+        self._below_share: dict[Queue, None] = {}
+        #: Queues with another standing or share, or other such groups, than when they were last
+        #: asked for.
+        self._changed_queues: dict[Queue, None] = {}
+        #: Nodes that may release more than in the last cycle, by ordinal.
+        self._changed_nodes: dict[int, None] = {}
+        self._changed_nodes_next: dict[int, None] = {}
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
 
@@ -87,6 +120,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._root = self._build(state)
         if self._topology != self._pool.topology:
             self._topology = self._pool.topology
+            self._never_starts.clear()
             self._stale_groups.update(dict.fromkeys(self._pool.groups.values()))
         if self._stale_tasks or self._stale_groups:
             self._count(state)
@@ -109,13 +143,88 @@ class QuotaIndex(ClaimingIndex[Project]):
             for queue in (root, *self._queues.values()):
                 queue.divide_below = True
                 queue.divided = False
-        self._shares_changed |= divide_tree(root, total, self.unranked, self._usage_weight)
+        if root.divide_below:
+            moved: dict[Queue, None] = {}
+            divide_tree(root, total, moved, self._usage_weight)
+            self.unranked.update(moved)
+            for queue in moved:
+                self._place_changed(queue)
         return root
 
-    def take_news(self, state: ClusterState) -> bool:
-        """Whether shares, or the tasks that may be preempted, changed since the last cycle."""
+    def never_starts(self, state: ClusterState, group: Group) -> bool:
+        """Whether a group exceeds all nodes, or a bound of a queue by itself."""
+        self.root(state)
+        found = self._never_starts.get(group)
+        if found is None:
+            shape = group.shape
+            ask, leaf = (
+                limited(self._pool, shape),
+                self._queue(state, state.projects[shape.project]),
+            )
+            found = self._never_starts[group] = never_fits(self._pool, shape) or any(
+                exceeded(ask, queue.limit) is not None
+                or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
+                for queue in leaf.path
+            )
+        return found
+
+    def _place_changed(self, queue: Queue) -> None:
+        self._changed_queues[queue] = None
+        for order in self._orders.values():
+            order.changed(queue)
+
+    @property
+    def changed_nodes(self) -> Sequence[int]:
+        """The nodes that may release more than in the last cycle, by ordinal."""
+        return list(self._changed_nodes)
+
+    def take_changed_queues(self, state: ClusterState) -> Sequence[Queue]:
+        """Return the queues with another standing or share, or other groups that did not fit, than
+        when they were last taken.
+        """
         self.divide(state)
-        return self._shares_changed or self._victims_due
+        changed = list(self._changed_queues)
+        self._changed_queues.clear()
+        for queue in changed:
+            room = minus(queue.fair, queue.standing)
+            asks = (requested(self._pool, group.shape) for group in queue.blocked)
+            if any(exceeded(ask, room) is None for ask in asks):
+                self._below_share[queue] = None
+            else:
+                self._below_share.pop(queue, None)
+        return changed
+
+    @property
+    def below_share(self) -> Sequence[Queue]:
+        """The leaves that would stay within their share with one more of their tasks, as of the
+        last `take_changed_queues`.
+        """
+        return list(self._below_share)
+
+    def first_blocked(
+        self,
+        state: ClusterState,
+        requests: frozenset[Request],
+        source: BlockedGroups,
+        passed: Set[Group],
+    ) -> Group | None:
+        """Return the first group in the order of queues that did not fit, of these requests and not
+        in `passed`, or None.
+
+        An order is kept for each set of requests, of which there are at most `MAX_ORDERS`.
+        """
+        self.divide(state)
+        for project in self.moved_elsewhere(state):
+            # Whether it is guaranteed what it deserves here depends on its other pools.
+            self._place_changed(self._queue(state, project))
+        order = self._orders.pop(requests, None)
+        if order is None:
+            if len(self._orders) == MAX_ORDERS:
+                del self._orders[next(iter(self._orders))]
+            leaves = [queue for queue in self._queues.values() if queue.blocked]
+            order = BlockedOrder(requests, leaves)
+        self._orders[requests] = order
+        return order.first(source, passed)
 
     def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
         """Yield the projects whose standing in another pool changed since the last cycle."""
@@ -134,6 +243,13 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._tasks.clear()
         self._groups.clear()
         self.touched.clear()
+        self.by_request.clear()
+        self._request_of.clear()
+        self._orders.clear()
+        self.placed.clear()
+        self._never_starts.clear()
+        self._below_share.clear()
+        self._changed_queues.clear()
         self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
@@ -236,6 +352,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             if reserved != NOTHING:
                 queue.reserved = plus(queue.reserved, reserved)
         self.touched.append(leaf)
+        self._place_changed(leaf)
 
     def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
         known = self._groups.get(group, NOTHING)
@@ -247,6 +364,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         else:
             leaf.waiting.pop(group, None)
         self.unranked[leaf] = None
+        self._file_blocked(leaf, group)
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
         now = times(requested(self._pool, shape), counts)
@@ -261,7 +379,49 @@ class QuotaIndex(ClaimingIndex[Project]):
             wishes.setdefault(queue, queue.wish)
             queue.pending = plus(queue.pending, more)
 
+    def _file_blocked(self, leaf: Queue, group: Group) -> None:
+        request = None
+        record = group.waits.get(self._pool.name)
+        blocked = record is not None and record[0].code in BLOCKING and group.queue.live
+        if blocked or group.reserved.live:
+            request = request_of(group)
+        before = self._request_of.get(group)
+        if before is not None and before != request:
+            groups = self.by_request[before]
+            del groups[group]
+            if not groups:
+                del self.by_request[before]
+                self.request_changes += 1
+        if not group.pending:
+            self._never_starts.pop(group, None)
+        if request is None:
+            leaf.blocked.pop(group, None)
+            self._request_of.pop(group, None)
+        else:
+            leaf.blocked[group] = None
+            self._request_of[group] = request
+            if request not in self.by_request:
+                self.by_request[request] = {}
+                self.request_changes += 1
+            self.by_request[request][group] = None
+        self.placed.pop(leaf, None)
+        self._place_changed(leaf)
+
     # Changes
+
+    def filed(self, group: Group, code: WaitCode) -> None:
+        """See `PolicyIndex.filed`."""
+        if self._built:
+            self._stale_groups[group] = None
+
+    def unfiled(self, group: Group) -> None:
+        """See `PolicyIndex.unfiled`."""
+        if self._built:
+            self._stale_groups[group] = None
+
+    def node_changed(self, node: Node) -> None:
+        """See `PolicyIndex.node_changed`."""
+        self._changed_nodes[node.ordinal] = self._changed_nodes_next[node.ordinal] = None
 
     def owner_of(self, job: Job) -> Project:
         """See `ClaimingIndex.owner_of`."""
@@ -307,7 +467,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         """See `PolicyIndex.cycle_ended`."""
         super().cycle_ended()
         self._moved, self._moved_next = self._moved_next, {}
-        self._shares_changed = False
+        self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self.touched.clear()
 
     def kept(self) -> Mapping[str, Any]:
@@ -317,6 +477,8 @@ class QuotaIndex(ClaimingIndex[Project]):
             "shares_stale": self._shares_stale,
             "moved": list(self._moved),
             "moved_next": list(self._moved_next),
+            "changed_nodes": sorted(self._changed_nodes),
+            "changed_nodes_next": sorted(self._changed_nodes_next),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -327,6 +489,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         # Snapshots from before quotas were added up over pools have none.
         self._moved = dict.fromkeys(kept.get("moved", ()))
         self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
+        self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
+        self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

@@ -1,14 +1,12 @@
 """The order of queues, and with it of pending tasks and of victims: the most deprived queue first.
 
 Siblings are compared by the state of their queues, each represented by the task that it would start
-next; so the order changes with each start. The comparisons are those of KAI-Scheduler at d5bc503a
-(plugins/proportion/queue_order), as a key of integers, which is computed again only for the path of
-a queue that changed.
+next; so the order changes with each start. Keys are computed again only for the path of a queue
+that changed (`queue_heap.py`).
 """
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Generic, TypeVar
 
 from yardmaster_core.scheduling.planner.group_queue import id_order
 from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
@@ -21,112 +19,11 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
+from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey, queue_key
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
-
-#: A place among siblings: the smaller comes first.
-QueueKey = tuple[int, ...]
-
-T = TypeVar("T")
-
-
-def queue_key(
-    queue: Queue,
-    task: Amounts,
-    *,
-    taken: Amounts = NOTHING,
-    all_over: bool,
-    guaranteed: bool = True,
-) -> QueueKey:
-    """Return the place of a queue that would start a task of these amounts next.
-
-    Args:
-        queue: with its share.
-        task: what the task requests.
-        taken: what victims of the queue, found before, hold.
-        all_over: whether a queue is above its share only if it is so in every resource.
-        guaranteed: whether a project stays within what it deserves in all its pools.
-    """
-    held, reserved = queue.held, queue.reserved
-    gpu, cpu, memory = (
-        held[0] + reserved[0] - taken[0],
-        held[1] + reserved[1] - taken[1],
-        held[2] + reserved[2] - taken[2],
-    )
-    next_gpu, next_cpu, next_memory = gpu + task[0], cpu + task[1], memory + task[2]
-    fair, most = queue.fair, queue.allocatable
-    above = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
-    deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
-    starved = (
-        guaranteed
-        and (deserved_gpu is None or next_gpu <= deserved_gpu)
-        and (deserved_cpu is None or next_cpu <= deserved_cpu)
-        and (deserved_memory is None or next_memory <= deserved_memory)
-    )
-    # A part of nothing counts as a very large ratio.
-    most_gpu, most_cpu, most_memory = most[0] or 1, most[1] or 1, most[2] or 1
-    return (
-        all(above) if all_over else any(above),
-        not starved,
-        -queue.rank,
-        bool((task[0] and not most[0]) or (task[1] and not most[1]) or (task[2] and not most[2])),
-        max(
-            (next_gpu << 32) // most_gpu,
-            (next_cpu << 32) // most_cpu,
-            (next_memory << 32) // most_memory,
-        ),
-        max((gpu << 32) // most_gpu, (cpu << 32) // most_cpu, (memory << 32) // most_memory),
-        *most,
-        *queue.age,
-    )
-
-
-class QueueHeap(Generic[T]):
-    """The leaves that have an item, by the keys of their paths.
-
-    `head` returns the next item of a leaf, or None; `key` the place of a queue that is represented
-    by an item. `refresh` must be called for a leaf after either may have changed; it costs
-    O(depth * log(siblings)).
-    """
-
-    def __init__(
-        self, head: Callable[[Queue], T | None], key: Callable[[Queue, T], QueueKey]
-    ) -> None:
-        self._head = head
-        self._key = key
-        #: By inner queue: its children, each by its newest entry; older entries are skipped.
-        self._heaps: dict[Queue, list[tuple[QueueKey, int, Queue, T]]] = {}
-        self._newest: dict[Queue, int] = {}
-        self._root: Queue | None = None
-
-    def refresh(self, leaf: Queue) -> None:
-        """Compute the places of a leaf and of the queues above it again."""
-        queue, item = leaf, self._head(leaf)
-        while queue.parent is not None:
-            number = self._newest[queue] = self._newest.get(queue, 0) + 1
-            heap = self._heaps.setdefault(queue.parent, [])
-            if item is not None:
-                heappush(heap, (self._key(queue, item), number, queue, item))
-            queue = queue.parent
-            first = self._first(queue)
-            item = None if first is None else first[1]
-        self._root = queue
-
-    def best(self) -> T | None:
-        """Return the item of the first leaf, or None."""
-        first = None if self._root is None else self._first(self._root)
-        return None if first is None else first[1]
-
-    def _first(self, queue: Queue) -> tuple[Queue, T] | None:
-        heap = self._heaps.get(queue)
-        while heap:
-            _, number, child, item = heap[0]
-            if number == self._newest[child]:
-                return child, item
-            heappop(heap)
-        return None
-
 
 #: The key within a leaf, the order of admission, and the candidate.
 Waiting = tuple[OrderKey, int, Candidate]
@@ -163,6 +60,8 @@ class QueueOrder:
         #: wait for these, with their first turn.
         self._ahead: dict[Queue, list[OrderKey]] = {}
         self._held: dict[Queue, list[Waiting]] = {}
+        #: Leaves whose groups wait for none any more.
+        self._released: list[Queue] = []
 
     def __bool__(self) -> bool:
         """See `CandidateOrder`."""
@@ -208,6 +107,8 @@ class QueueOrder:
                 self._count -= 1
                 if 0 < at <= self._after:
                     self._ahead[leaf].remove(self._rank(entry))
+                    if not self._ahead[leaf]:
+                        self._released.append(leaf)
                 return candidate
         return None
 
@@ -217,9 +118,11 @@ class QueueOrder:
 
     def _release(self) -> None:
         """Give the groups their first turn for which no other one is ahead any more."""
-        for leaf in [leaf for leaf in self._held if not self._ahead.get(leaf)]:
-            for entry in self._held.pop(leaf):
-                self._turns[0].push(leaf, entry)
+        for leaf in self._released:
+            if not self._ahead[leaf]:
+                for entry in self._held.pop(leaf, ()):
+                    self._turns[0].push(leaf, entry)
+        self._released.clear()
 
     @staticmethod
     def _rank(entry: Waiting) -> OrderKey:
@@ -231,10 +134,17 @@ class QueueOrder:
         return False
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
-        task = entry[2][1]
-        ask = requested(self._view.pool, task.job.shape)
-        guaranteed = not queue.is_project or stays_within_sum(self._view, task.job.project, ask)
-        return queue_key(queue, ask, all_over=self._all_over, guaranteed=guaranteed)
+        shape = entry[2][0].shape
+        return place_among_siblings(self._view, queue, shape, all_over=self._all_over)
+
+
+def place_among_siblings(view: PoolView, queue: Queue, shape: Shape, *, all_over: bool) -> QueueKey:
+    """Return the place of a queue that would start a task of this shape next."""
+    ask = requested(view.pool, shape)
+    guaranteed = True
+    if queue.is_project:
+        guaranteed = stays_within_sum(view, view.state.projects[shape.project], ask)
+    return queue_key(queue, ask, all_over=all_over, guaranteed=guaranteed)
 
 
 class _Turn:
@@ -306,7 +216,7 @@ def in_victim_order(
         first = heads[leaf] = next(some, None)
         if first is not None:
             leaf_of[first] = leaf
-            heap.refresh(leaf)
+    heap.fill(tasks)
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
-    RESOURCES,
     SUFFIXES,
     Amounts,
     Bounds,
@@ -18,7 +17,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
-from yardmaster_core.scheduling.policies.quota.queues import Queue, added
+from yardmaster_core.scheduling.policies.quota.queues import added
 from yardmaster_core.scheduling.state.projects import Project
 
 
@@ -76,9 +75,3 @@ def excess_over_sum(view: PoolView, project: Project, taken: Amounts = NOTHING) 
         0 if bound is None else max(0, left[i] - bound) for i, bound in enumerate(sums.deserved)
     )
     return gpu, cpu, memory
-
-
-def loses_by_sum(view: PoolView, queue: Queue, project: Project) -> bool:
-    """Whether a project has something in this pool, and more in all its pools than it deserves."""
-    excess = excess_over_sum(view, project)
-    return any(excess[i] and queue.standing[i] for i in RESOURCES)

@@ -30,7 +30,7 @@ class Queue:
 
     __slots__ = (
         *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
-        *("held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
+        *("blocked", "held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
         *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "usage_milli", "waiting"),
         "weights",
     )
@@ -67,6 +67,8 @@ class Queue:
         self.divide_below = True
         #: Of a project: its groups with pending tasks.
         self.waiting: dict[Group, None] = {}
+        #: Of a project: its groups that did not fit, or have reserved slots.
+        self.blocked: dict[Group, None] = {}
         #: Its part of the ranks of the projects below it (`ranks.py`), when they were last ranked.
         self.place: tuple[int, ...] = ()
 
@@ -100,6 +102,13 @@ class Queue:
             held[2] + returning[2] + reserved[2] + pending[2],
         )
         return total if self.limit == UNLIMITED else within(total, self.limit)
+
+    def leaves(self) -> Iterator["Queue"]:
+        """Itself, if there is no queue below it, else the leaves below it."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
 
     def ancestors(self) -> Iterator["Queue"]:
         """Itself and the queues above it, without the root, from the bottom."""

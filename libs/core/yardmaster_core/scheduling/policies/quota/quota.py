@@ -20,16 +20,16 @@ The planner asks, in this order: `wake` (groups that may claim more than before)
 group in the order of the queues `may_start`, then the `claims`.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of, id_order
+from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
     Claim,
@@ -39,13 +39,13 @@ from yardmaster_core.scheduling.planner.policy import (
     QueueTraits,
     Rank,
 )
-from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota import claims as claiming
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
     SUFFIXES,
+    UNLIMITED,
     exceeded,
     limited,
     minus,
@@ -53,13 +53,17 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
     requested,
 )
+from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
-from yardmaster_core.scheduling.policies.quota.order import QueueOrder
-from yardmaster_core.scheduling.policies.quota.pool_sums import loses_by_sum, sum_over_pools
+from yardmaster_core.scheduling.policies.quota.order import QueueOrder, place_among_siblings
+from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
+from yardmaster_core.scheduling.policies.quota.queue_heap import QueueKey
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks, rank_of
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
@@ -134,24 +138,13 @@ def by_priority(view: PoolView, group: Group) -> OrderKey:
     """Order within a project, before the submission: the highest priority first; last those that
     can never start, because a queue is represented by its first task.
     """
-    return _never_starts(view, group), group.priority
+    return index_of(view).never_starts(view.state, group), group.priority
 
 
 def firm_first(view: PoolView, group: Group) -> OrderKey:
     """Do the same, but tasks that cannot be preempted first."""
-    return _never_starts(view, group), group.shape.preemptible, group.priority
-
-
-def _never_starts(view: PoolView, group: Group) -> bool:
-    """Whether a group exceeds all nodes, or a bound of a queue by itself."""
-    shape = group.shape
-    index, ask = index_of(view), limited(view.pool, shape)
-    leaf = index.queue_of(view.state, view.state.projects[shape.project])
-    return never_fits(view.pool, shape) or any(
-        exceeded(ask, queue.limit) is not None
-        or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
-        for queue in leaf.path
-    )
+    never = index_of(view).never_starts(view.state, group)
+    return never, group.shape.preemptible, group.priority
 
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
@@ -259,44 +252,204 @@ def starts_on_idle(options: QuotaOptions) -> bool:
     return "allocate" in options.in_order
 
 
-def claimants(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that did not fit and may claim more than before."""
-    state, pool = view.state, view.pool
-    if index_of(view).take_news(state):
-        limited = (group for of, group in state.limited_groups() if of is pool)
-        groups = chain(state.blocked(pool), limited)
-    else:
-        groups = chain(claimants_by_sum(view))
-    all_claims = claims(view.options)
-    for_limits = tuple(claim for claim in all_claims if claim.excess is not None)
-    for group in list(groups):
-        wait = group.waits[pool.name][0]
-        if not could_fit(pool, group.shape):
+def claimants(view: PoolView) -> Iterable[Group]:
+    """Return the groups that did not fit and may claim more than before, or wait for another reason
+    than the recorded one.
+
+    All groups whose project stays within its share may: what they may reclaim depends on what
+    others have, also in other pools.
+    """
+    changed = index_of(view).take_changed_queues(view.state)
+    actions = view.options.claiming
+    found: dict[Group, None] = {}
+    if "preempt" in actions:
+        found.update(dict.fromkeys(_preempting(view, changed)))
+        found.update(dict.fromkeys(_at_limit(view)))
+    if "consolidation" in actions:
+        found.update(dict.fromkeys(_moving(view)))
+    if "reclaim" in actions:
+        found.update(dict.fromkeys(_reclaiming(view)))
+        found.update(dict.fromkeys(_outdated(view, changed)))
+    return found
+
+
+def _claims_for(view: PoolView, group: Group) -> bool:
+    """Whether any claim could help a group that did not fit."""
+    if not group.queue.live or code_of(group, view.pool) not in CLAIMING:
+        return False
+    return not group.shape.start_failed and could_fit(view.pool, group.shape)
+
+
+def _preempting(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
+    """Yield the groups that may preempt tasks of their project: on nodes that changed, or because
+    the project has another share or standing.
+    """
+    for queue in changed:
+        for leaf in queue.leaves():
+            for group in leaf.blocked:
+                if _claims_for(view, group) and claiming.has_own_victims(view, group.queue.first):
+                    yield group
+    index, pool = index_of(view), view.pool
+    for ordinal in index.changed_nodes:
+        node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
+        if node is None or capacity is None:
             continue
-        task = group.queue.first
-        if wait.code is WaitCode.AT_LIMIT:
-            if any(claim.applies(view, task) for claim in for_limits):
-                yield group
-        elif wait.code in CLAIMING and (
-            any(claim.applies(view, task) for claim in all_claims)
-            or _share_decides_now(view, task, wait)
+        for project, milli in _held_on(node).items():
+            leaf = index.queue_of(view.state, project)
+            for group in leaf.blocked:
+                shape = group.shape
+                if shape.replicas > 1 or shape.whole_nodes:
+                    most = leaf.held[0] + pool.future.free_milli
+                else:
+                    most = capacity.gpu_milli + milli
+                if (
+                    pool.least_milli(shape) <= most
+                    and _claims_for(view, group)
+                    and claiming.has_own_victims(view, group.queue.first)
+                ):
+                    yield group
+
+
+def _at_limit(view: PoolView) -> Iterator[Group]:
+    """Yield the groups at a limit whose project has tasks that may be preempted for them."""
+    for pool, group in view.state.limited_groups():
+        if (
+            pool is view.pool
+            and group.queue.live
+            and code_of(group, pool) is WaitCode.AT_LIMIT
+            and could_fit(pool, group.shape)
+            and claiming.has_own_victims(view, group.queue.first)
         ):
             yield group
 
 
-def claimants_by_sum(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that wait for capacity, and may claim more than before because a project has
-    more or less in other pools.
-    """
-    index, state, name = index_of(view), view.state, view.pool.name
-    moved = dict.fromkeys(index.moved_elsewhere(state))
-    if any(loses_by_sum(view, index.queue_of(state, project), project) for project in moved):
-        yield from state.blocked(view.pool)
-        return
-    for project in moved:
-        for group in index.queue_of(state, project).waiting:
-            if group.queue.live and name in group.waits:
+def _held_on(node: Node) -> dict[Project, int]:
+    """Return the gpu_milli that preemptible tasks of each project hold on a node."""
+    held: dict[Project, int] = {}
+    for (_, replica), task in node.open.items():
+        run = task.run
+        if run is not None and run.stop is None and task.job.spec.preemptible:
+            placement = run.placements[replica]
+            milli = placement.gpu_milli * len(placement.slots)
+            held[task.job.project] = held.get(task.job.project, 0) + milli
+    return held
+
+
+def _reclaiming(view: PoolView) -> Iterator[Group]:
+    """Yield the groups whose project stays within its share."""
+    for leaf in index_of(view).below_share:
+        for group in leaf.blocked:
+            if _claims_for(view, group) and claiming.stays_within_share(view, group.queue.first):
                 yield group
+
+
+def _moving(view: PoolView) -> Iterator[Group]:
+    """Yield the first group of each request for which others may be moved, if nodes changed: the
+    result is the same for all of them.
+    """
+    index = index_of(view)
+    if not index.changed_nodes:
+        return
+    for request, groups in list(index.by_request.items()):
+        passed: set[Group] = set()
+        example = next(iter(groups))
+        if example.shape.start_failed or not example.queue.live:
+            continue
+        if not claiming.enough_to_move(view, example.shape):
+            continue
+        while (group := _first_of(view, frozenset((request,)), passed)) is not None:
+            if _claims_for(view, group) and _may_claim(view, group):
+                yield group
+                break
+            passed.add(group)
+
+
+def _may_claim(view: PoolView, group: Group) -> bool:
+    task = group.queue.first
+    return (
+        limit_reached(view.state, view.pool, task) is None
+        and wait_for_quota(view, group, task) is None
+        and not claiming.delayed_until_ms(view, task)
+    )
+
+
+def _outdated(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
+    """Yield the groups of changed queues that wait for another reason than the recorded one."""
+    for queue in changed:
+        for leaf in queue.leaves():
+            for group in leaf.blocked:
+                if _claims_for(view, group) and _share_decides_now(
+                    view, group.queue.first, group.waits[view.pool.name][0]
+                ):
+                    yield group
+
+
+class _Blocked:
+    """`BlockedGroups` of a cycle."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._view = view
+        self._placed = index_of(view).placed
+        self._all_over = view.options.order == "kai"
+        self._within = by_priority if self._all_over else firm_first
+
+    def groups_of(self, leaf: Queue) -> list[Placed]:
+        """See `BlockedGroups`."""
+        found = self._placed.get(leaf)
+        if found is None:
+            found = self._placed[leaf] = sorted(
+                (
+                    self._within(self._view, group),
+                    (first := group.first).key,
+                    id_order(first),
+                    group,
+                )
+                for group in leaf.blocked
+            )
+        return found
+
+    def key(self, queue: Queue, group: Group) -> QueueKey:
+        """See `BlockedGroups`."""
+        # Not its first task: it may have none any more, until its leaf is refreshed.
+        return place_among_siblings(self._view, queue, group.shape, all_over=self._all_over)
+
+
+def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) -> Group | None:
+    source: _Blocked | None = view.memo.get("blocked")
+    if source is None:
+        source = view.memo["blocked"] = _Blocked(view)
+    return index_of(view).first_blocked(view.state, requests, source, passed)
+
+
+def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
+    """Return the first group that did not fit and would now."""
+    index, pool = index_of(view), view.pool
+    index.root(view.state)
+    now = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
+    known: tuple[Hashable, frozenset[Request]] | None = view.memo.get("fitting")
+    if known is None or known[0] != now:
+        requests = (
+            request for request, groups in index.by_request.items() if fits(next(iter(groups)))
+        )
+        known = view.memo["fitting"] = now, frozenset(requests)
+    return _first_of(view, known[1], passed) if known[1] else None
+
+
+def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
+    """Yield the groups that did not fit of these projects, and of all others in a department with a
+    limit above one of them.
+    """
+    index = index_of(view)
+    tops: dict[Queue, None] = {}
+    for project in projects:
+        leaf = index.queue_of(view.state, project)
+        bounded = (queue for queue in leaf.path if queue.limit != UNLIMITED)
+        tops[next(bounded, leaf)] = None
+    for top in tops:
+        for leaf in top.leaves():
+            for group in list(leaf.blocked):
+                if group.queue.live:
+                    yield group
 
 
 def equivalence(view: PoolView, group: Group) -> Hashable:
@@ -422,6 +575,8 @@ QUOTA: Final = Policy(
     no_victims_wait=no_victims_wait,
     equivalence=equivalence,
     wake=claimants,
+    offer=offer,
+    under_limits=under_limits,
     index=quota_index,
     place=failed_last,
     in_rank=always_in_rank,

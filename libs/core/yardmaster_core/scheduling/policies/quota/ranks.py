@@ -22,7 +22,7 @@ MOST_PERMILLE: Final = 1_000_000
 
 
 def place_of(queue: Queue, *, all_over: bool) -> Rank:
-    """Return the place of a queue among its siblings: that of `order.queue_key`, rounded.
+    """Return the place of a queue among its siblings: that of `queue_heap.queue_key`, rounded.
 
     The numbers are: 2 above its share, plus 1 unless more of all that it requests is deserved; its
     rank, the highest first; the largest part of a share that it holds (permille); its age.

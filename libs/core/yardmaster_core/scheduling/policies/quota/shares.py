@@ -7,50 +7,51 @@ changed; a wish that stays above its share changes nothing.
 
 from fractions import Fraction
 
-from yardmaster_core.scheduling.policies.quota.amounts import CPU, GPU, MEMORY, UNITS, Amounts
+from yardmaster_core.scheduling.policies.quota.amounts import GPU, RESOURCES, UNITS, Amounts
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 
 def divide_tree(
     queue: Queue, total: Amounts, unranked: dict[Queue, None], usage_weight: Fraction = NO_USAGE
-) -> bool:
-    """Divide the share of `queue` among the queues below it; return whether one of them changed.
+) -> None:
+    """Divide the share of `queue` among the queues below it.
 
     `total` is the pool's, and `usage_weight` counts for its GPUs. The queues with another share, or
     another most that they may hold, are added to `unranked`.
     """
     if not queue.divide_below:
-        return False
-    queue.divide_below = changed = False
+        return
+    queue.divide_below = False
     if not queue.divided and queue.children:
         queue.divided = True
         used = usage_weight, total[GPU]
+        wishes = [child.wish for child in queue.children]
         shares = [
-            _shares(queue, GPU, used),
-            *(_shares(queue, resource, (NO_USAGE, 0)) for resource in (CPU, MEMORY)),
+            _shares(queue, [wish[i] for wish in wishes], i, used if i == GPU else (NO_USAGE, 0))
+            for i in RESOURCES
         ]
         for at, child in enumerate(queue.children):
             fair = (shares[0][at], shares[1][at], shares[2][at])
             if fair != child.fair:
                 child.fair = fair
                 child.divided = False
-                child.divide_below = changed = True
+                child.divide_below = True
                 unranked[child] = None
             allocatable = _allocatable(child, total)
             if allocatable != child.allocatable:
                 child.allocatable = allocatable
                 unranked[child] = None
     for child in queue.children:
-        changed |= divide_tree(child, total, unranked, usage_weight)
-    return changed
+        divide_tree(child, total, unranked, usage_weight)
 
 
-def _shares(parent: Queue, resource: int, used: tuple[Fraction, int]) -> list[int]:
+def _shares(
+    parent: Queue, wishes: list[int], resource: int, used: tuple[Fraction, int]
+) -> list[int]:
     children = parent.children
     total = parent.fair[resource]
     usage_weight, whole = used
-    wishes = [child.wish[resource] for child in children]
     unmet = [
         wish > deserved
         for child, wish in zip(children, wishes, strict=True)

@@ -7,6 +7,7 @@ is above the level before and after a change moves nothing.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -27,9 +28,9 @@ from yardmaster_schemas.reasons import WaitCode
 OwnerName = tuple[str, str]
 #: What a task counts as, in gpu_milli: standing, firm, returning.
 Milli = tuple[int, int, int]
-NOTHING: Milli = (0, 0, 0)
+NOTHING: Final[Milli] = (0, 0, 0)
 #: A limit keeps tasks with these wait reasons from starting.
-AT_LIMIT = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
+AT_LIMIT: Final = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
 
 
 class Owner:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Final
 
 from yardmaster_core.scheduling.planner.group_queue import id_order
 from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
@@ -11,9 +10,6 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: The place within the owner, the turn, the order of admission, and the candidate.
 Waiting = tuple[OrderKey, int, int, Candidate]
-
-#: The first place of a group is `FAILED` if the last starts of its tasks failed.
-FAILED: Final = 1
 
 
 class OwnerOrder:
@@ -41,7 +37,7 @@ class OwnerOrder:
 
     def place(self, group: Group, task: Task) -> OrderKey:
         """See `CandidateOrder.place`."""
-        return FAILED * group.shape.start_failed, group.priority, *task.key
+        return group.shape.start_failed, group.priority, *task.key
 
     def push(self, candidate: Candidate) -> None:
         """See `CandidateOrder.push`."""

@@ -230,9 +230,11 @@ def _shift_future(state: ClusterState, run: Attempt, *, release: bool) -> None:
         node = state.nodes[placement.node]
         if node.pool_name is None or node.incarnation != placement.incarnation:
             continue
-        index = state.pools[node.pool_name].future
+        pool = state.pools[node.pool_name]
+        index = pool.future
         amounts = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
         if release:
             index.release(node.future, *amounts)
+            pool.index.node_changed(node)
         else:
             index.take(node.future, *amounts)

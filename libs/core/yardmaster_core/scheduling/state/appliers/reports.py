@@ -29,6 +29,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
             if run.on_reserved:
                 # From now on it may be preempted for others, which it has passed.
                 if pool.index.preempts:
+                    state.may_be_preempted(task, pool)
                     state.wake_pool(pool)
                 pool.index.input_changed(later=False)
             state.wake_earlier_equals(pool, task)

@@ -1,0 +1,92 @@
+"""The groups that did not fit, in the order of queues, from cycle to cycle."""
+
+from collections.abc import Iterable, Set
+from typing import Protocol
+
+from yardmaster_core.scheduling.planner.policy import OrderKey
+from yardmaster_core.scheduling.policies.quota.queue_heap import QueueHeap, QueueKey
+from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.shapes import Fit
+from yardmaster_core.scheduling.state.tasks import Group
+
+#: The slots of a group's tasks, whether their last starts failed, whether they are preemptible, and
+#: whether some have no reserved slots. Groups with equal requests fit together.
+Request = tuple[Fit, bool, bool, bool]
+
+
+def request_of(group: Group) -> Request:
+    """Return the request of a group."""
+    shape = group.shape
+    return shape.fit, shape.start_failed, shape.preemptible, bool(group.queue.live)
+
+
+#: The place of a group in its project, and the group.
+Placed = tuple[OrderKey, QueueKey, int, Group]
+
+
+class BlockedGroups(Protocol):
+    """The groups that did not fit, as a cycle sees them."""
+
+    def groups_of(self, leaf: Queue) -> list[Placed]:
+        """Return those of a leaf, in order."""
+
+    def key(self, queue: Queue, group: Group) -> QueueKey:
+        """Return the place of a queue that one of them represents."""
+
+
+class BlockedOrder:
+    """The groups with some requests that did not fit, in the order of queues.
+
+    It is kept from cycle to cycle: only the places of queues that changed are computed again.
+    """
+
+    def __init__(self, requests: Set[Request], leaves: Iterable[Queue]) -> None:
+        self._requests = requests
+        self._heap: QueueHeap[Group] = QueueHeap(self._head, self._key)
+        #: Its leaves, before they are in the heap for the first time.
+        self._leaves: list[Queue] | None = list(leaves)
+        self._stale: dict[Queue, None] = {}
+        self._source: BlockedGroups | None = None
+        #: Groups that are passed over, and the leaves of which some were.
+        self._passed: Set[Group] = frozenset()
+        self._passed_in: dict[Queue, None] = {}
+
+    def changed(self, queue: Queue) -> None:
+        """Note that the place or the groups of a queue may be others now."""
+        self._stale[queue] = None
+
+    def first(self, source: BlockedGroups, passed: Set[Group]) -> Group | None:
+        """Return the first group that is not in `passed`, or None.
+
+        While `passed` is the same set, groups are only added to it.
+        """
+        self._source = source
+        if passed is not self._passed:
+            self._passed = passed
+            self._stale.update(self._passed_in)
+            self._passed_in.clear()
+        if self._leaves is not None:
+            self._heap.fill(self._leaves)
+            self._leaves = None
+        while True:
+            for queue in self._stale:
+                self._heap.refresh(queue)
+            self._stale.clear()
+            found = self._heap.best()
+            if found is None or found not in passed:
+                return found
+            leaf = self._heap.best_leaf()
+            self._passed_in[leaf] = self._stale[leaf] = None
+
+    def _head(self, leaf: Queue) -> Group | None:
+        assert self._source is not None
+        for *_, group in self._source.groups_of(leaf):
+            if request_of(group) in self._requests:
+                if group not in self._passed:
+                    return group
+                self._passed_in[leaf] = None
+        return None
+
+    def _key(self, queue: Queue, group: Group) -> QueueKey:
+        assert self._source is not None
+        return self._source.key(queue, group)

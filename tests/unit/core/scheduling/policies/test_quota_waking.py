@@ -1,0 +1,129 @@
+"""Under `quota`, an event considers the groups that it may help, whatever the number of others."""
+
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+
+from tests.unit.core.scheduling.planner.test_growth import counted
+from tests.unit.core.scheduling.reading import all_of, started, waits
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.scheduling.planner.plan import PoolPass
+from yardmaster_core.testing import Cell
+from yardmaster_schemas import plain
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import PolicyStop
+
+
+def full(projects: int, **options: Any) -> Cell:
+    """Return a cell in which each project holds the GPU that it deserves and waits for more, also
+    for 4 GPUs at once.
+    """
+    cell = Cell(policy="quota", **options)
+    for number in range(projects):
+        cell.entitle(f"p{number}", quotas={"main": req.Quota(deserved_milli=1000)})
+        cell.node(f"n{number}", gpus=1)
+        cell.submit(f"h{number}x", project=f"p{number}", gpus=1)
+    cell.node("big", gpus=4)
+    cell.entitle("z", quotas={"main": req.Quota(deserved_milli=4000)})
+    cell.submit("big", project="z", gpus=4, preemptible=False)
+    cell.cycle()
+    for number in range(projects):
+        cell.starts(f"h{number}x")
+        cell.submit(f"w{number}x", project=f"p{number}", gpus=1, tasks=2)
+        cell.submit(f"x{number}x", project=f"p{number}", gpus=4)
+    cell.run_until_idle()
+    return cell
+
+
+@pytest.mark.parametrize("projects", [4, 16])
+def test_one_end_considers_as_many_groups_in_a_larger_cell(
+    projects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = full(projects)
+    considered = counted(monkeypatch, PoolPass, "_consider")
+    cell.ends("h1x")
+    decided = cell.run_until_idle()
+    # Its project is the most deprived one.
+    assert started(decided) == ["w1x"]
+    assert considered[0] <= 4
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("projects", [4, 16])
+def test_a_submit_behind_equal_tasks_considers_no_group(
+    projects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = full(projects)
+    considered = counted(monkeypatch, PoolPass, "_consider")
+    cell.submit("more", project="p1", gpus=1)
+    cell.run_until_idle()
+    assert considered == [0]
+
+
+def test_a_released_gpu_lets_a_task_preempt_one_of_its_project_beside_it() -> None:
+    cell = Cell(policy="quota", actions=["allocate", "preempt"])
+    for project in ("p", "q"):
+        cell.entitle(project, quotas={"main": req.Quota(deserved_milli=1000)})
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=2)
+    for name, project in (("a1", "p"), ("b1", "q"), ("a2", "p"), ("b2", "q")):
+        cell.submit(name, project=project, gpus=1, priority=50)
+        cell.cycle()
+        cell.starts(name)
+    assert cell.slots_of("a1")[0][0] == cell.slots_of("b1")[0][0]
+    cell.submit("two", project="p", gpus=2, priority=10)
+    assert not all_of(cell.run_until_idle(), dec.PreemptionRequestedV2)
+    cell.ends("b1")
+    (stop,) = all_of(cell.run_until_idle(), dec.PreemptionRequestedV2)
+    assert stop.task_id == cell.task("a1").id
+    assert isinstance(stop.stop, PolicyStop)
+    assert stop.stop.for_task == cell.task("two").id
+
+
+def test_a_task_starts_in_the_pool_that_it_prefers_if_both_have_released_slots() -> None:
+    cell = Cell(policy="quota")
+    cell.pool("a", policy="quota")
+    cell.node("n1", gpus=1, pool="a")
+    cell.node("n2", gpus=1)
+    cell.submit("first", gpus=1, pools=("a",), preemptible=False, project="q")
+    cell.submit("second", gpus=1, preemptible=False, project="q")
+    quota = req.Quota(deserved_milli=1000)
+    cell.entitle("q", quotas={"main": quota, "a": quota})
+    cell.cycle()
+    for name in ("first", "second"):
+        cell.starts(name)
+    cell.submit("both", gpus=1, pools=("main", "a"))
+    cell.run_until_idle()
+    for name in ("first", "second"):
+        cell.ends(name)
+    cell.run_until_idle()
+    assert cell.slots_of("both")[0][0] == "n2"
+
+
+def test_a_restored_cell_considers_the_same_groups() -> None:
+    cell = full(4)
+    cell.ends("h1x")
+    cell.cycle()
+    restored = cell.machine.load("main", from_json(plain.encode(cell.machine.dump(cell.state))))
+    for state in (cell.state, restored):
+        cell.machine.begin_cycle(state, cell.cycles + 1, cell.now_ms)
+    ours, theirs = (cell.machine.decide(s, limit=100) for s in (cell.state, restored))
+    assert ours == theirs
+    kept = [state.pools["main"].index.kept() for state in (cell.state, restored)]
+    assert kept[0]["changed_nodes"] == kept[1]["changed_nodes"] != []
+
+
+def test_a_wait_counts_the_sets_of_victims_that_were_tried() -> None:
+    cell = Cell(policy="quota", actions=["allocate", "consolidation"])
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=3)
+        cell.submit(name, gpus=2)
+    cell.cycle()
+    for name in ("n1", "n2"):
+        cell.starts(name)
+    # On either node it fits only if the task there is moved, for which one GPU is too little.
+    cell.submit("wait", gpus=2)
+    cell.run_until_idle()
+    assert waits(cell, "wait").numbers["tries"] == 2
