@@ -36,6 +36,14 @@ def _order(name: str, old: str, new: str) -> Rule:
     return Rule(f"order: {name}", f"{QUOTA}/order.py", old, new)
 
 
+def _place(name: str, old: str, new: str) -> Rule:
+    return Rule(f"order: {name}", f"{QUOTA}/queue_heap.py", old, new)
+
+
+def _represents(name: str, old: str, new: str) -> Rule:
+    return Rule(f"order: {name}", f"{QUOTA}/index.py", old, new)
+
+
 def _claims(name: str, old: str, new: str) -> Rule:
     return Rule(name, f"{QUOTA}/claims.py", old, new)
 
@@ -77,37 +85,37 @@ def _admission(name: str, old: str, new: str) -> Rule:
 
 
 _ALL: Final = (
-    _order("above its share last", "all(above) if all_over else any(above),", "False,"),
-    _order("any resource", "all(above) if all_over else any(above),", "all(above),"),
-    _order("all resources (kai)", "all(above) if all_over else any(above),", "any(above),"),
-    _order("deserved first", "        not starved,\n", ""),
-    _order(
+    _place("above its share last", "all(above) if all_over else any(above),", "False,"),
+    _place("any resource", "all(above) if all_over else any(above),", "all(above),"),
+    _place("all resources (kai)", "all(above) if all_over else any(above),", "any(above),"),
+    _place("deserved first", "        not starved,\n", ""),
+    _place(
         "deserved first, within the sum over pools",
         "        guaranteed\n        and (",
         "        (",
     ),
-    _order("higher rank", "        -queue.rank,\n", ""),
-    _order(
+    _place("higher rank", "        -queue.rank,\n", ""),
+    _place(
         "a share of all that is requested",
         "        bool((task[0] and not most[0]) or (task[1] and not most[1])"
         " or (task[2] and not most[2])),\n",
         "",
     ),
-    _order(
+    _place(
         "smaller part with the task",
         "            (next_gpu << 32) // most_gpu,\n"
         "            (next_cpu << 32) // most_cpu,\n"
         "            (next_memory << 32) // most_memory,\n",
         "            0,\n            0,\n",
     ),
-    _order(
+    _place(
         "smaller part now",
         "        max((gpu << 32) // most_gpu, (cpu << 32) // most_cpu,"
         " (memory << 32) // most_memory),\n",
         "",
     ),
-    _order("smaller share", "        *most,\n", ""),
-    _order("older queue", "*queue.age,", "*(-part for part in queue.age),"),
+    _place("smaller share", "        *most,\n", ""),
+    _place("older queue", "*queue.age,", "*(-part for part in queue.age),"),
     _order("victims in reverse", "return tuple(-part for part in own)", "return own"),
     _order("found victims count as taken", "taken=taken.get(queue, NOTHING),", "taken=NOTHING,"),
     _order(
@@ -115,30 +123,31 @@ _ALL: Final = (
         "        return bool(ahead) and min(ahead or ()) < self._rank(entry)",
         "        return False",
     ),
-    _policy(
-        "order: impossible tasks last",
-        "    return never_fits(view.pool, shape) or any(",
-        "    return any(",
+    _represents(
+        "impossible tasks last",
+        "never_fits(self._pool, shape) or any(",
+        "any(",
     ),
-    _policy(
-        "order: tasks beyond a limit last",
-        "        exceeded(ask, queue.limit) is not None\n        or (",
-        "        (",
+    _represents(
+        "tasks beyond a limit last",
+        "                exceeded(ask, queue.limit) is not None\n                or (",
+        "                (",
     ),
-    _policy(
-        "order: tasks beyond what is deserved last",
-        "        or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)\n",
+    _represents(
+        "tasks beyond what is deserved last",
+        "                or (not shape.preemptible and"
+        " exceeded(ask, queue.deserved) is not None)\n",
         "",
     ),
     _policy(
         "project: the priority",
-        "    return _never_starts(view, group), group.shape.preemptible, group.priority",
-        "    return _never_starts(view, group), group.shape.preemptible",
+        "    return never, group.shape.preemptible, group.priority",
+        "    return never, group.shape.preemptible",
     ),
     _policy(
         "project: not preemptible first",
-        "    return _never_starts(view, group), group.shape.preemptible, group.priority",
-        "    return _never_starts(view, group), group.priority",
+        "    return never, group.shape.preemptible, group.priority",
+        "    return never, group.priority",
     ),
     _policy(
         "project: only the priority (kai)",
@@ -283,11 +292,6 @@ _ALL: Final = (
         "reclaim: first ancestors that differ",
         "        if x is not y:\n            return x, y\n",
         "        return a, b\n",
-    ),
-    _claims(
-        "reclaim: other projects only",
-        "(other := index.queue_of(view.state, project)) is not leaf",
-        "(other := index.queue_of(view.state, project)) is not None",
     ),
     # Quotas
     _policy(
