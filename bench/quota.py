@@ -73,7 +73,7 @@ class QuotaCell(TimedCell):
             )
         )
 
-    def settle(self) -> float:
+    def run_due_cycles(self) -> float:
         """Run cycles until none is due; return the processor time of all (s)."""
         spent_s = 0.0
         while True:
@@ -228,7 +228,7 @@ class StandingCell(QuotaCell):
         spent = []
         for number in range(WARM_UP + CYCLES):
             change(number)
-            spent.append(self.settle() * 1000)
+            spent.append(self.run_due_cycles() * 1000)
         del spent[:WARM_UP]
         p50, p99 = quantile(spent, 0.5), quantile(spent, 0.99)
         return [
@@ -276,7 +276,7 @@ def standing(kind: str) -> list[Row]:
                 "preemptible": chance.random() < 0.9,
             }
         cell.submit_to(busy[number % len(busy)], tasks=10, **spec)
-    cell.settle()
+    cell.run_due_cycles()
     label = f"{PENDING:,} pending, {kind}, one"
     with collector_off():
         rows = cell.after(f"{label} submit", lambda n: cell.submit_to(busy[n * 37 % len(busy)]))
@@ -303,7 +303,7 @@ def reserved() -> list[Row]:
     cell.cycle()
     for number in range(PENDING // 10):
         cell.submit_to(number % PROJECTS, tasks=10)
-    cell.settle()
+    cell.run_due_cycles()
     reservations = len(cell.state.pools["main"].reserved)
     assert reservations == NODES * SLOTS, reservations
     label = f"{reservations:,} reservations, one"
@@ -353,7 +353,7 @@ def nodes_lost() -> list[Row]:
     heard_ms = cell.now_ms
     with collector_off():
         lost = _count(cell.cycle(after_s=100, silent={f"n{n}": heard_ms for n in range(1_000)}))
-        took = cell.spent_s + cell.settle()
+        took = cell.spent_s + cell.run_due_cycles()
     assert lost["NodeLost"] == 1_000, lost
     return [Row("1,000 of 5,000 full nodes lost at once", took, "s", "<= 10", cpu=took)]
 
@@ -363,7 +363,7 @@ def configured() -> list[Row]:
     cell = StandingCell(NODES * SLOTS // PROJECTS)
     for project in range(PROJECTS):
         cell.submit_to(project, tasks=100)
-    cell.settle()
+    cell.run_due_cycles()
     rows = []
     for changes in (1, PROJECTS):
         for project in range(changes):

@@ -553,15 +553,27 @@ class PoolPass:
         """Whether the group's next task fits on slots that are free or are being released."""
         if not self._starts_on_idle:
             return False
-        task = group.first
-        if self._find_placement(self.pool.free, task) is not None:
+        if self._holds(self.pool.free, group.shape):
             return True
         return (
             bool(self.pool.stopping)
             and bool(group.queue.live)
             and not group.shape.start_failed
-            and self._find_placement(self.pool.future, group.queue.first) is not None
+            and self._holds(self.pool.future, group.shape)
         )
+
+    def _holds(self, index: CapacityIndex, shape: Shape) -> bool:
+        """Whether a task of this shape fits.
+
+        Does not search the first task of a group, because in a cycle many may have left it.
+        """
+        key = (index, shape.fit)
+        if not self.strategy.unequal and self._no_placement_at.get(key) == index.changes:
+            return False
+        found = place(index, shape, self.strategy) is not None
+        if not found:
+            self._no_placement_at[key] = index.changes
+        return found
 
     def _placement_off_failed_nodes(
         self, index: CapacityIndex, task: Task

@@ -62,7 +62,7 @@ def test_a_submit_behind_equal_tasks_considers_no_group(
     assert considered == [0]
 
 
-def test_a_released_gpu_lets_a_task_preempt_one_of_its_project_beside_it() -> None:
+def test_a_released_gpu_lets_a_task_preempt_one_of_its_project_on_the_same_node() -> None:
     cell = Cell(policy="quota", actions=["allocate", "preempt"])
     for project in ("p", "q"):
         cell.entitle(project, quotas={"main": req.Quota(deserved_milli=1000)})

@@ -1,4 +1,4 @@
-"""What a project deserves in all its pools together, and what it has there.
+"""The sums of what a project deserves and has in all its pools.
 
 A project is guaranteed what it deserves in a pool only while it stays within this sum. Pools with
 other policies do not count. With one pool there is nothing to add up.
