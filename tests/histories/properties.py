@@ -43,7 +43,6 @@ from tests.histories.quota_properties import (
     batch_at,
     check_batch,
     check_taken,
-    exceeds_a_limit,
     grows_beyond_share,
 )
 from tests.histories.world import World
@@ -178,9 +177,7 @@ class CheckedCell(Cell):
             # More capacity may fit less of these.
             if not victim.job.shape.whole_nodes:
                 placement = any_placement(pool.future, victim.job.shape, pool.config)
-                assert placement is None or exceeds_a_limit(self.state, pool, victim), (
-                    f"{victim.id} is preempted, but need only be moved"
-                )
+                assert placement is None, f"{victim.id} is preempted, but need only be moved"
 
     # 8
 
@@ -241,10 +238,7 @@ class CheckedCell(Cell):
             self._shift_held(victim, sign=-1)
             placement = any_placement(future, task.job.shape, pool.config)
             self._shift_held(victim, sign=1)
-            if placement is not None:
-                assert exceeds_a_limit(self.state, pool, victim), (
-                    f"{task.id} fits also if {name} is not preempted"
-                )
+            assert placement is None, f"{task.id} fits also if {name} is not preempted"
         self._shift_reserved(reservation, sign=-1)
         future.changes = changes
 
@@ -305,9 +299,6 @@ class CheckedWorld(World):
     def end(self) -> None:
         self.cell.preempted.clear()
         super().end()
-        # A task at a limit waits also for slots that were never reserved for it.
-        self._release_exited()
-        self.come_to_rest()
         pairs = set(self.cell.preempted)
         for one, other in pairs:
             assert (other, one) not in pairs, f"{one} and {other} preempt each other"
@@ -343,10 +334,6 @@ class CheckedWorld(World):
         waits = gang.group.waits if gang.group is not None else gang.reserved
         raise AssertionError(f"a gang of the highest priority waits for {limit_s} s: {waits}")
 
-    def _release_exited(self) -> None:
-        for task, replica in self.replicas(ReplicaState.EXITED):
-            self.claim(nev.SlotsReleasedV1(**self.cell._about(task, replica)))
-
     def _tasks_come_and_go(self, number: int) -> None:
         """Some tasks arrive, those that have run for a while end, and agents obey."""
         name = f"later{chr(97 + number % 26)}{chr(97 + number // 26)}"
@@ -354,7 +341,8 @@ class CheckedWorld(World):
         gpus = _gpus_of_preemptible_tasks(self.state.pools["main"])
         tasks = 1 + gpus * STEP_S // MIN_RUNTIME_S
         self.cell.submit(name, project="later", tasks=tasks, **below)
-        self._release_exited()
+        for task, replica in self.replicas(ReplicaState.EXITED):
+            self.claim(nev.SlotsReleasedV1(**self.cell._about(task, replica)))
         self.finish(number=127, after_s=MIN_RUNTIME_S + STEP_S)
         self.round(after_s=STEP_S)
 

@@ -480,36 +480,13 @@ def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue:
             assert ran_ms >= seconds * 1000, f"{victim.id} ran {ran_ms} ms of {seconds} s"
 
 
-def exceeds_a_limit(state: ClusterState, pool: Pool, victim: Task) -> bool:
-    """Whether its queues, with what was decided, exceed a limit if a victim keeps running."""
-    queues, project, run = Queues(state, pool), victim.job.project, victim.run
-    assert run is not None
-    states = zip(run.replicas, run.placements, strict=True)
-    held = sum_of([p for of, p in states if of < ReplicaState.RELEASED])
-    if any(
-        exceeds(plus(queues.held[queue].standing, held), queues.limit(queue))
-        for queue in queues.path(project)
-    ):
-        return True
-    most = project.config.limit_milli if project.config is not None else None
-    in_all = held[0]
-    for task in state.tasks.values():
-        if task.job.project is project:
-            in_all += 0 if task.reserved is None else sum_of(task.reserved.placements)[0]
-            if task.run is not None and not task.releasing:
-                states = zip(task.run.replicas, task.run.placements, strict=True)
-                in_all += sum_of([p for of, p in states if of < ReplicaState.RELEASED])[0]
-    return most is not None and in_all > most
-
-
 def check_taken(
     state: ClusterState, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1, task: Task
 ) -> None:
     """No level holds more than its limit, nor of tasks that cannot be preempted more than it
     deserves, after a task started or got reserved slots.
 
-    With victims, once stopping tasks have left. Of GPU memory, the task counts as its part of the
-    largest GPUs.
+    Of GPU memory, the task counts as its part of the largest GPUs.
     """
     pool = state.pools[decision.pool]
     queues, ask = Queues(state, pool), asked_by(pool, task)
@@ -520,10 +497,7 @@ def check_taken(
     counted = (rounded, 0, 0)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        # It starts when its victims have left.
-        later = isinstance(decision, dec.SlotsReservedV1) and bool(decision.victims)
-        used = plus(held.standing if later else held.used, counted)
-        firm = plus(held.firm, counted)
+        used, firm = plus(held.used, counted), plus(held.firm, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )

@@ -336,7 +336,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     ),
     WaitCode.BACKFILL_NOT_ALLOWED: ("priority", "priority_ahead"),
     WaitCode.OVER_FAIR_SHARE: ("fair_share_milli", "weight", "used_milli", "asked_milli"),
-    WaitCode.AT_LIMIT: (*_of_each("limit", "used", "asked"), "victims", "until_at_ms"),
+    WaitCode.AT_LIMIT: _of_each("limit", "used", "asked"),
     WaitCode.AT_DESERVED: (
         *_of_each("deserved", "used", "asked"),
         *_of_each("deserved_in_all", "used_in_all"),

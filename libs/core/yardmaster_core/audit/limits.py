@@ -8,16 +8,15 @@ with this policy together.
 
 Only the resources that a task requests are checked. A task that starts on the slots reserved for
 it, or is moved, was checked before; a limit that was lowered since then stops no task. But its
-slots are taken back if it then exceeds a GPU limit that holds under every policy. Under `quota` a
-task at a limit may have others preempted and get reserved slots, and starts when they have left.
+slots are taken back if it then exceeds a GPU limit that holds under every policy.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from yardmaster_core.audit.cluster import Attempt, Cluster, Job
+from yardmaster_core.audit.cluster import Cluster, Job
 from yardmaster_core.audit.findings import FedRecord
-from yardmaster_core.audit.quotas import Amounts, amounts_of, negative
+from yardmaster_core.audit.quotas import Amounts, amounts_of
 from yardmaster_schemas.events.admissions import Level
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Layout
@@ -45,33 +44,7 @@ class Limits:
             return  # reported when it starts, or a move
         label = f"{body.task_id} attempt {body.attempt} gets reserved slots"
         bounds = [*self._everywhere(body, job), *self._under_quota(body, job)]
-        if body.victims and _first_exceeded(bounds) is not None and self._has_quotas(body.pool):
-            bounds = self._without_stopping(body, job)
         self._check(fed, label, bounds)
-
-    def _without_stopping(self, body: SlotsReservedV1, job: Job) -> list[Bound]:
-        """Return the bounds once stopping tasks have left: the task starts only then."""
-        quotas = self.cluster.quotas
-        stopping = [
-            (attempt, amounts_of(attempt.open.values()))
-            for task in self.cluster.tasks.values()
-            if (attempt := task.attempt) is not None and attempt.stopped and not attempt.moved
-        ]
-
-        def charge(attempt: Attempt, amounts: Amounts) -> None:
-            preemptible = attempt.job.spec.preemptible
-            quotas.charge(attempt.job.project, attempt.pool, amounts, preemptible=preemptible)
-
-        for attempt, held in stopping:
-            charge(attempt, negative(held))
-        bounds = [*self._everywhere(body, job), *self._under_quota(body, job)]
-        for attempt, held in stopping:
-            charge(attempt, held)
-        return bounds
-
-    def _has_quotas(self, pool: str) -> bool:
-        config = self.cluster.pools.get(pool)
-        return config is not None and config.policy.name == QUOTA_POLICY
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1, job: Job) -> None:
         """Check a start, which `cluster` does not have yet."""
@@ -94,12 +67,13 @@ class Limits:
             )
 
     def _check(self, fed: FedRecord, label: str, bounds: list[Bound]) -> bool:
-        exceeded = _first_exceeded(bounds)
-        if exceeded is None:
-            return True
-        what, bound, used, requested = exceeded
-        self.report.add("S6", fed, f"{label}: {what} {bound}, used {used}, requested {requested}")
-        return False
+        for what, bound, used, requested in bounds:
+            if requested and bound is not None and used + requested > bound:
+                self.report.add(
+                    "S6", fed, f"{label}: {what} {bound}, used {used}, requested {requested}"
+                )
+                return False
+        return True
 
     def _everywhere(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
@@ -119,8 +93,9 @@ class Limits:
         return bounds
 
     def _under_quota(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Iterator[Bound]:
-        quotas, pool = self.cluster.quotas, body.pool
-        if not self._has_quotas(pool):
+        cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
+        config = cluster.pools.get(pool)
+        if config is None or config.policy.name != QUOTA_POLICY:
             return
         asked = self._requested(body, job)
         for queue in quotas.path(job.project):
@@ -182,10 +157,3 @@ class Limits:
         )
         each = -(-requested.gpu_memory_mib * 100 // max(largest_mib, 1)) * 10
         return min(placed, len(body.placements) * requested.gpus * each)
-
-
-def _first_exceeded(bounds: list[Bound]) -> tuple[str, int, int, int] | None:
-    for what, bound, used, requested in bounds:
-        if requested and bound is not None and used + requested > bound:
-            return what, bound, used, requested
-    return None

@@ -36,7 +36,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, blocks, has_time
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, UNTIL, blocks
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import WaitCode
@@ -583,7 +583,7 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
                 behind.add(group)
             if record[0].code in LIMITED:
                 limited.add((pool, group))
-            if has_time(record[0]):
+            if record[0].code in UNTIL:
                 protected.add(group)
         assert {p: set(groups) for p, groups in queue_class.blocked.items()} == blocked
         assert queue_class.mask == sum(1 << priority for priority in blocked)

@@ -23,7 +23,7 @@ from yardmaster_core.scheduling.planner.policy import (
 )
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import LIMITED, has_time
+from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import WaitCode
 
 #: The first element of the policy's sort key (the rank), the turn (0: start), the rest of that key.
@@ -161,11 +161,9 @@ class GroupQueue:
             return None
         if code is WaitCode.AT_LIMIT and self._view.state.rules >= LIMITS_BY_OWNER:
             # Of its project or department; a limit of its job has another code.
-            wait = group.waits[self._view.pool.name][0]
-            if has_time(wait):
-                return None  # others may have no such time to wait for
+            about = group.waits[self._view.pool.name][0].about
             requested = self._view.pool.least_milli(shape)
-            return shape.project, wait.about, requested, shape.start_failed, code
+            return shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
         rank = self._policy.equivalence(self._view, group)

@@ -10,7 +10,6 @@ from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
-from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_schemas.events.decisions import Placement, ReservationDroppedV1
 from yardmaster_schemas.reasons import DropCode
@@ -66,15 +65,9 @@ def _of_pool(
         return DropCode.POOL_CHANGED, pool.name
     if not is_allowed(task.job.project, pool):
         return DropCode.POOL_NOT_ALLOWED, pool.name
-    if task.shape.id != reservation.shape_id or _is_above_limit(state, pool, task):
+    if task.shape.id != reservation.shape_id or limit_reached(state, pool, task) is not None:
         return DropCode.LIMIT_CHANGED, pool.name
     return None
-
-
-def _is_above_limit(state: ClusterState, pool: Pool, task: Task) -> bool:
-    if limit_reached(state, pool, task) is None:
-        return False
-    return not pool.index.claims_limits or limit_reached(state, pool, task, later=True) is not None
 
 
 def _of_node(node: Node, placement: Placement) -> DropCode | None:

@@ -22,13 +22,8 @@ def is_allowed(project: Project, pool: Pool) -> bool:
     return config is None or not config.pools or pool.name in config.pools
 
 
-def limit_reached(
-    state: ClusterState, pool: Pool, task: Task, *, later: bool = False
-) -> Wait | None:
-    """Return the wait reason for the first limit that the task would exceed in a pool, or None.
-
-    `later`: once stopping tasks of its project and department have left.
-    """
+def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
+    """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
     requested = pool.least_milli(job.shape)
@@ -46,13 +41,11 @@ def limit_reached(
     if config is not None:
         if config.limit_milli is not None:
             used = sum(project.used_milli.values()) + _reserved(state, task, project)
-            used -= _releasing(state, project) if later else 0
             if used + requested > config.limit_milli:
                 return _limit(config.limit_milli, used, requested, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
             used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
-            used -= _releasing_in(pool, project) if later else 0
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, project.name)
     for department in _departments(state, project):
@@ -63,43 +56,9 @@ def limit_reached(
                 each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
                 for each in below
             ) - _own_reserved(pool, task)
-            used -= _releasing_below(pool, below) if later else 0
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None
-
-
-def above_project_limit(state: ClusterState, task: Task, more_milli: int) -> bool:
-    """Whether a task takes its project beyond its limit over all pools, once stopping tasks have
-    left.
-
-    `more_milli`: what it requests, without what others of the project will release for it.
-    """
-    project, config = task.job.project, task.job.project.config
-    if config is None or config.limit_milli is None:
-        return False
-    used = sum(project.used_milli.values()) + _reserved(state, task, project)
-    return used - _releasing(state, project) + more_milli > config.limit_milli
-
-
-def _releasing(state: ClusterState, project: Project) -> int:
-    return sum(_releasing_in(pool, project) for pool in state.pools.values())
-
-
-def _releasing_in(pool: Pool, project: Project) -> int:
-    """The gpu_milli of a pool that stopping tasks of a project still hold."""
-    usage = pool.usage_by_project.get(project)
-    return usage.releasing_milli if usage is not None else 0
-
-
-def _releasing_below(pool: Pool, departments: Iterable[Department]) -> int:
-    """The same of the projects of departments."""
-    owners = set(departments)
-    return sum(
-        usage.releasing_milli
-        for project, usage in pool.usage_by_project.items()
-        if project.department in owners
-    )
 
 
 def _departments(state: ClusterState, project: Project) -> Iterable[Department]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import (
@@ -24,11 +25,7 @@ from yardmaster_core.scheduling.planner.placement import (
     replicas_on,
 )
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView
-from yardmaster_core.scheduling.planner.victim_search import (
-    MAX_TRIES,
-    HeldReplicas,
-    VictimSearch,
-)
+from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
@@ -37,6 +34,9 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
+
+#: Sets of victims that are tried for one task and claim.
+MAX_TRIES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_core.scheduling.state.wait_codes import AT_LIMITS
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
 from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
@@ -135,10 +134,6 @@ class PoolPass:
         )
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self.claims = self.policy.claims(resolved.options)
-        #: The turn in which a task at a limit may preempt others of its owner.
-        self._limit_turn = next(
-            (at for at, claim in enumerate(self.claims, 1) if claim.excess is not None), None
-        )
         self._starts_on_idle = self.policy.starts_on_idle(resolved.options)
         turns = max(2, 1 + len(self.claims))
         self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
@@ -154,21 +149,8 @@ class PoolPass:
         """Start the tasks whose reserved slots are free, on exactly these slots."""
         for task in sorted(self.pool.ready):
             # A task that is moved may still hold its former slots.
-            if task.group is not None and not self._waits_for_limit(task.group, task):
+            if task.group is not None:
                 self.decisions.start_reserved(task)
-
-    def _waits_for_limit(self, group: Group, task: Task) -> bool:
-        """Whether a task with reserved slots waits until its victims have left its limits."""
-        if self._limit_turn is None:
-            return False
-        wait = limit_reached(self.draft.state, self.pool, task) or self.policy.may_start(
-            self.view, group, task
-        )
-        if wait is None or wait.code not in AT_LIMITS:
-            return False
-        excess = self.claims[self._limit_turn - 1].excess
-        # Else the limit was lowered since.
-        return excess is not None and excess(self.view, task) is None
 
     def record_ranks(self) -> None:
         """Record the places in the queue that changed, for policies with claimants."""
@@ -364,7 +346,8 @@ class PoolPass:
             return GroupResult.STARTED
         shape = group.shape
         if wait is not None:
-            return self._claim_or_wait(group, task, turn, wait, passes)
+            self.decisions.wait(group, task, wait)
+            return GroupResult.WAITS
         if turn:
             return self._preempt_or_wait(group, task, turn)
         if not self._starts_on_idle:
@@ -383,50 +366,6 @@ class PoolPass:
         self.decisions.start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
         return GroupResult.STARTED
-
-    def _claim_or_wait(
-        self, group: Group, task: Task, turn: int, wait: Wait, passes: "list[PoolPass]"
-    ) -> GroupResult:
-        """Have a task at a limit preempt others of its owner, in the turn of such a claim; else
-        record why it waits.
-        """
-        limit_turn = self._limit_turn
-        if (
-            wait.code is WaitCode.AT_LIMIT
-            and limit_turn is not None
-            and turn <= limit_turn
-            and not group.shape.start_failed
-            and self.claims[limit_turn - 1].applies(self.view, task)
-            and not self._fits_in_later_pool(task, passes)
-        ):
-            if turn < limit_turn:
-                return GroupResult.NO_CAPACITY
-            if self._preempt_for_limit(task, self.claims[limit_turn - 1]):
-                return GroupResult.RESERVED
-            later = self.policy.min_runtime_wait(self.view, task)
-            if later is not None:
-                wait = replace(wait, numbers={**wait.numbers, **later.numbers})
-        self.decisions.wait(group, task, wait)
-        return GroupResult.WAITS
-
-    def _preempt_for_limit(self, task: Task, claim: Claim) -> bool:
-        excess = None if claim.excess is None else claim.excess(self.view, task)
-        if excess is None:
-            return False
-        candidates = (
-            v
-            for v in claim.victims(self.view, task)
-            if v not in self.decisions.placed and not v.starts_on_reserved
-        )
-        key = self._seed_key(task)
-        found = self.victim_search.for_limit(task, candidates, excess, key)
-        if found is None:
-            return False
-        victims, placement = found
-        if claim.permits is not None and not claim.permits(self.view, task, victims):
-            return False
-        self._move_for(task, Preemption(placement, victims, {}), claim)
-        return True
 
     def _fits_in_later_pool(self, task: Task, passes: "list[PoolPass]") -> bool:
         """Whether the task can start at once in a pool that it prefers less.

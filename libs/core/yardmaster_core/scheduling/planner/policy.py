@@ -176,19 +176,6 @@ def may_apply(_: PoolView, __: Task) -> bool:
     return True
 
 
-class LimitExcess(Protocol):
-    """What the owners of a pending task would hold beyond their limits with it."""
-
-    def __bool__(self) -> bool:
-        """Whether they would hold more than a limit."""
-
-    def release(self, victim: Task) -> None:
-        """Count a victim as gone."""
-
-    def keep(self, victim: Task) -> None:
-        """Count a victim as before."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One way in which a task that does not fit may preempt others.
@@ -201,10 +188,6 @@ class Claim:
     and tells whether they may be preempted together. With `max_moves`, all victims must be moved,
     and so many at most.
 
-    With `excess`, a task at a limit (`at_limit`) may preempt victims whose end brings its owners
-    below their limits; None: it has nothing to claim. It starts when they have released their
-    slots.
-
     `applies` tells at little cost whether there may be victims for a task; it gets no turn of a
     claim that does not apply.
     """
@@ -215,7 +198,6 @@ class Claim:
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
     max_moves: int | None = None
     applies: Callable[[PoolView, Task], bool] = may_apply
-    excess: Callable[[PoolView, Task], LimitExcess | None] | None = None
 
 
 def no_claims(_: Any) -> tuple[Claim, ...]:

@@ -222,7 +222,6 @@ class PoolDecisions:
         if known is not None and wait.code in LIMITED and self.draft.state.rules >= LIMITS_BY_OWNER:
             # Another owner's limit: its releases wake the group from now on.
             changed |= known[0].about != wait.about
-            changed |= until_ms is None and "until_at_ms" in wait.numbers
         if (
             known is not None
             and wait.code in NO_CAPACITY

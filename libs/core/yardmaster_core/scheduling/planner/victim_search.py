@@ -5,7 +5,6 @@ Removing a victim is tried on the pool's index of future capacity and rolled bac
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import (
@@ -15,7 +14,7 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
     replicas_on,
 )
-from yardmaster_core.scheduling.planner.policy import LimitExcess, PreemptionBudget
+from yardmaster_core.scheduling.planner.policy import PreemptionBudget
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.cluster import Undo
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -23,9 +22,6 @@ from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Task
-
-#: Sets of victims that are tried for one task and claim.
-MAX_TRIES: Final = 64
 
 #: Arguments of `CapacityIndex.take` and `give`: capacity, slots, gpu_milli, cpu_milli, memory_mib.
 SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
@@ -56,52 +52,6 @@ class VictimSearch:
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         return needed
-
-    def for_limit(
-        self, task: Task, victims: Iterable[Task], excess: LimitExcess, key: str
-    ) -> tuple[list[Task], list[ReplicaSlots]] | None:
-        """Return victims without which a task fits and is within its limits, and its slots; None:
-        none suffice.
-
-        The shortest prefix of `victims`, without those that turned out unnecessary. Once the limits
-        are kept, at most 64 victims are added for its slots.
-        """
-        changes = self._future.changes
-        with self._draft.trial():
-            found = self._try_for_limit(task.job.shape, victims, excess, key)
-        self._future.changes = changes
-        return found
-
-    def _try_for_limit(
-        self, shape: Shape, victims: Iterable[Task], excess: LimitExcess, key: str
-    ) -> tuple[list[Task], list[ReplicaSlots]] | None:
-        tried: list[Task] = []
-        tries = 0
-        for victim in victims:
-            self._remove(victim)
-            excess.release(victim)
-            tried.append(victim)
-            if excess:
-                continue
-            tries += 1
-            if place(self._future, shape, self._strategy, key) is not None:
-                break
-            if tries == MAX_TRIES:
-                return None
-        else:
-            return None
-        needed = [tried[-1]]
-        # The most valuable first.
-        for victim in reversed(tried[:-1]):
-            excess.keep(victim)
-            self._remove(victim, undo=True)
-            if excess or place(self._future, shape, self._strategy, key) is None:
-                excess.release(victim)
-                self._remove(victim)
-                needed.append(victim)
-        placement = place(self._future, shape, self._strategy, key)
-        assert placement is not None, "the task does not fit without its victims"
-        return needed[::-1], placement
 
     def for_tasks(
         self, tasks: Iterable[Task], victims: Sequence[Task], budget: PreemptionBudget

@@ -38,8 +38,8 @@ from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
     BLOCKING,
     LIMITED,
+    UNTIL,
     blocks,
-    has_time,
 )
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.decisions import Placement
@@ -351,7 +351,7 @@ class ClusterState:
         owner = _limit_owner(group, record[0])
         if owner is not None:
             self.limited.setdefault(owner, {})[pool, group] = None
-        if has_time(record[0]):
+        if code in UNTIL:
             pool.protected[group] = None
         pool.index.filed(group, code)
 

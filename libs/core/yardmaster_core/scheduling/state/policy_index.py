@@ -38,9 +38,6 @@ class PolicyIndex:
     wakes_released = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False
-    #: Whether a task at a limit may preempt others of its owner; then it keeps its reserved slots,
-    #: and starts when they have left the limit.
-    claims_limits = False
     #: Whether the results for its tasks depend on what projects hold in other pools.
     follows_pools = False
     #: The half-life of the decayed usages of projects (ms); 0: none are kept.

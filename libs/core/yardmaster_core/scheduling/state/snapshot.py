@@ -19,7 +19,7 @@ from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Reservation, Task
-from yardmaster_core.scheduling.state.wait_codes import has_time
+from yardmaster_core.scheduling.state.wait_codes import UNTIL
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
@@ -470,7 +470,7 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
         for name, (wait, since, cycle) in row["waits"].items():
             known = plain.load(Wait, wait)
             state.restore_wait(state.pools[name], group, (known, since, cycle))
-            if has_time(known):
+            if known.code in UNTIL:
                 until = known.numbers.get("until_at_ms", 0)
                 state.deadline(until, Due.PROTECTION, name)
         for name in row["awake"]:

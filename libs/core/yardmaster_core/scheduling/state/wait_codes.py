@@ -21,9 +21,6 @@ BLOCKING: Final = frozenset(
 #: The tasks are considered again at a time that the wait names.
 UNTIL: Final = frozenset({WaitCode.VICTIMS_PROTECTED, WaitCode.PREEMPTION_DELAY})
 
-#: A limit of their project or department.
-AT_LIMITS: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.EXCEEDS_LIMIT})
-
 #: The tasks can never fit on the present nodes.
 IMPOSSIBLE: Final = frozenset(
     {
@@ -49,14 +46,6 @@ LIMITED: Final = frozenset(
         *(WaitCode.AT_DESERVED, WaitCode.EXCEEDS_DESERVED),
     }
 )
-
-
-def has_time(wait: Wait) -> bool:
-    """Whether tasks with this wait are considered again at a time that it names.
-
-    Also at a limit, where tasks of their project may be preempted for them from then on.
-    """
-    return wait.code in UNTIL or (wait.code is WaitCode.AT_LIMIT and "until_at_ms" in wait.numbers)
 
 
 def blocks(shape: Shape, code: WaitCode) -> bool:

@@ -8,7 +8,6 @@ plugins/proportion/reclaimable).
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from yardmaster_core.scheduling.planner.limits import above_project_limit
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.amounts import (
@@ -19,11 +18,8 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
-    exceeded,
     held,
-    limited,
     minus,
-    placed,
     plus,
     requested,
 )
@@ -35,7 +31,6 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import (
     sum_over_pools,
 )
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
-from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
@@ -126,78 +121,11 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     return next(running, None) is not None
 
 
-class _LimitExcess:
-    """See `LimitExcess`. Stopping tasks count as gone."""
-
-    def __init__(self, view: PoolView, task: Task) -> None:
-        self._state = view.state
-        self._task = task
-        self._path = _leaf(view, task).path
-        self._ask = limited(view.pool, task.job.shape)
-        own = task.reserved
-        # Its reserved slots here are part of what its queues have.
-        self._own = NOTHING
-        if own is not None and own.pool_name == view.pool.name:
-            self._own = placed(own.placements)
-        self._released = NOTHING
-
-    def __bool__(self) -> bool:
-        ask = self._ask
-        more = minus(minus(ask, self._own), self._released)
-        if any(
-            exceeded(plus(queue.standing, more), queue.limit, of=ask) is not None
-            for queue in self._path
-        ):
-            return True
-        more_milli = ask[GPU] - self._released[GPU]
-        return bool(ask[GPU]) and above_project_limit(self._state, self._task, more_milli)
-
-    def release(self, victim: Task) -> None:
-        """See `LimitExcess.release`."""
-        self._released = plus(self._released, _open_amounts(victim))
-
-    def keep(self, victim: Task) -> None:
-        """See `LimitExcess.keep`."""
-        self._released = minus(self._released, _open_amounts(victim))
-
-
-def _open_amounts(victim: Task) -> Amounts:
-    run = victim.run
-    assert run is not None
-    return placed(
-        placement
-        for state, placement in zip(run.replicas, run.placements, strict=True)
-        if state < ReplicaState.RELEASED
-    )
-
-
-def limit_excess(view: PoolView, task: Task) -> _LimitExcess | None:
-    """Return what a task and its queues have beyond their limits; None: nothing once stopping tasks
-    have left, or a task that cannot be preempted exceeds what is deserved.
-    """
-    excess = _LimitExcess(view, task)
-    if not excess:
-        return None
-    stays = task.job.shape.preemptible or task.reserved is not None or _stays_firm(view, task)
-    return excess if stays else None
-
-
-def _stays_firm(view: PoolView, task: Task) -> bool:
-    """Whether a task that cannot be preempted is within what its queues deserve."""
-    ask = limited(view.pool, task.job.shape)
-    sums = sum_over_pools(view, task.job.project)
-    return all(
-        exceeded(plus(queue.firm, ask), queue.deserved, of=ask) is None
-        for queue in _leaf(view, task).path
-    ) and (sums is None or exceeded(plus(sums.firm, ask), sums.deserved, of=ask) is None)
-
-
 PREEMPT: Final = Claim(
     victims=own_victims,
     stop_reason=own_stop_reason,
     permits=may_preempt,
     applies=has_own_victims,
-    excess=limit_excess,
 )
 
 

@@ -66,14 +66,12 @@ class QuotaIndex(ClaimingIndex[Project]):
         by_weight: bool,
         usage_half_life_ms: int = 0,
         usage_weight: Fraction = NO_USAGE,
-        claims_limits: bool = True,
     ) -> None:
         super().__init__(pool)
         self._by_weight = by_weight
         self.usage_half_life_ms = usage_half_life_ms
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
         self.follows_usage = bool(self._usage_weight)
-        self.claims_limits = claims_limits
         #: Whether other usages were counted than the queues have.
         self._usage_stale = True
         #: Built on first use.

@@ -264,7 +264,6 @@ def claimants(view: PoolView) -> Iterable[Group]:
     found: dict[Group, None] = {}
     if "preempt" in actions:
         found.update(dict.fromkeys(_preempting(view, changed)))
-        found.update(dict.fromkeys(_at_limit(view)))
     if "consolidation" in actions:
         found.update(dict.fromkeys(_moving(view)))
     if "reclaim" in actions:
@@ -308,19 +307,6 @@ def _preempting(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
                     and claiming.has_own_victims(view, group.queue.first)
                 ):
                     yield group
-
-
-def _at_limit(view: PoolView) -> Iterator[Group]:
-    """Yield the groups at a limit whose project has tasks that may be preempted for them."""
-    for pool, group in view.state.limited_groups():
-        if (
-            pool is view.pool
-            and group.queue.live
-            and code_of(group, pool) is WaitCode.AT_LIMIT
-            and could_fit(pool, group.shape)
-            and claiming.has_own_victims(view, group.queue.first)
-        ):
-            yield group
 
 
 def _held_on(node: Node) -> dict[Project, int]:
@@ -525,7 +511,6 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
         by_weight=options.over_quota == "weight",
         usage_half_life_ms=options.usage_half_life_s * 1000,
         usage_weight=Fraction(options.usage_weight_permille, 1000),
-        claims_limits="preempt" in options.claiming,
     )
 
 

@@ -18,7 +18,7 @@ from yardmaster_core.scheduling.state.appliers.reservations import drop
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
-from yardmaster_core.scheduling.state.wait_codes import has_time
+from yardmaster_core.scheduling.state.wait_codes import UNTIL
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop
 
@@ -167,7 +167,7 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
     if known is not None and known[0] == event.wait:
         return  # a repeat, which does not change since when the group waits
     state.set_wait(pool, group, event.wait)
-    if has_time(event.wait):
+    if event.wait.code in UNTIL:
         until = event.wait.numbers.get("until_at_ms", 0)
         state.deadline(until, Due.PROTECTION, pool.name)
 
