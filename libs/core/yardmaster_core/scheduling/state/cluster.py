@@ -587,6 +587,7 @@ class ClusterState:
             update_ready(node, self.pools)
         if not stopping:
             pool.future.shift(node.future, slots, milli, cpu, memory, -1)
+            pool.index.node_changed(node)
         if not task.job.spec.preemptible:
             pool.max_free.shift(node.max_free, slots, milli, cpu, memory, -1)
             pool.max_free_changes += 1

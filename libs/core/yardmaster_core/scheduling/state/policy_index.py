@@ -72,8 +72,8 @@ class PolicyIndex:
         """A task holds other slots of the pool, releases them, or other slots are reserved."""
 
     def node_changed(self, node: Node) -> None:
-        """A node may release more than before: it has more free capacity, or other tasks that may
-        be preempted.
+        """A node has another free capacity, or other tasks that may be preempted. Less capacity
+        counts too: then a task needs more victims, which a policy may judge in another way.
         """
 
     def claimants_changed(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.policies.quota.amounts import (
     NOTHING,
     RESOURCES,
@@ -431,6 +432,13 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._shares_stale = True
         name = task.job.project.name
         self._moved[name] = self._moved_next[name] = None
+
+    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+        """See `PolicyIndex.may_be_preempted`; others of its project may preempt it."""
+        queue = self._queues.get(task.job.project)
+        if queue is not None:
+            self._changed_queues[queue] = None
+        return super().may_be_preempted(task)
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""

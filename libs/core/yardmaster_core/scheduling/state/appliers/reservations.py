@@ -155,7 +155,7 @@ def _shift(state: ClusterState, reservation: Reservation, *, take: bool) -> None
     for name in nodes:
         node = state.nodes[name]
         update_ready(node, state.pools)
-        if not take and node.pool_name is not None:
+        if node.pool_name is not None:
             state.pools[node.pool_name].index.node_changed(node)
         # Its facts include what is free.
         state.dirty[node] = None
