@@ -100,11 +100,18 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Those of some requests in the order of queues; and those of each leaf.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
         self.placed: dict[Queue, list[Placed]] = {}
-        #: Leaves with such groups that would stay within their share.
-        self._below_share: dict[Queue, None] = {}
-        #: Queues with another standing or share, or other such groups, than when they were last
-        #: asked for.
-        self._changed_queues: dict[Queue, None] = {}
+        #: Leaves with such groups that would stay within their share; that could hold more within
+        #: it, and have tasks that these may preempt; and of which some wait for another reason
+        #: than the recorded one. They follow from the state.
+        self.below_share: dict[Queue, None] = {}
+        self.growing: dict[Queue, None] = {}
+        self.outdated: dict[Queue, None] = {}
+        #: Queues of which these must be found again.
+        self._unchecked: dict[Queue, None] = {}
+        #: Projects with another standing, or other tasks that are pending or may be preempted,
+        #: since the last cycle, or in it, by name.
+        self._changed: dict[str, None] = {}
+        self._changed_next: dict[str, None] = {}
         #: Nodes that may release more than in the last cycle, by ordinal.
         self._changed_nodes: dict[int, None] = {}
         self._changed_nodes_next: dict[int, None] = {}
@@ -168,7 +175,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         return found
 
     def _place_changed(self, queue: Queue) -> None:
-        self._changed_queues[queue] = None
+        self._unchecked[queue] = None
         for order in self._orders.values():
             order.changed(queue)
 
@@ -177,28 +184,26 @@ class QuotaIndex(ClaimingIndex[Project]):
         """The nodes that may release more than in the last cycle, by ordinal."""
         return list(self._changed_nodes)
 
-    def take_changed_queues(self, state: ClusterState) -> Sequence[Queue]:
-        """Return the queues with another standing or share, or other groups that did not fit, than
-        when they were last taken.
+    def changed_queues(self, state: ClusterState) -> Sequence[Queue]:
+        """Return the projects that changed since the last cycle. They are facts: an index that was
+        restored, or that only followed decisions, has the same.
+        """
+        self.root(state)
+        projects = (state.projects.get(name) for name in self._changed)
+        return [self._queue(state, project) for project in projects if project is not None]
+
+    def take_unchecked(self, state: ClusterState) -> Sequence[Queue]:
+        """Return the leaves with another standing or share, or other groups that did not fit, than
+        when they were last taken; `growing` and `outdated` of them must be found.
         """
         self.divide(state)
-        changed = list(self._changed_queues)
-        self._changed_queues.clear()
-        for queue in changed:
+        unchecked = [queue for queue in self._unchecked if queue.is_project]
+        self._unchecked.clear()
+        for queue in unchecked:
             room = minus(queue.fair, queue.standing)
             asks = (requested(self._pool, group.shape) for group in queue.blocked)
-            if any(exceeded(ask, room) is None for ask in asks):
-                self._below_share[queue] = None
-            else:
-                self._below_share.pop(queue, None)
-        return changed
-
-    @property
-    def below_share(self) -> Sequence[Queue]:
-        """The leaves that would stay within their share with one more of their tasks, as of the
-        last `take_changed_queues`.
-        """
-        return list(self._below_share)
+            mark(self.below_share, queue, any(exceeded(ask, room) is None for ask in asks))
+        return unchecked
 
     def first_blocked(
         self,
@@ -247,8 +252,10 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._orders.clear()
         self.placed.clear()
         self._never_starts.clear()
-        self._below_share.clear()
-        self._changed_queues.clear()
+        self.below_share.clear()
+        self.growing.clear()
+        self.outdated.clear()
+        self._unchecked.clear()
         self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
@@ -410,11 +417,13 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def filed(self, group: Group, code: WaitCode) -> None:
         """See `PolicyIndex.filed`."""
+        self._note(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
     def unfiled(self, group: Group) -> None:
         """See `PolicyIndex.unfiled`."""
+        self._note(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
@@ -432,18 +441,24 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._shares_stale = True
         name = task.job.project.name
         self._moved[name] = self._moved_next[name] = None
+        self._note(name)
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         """See `PolicyIndex.may_be_preempted`; others of its project may preempt it."""
+        self._note(task.job.project.name)
         queue = self._queues.get(task.job.project)
         if queue is not None:
-            self._changed_queues[queue] = None
+            self._unchecked[queue] = None
         return super().may_be_preempted(task)
+
+    def _note(self, project: str) -> None:
+        self._changed[project] = self._changed_next[project] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         """See `PolicyIndex.queue_changed`."""
         super().queue_changed(group, job)
         self._shares_stale = True
+        self._note(group.shape.project)
 
     def claimants_changed(self) -> None:
         """See `PolicyIndex.claimants_changed`."""
@@ -473,6 +488,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         """See `PolicyIndex.cycle_ended`."""
         super().cycle_ended()
         self._moved, self._moved_next = self._moved_next, {}
+        self._changed, self._changed_next = self._changed_next, {}
         self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self.touched.clear()
 
@@ -483,6 +499,8 @@ class QuotaIndex(ClaimingIndex[Project]):
             "shares_stale": self._shares_stale,
             "moved": list(self._moved),
             "moved_next": list(self._moved_next),
+            "changed": list(self._changed),
+            "changed_next": list(self._changed_next),
             "changed_nodes": sorted(self._changed_nodes),
             "changed_nodes_next": sorted(self._changed_nodes_next),
         }
@@ -490,11 +508,11 @@ class QuotaIndex(ClaimingIndex[Project]):
     def restore(self, kept: Mapping[str, Any]) -> None:
         """See `PolicyIndex.restore`."""
         super().restore(kept)
-        # Snapshots from before shares were recorded have none.
-        self._shares_stale = kept.get("shares_stale", True)
-        # Snapshots from before quotas were added up over pools have none.
-        self._moved = dict.fromkeys(kept.get("moved", ()))
-        self._moved_next = dict.fromkeys(kept.get("moved_next", ()))
+        self._shares_stale = kept["shares_stale"]
+        self._moved = dict.fromkeys(kept["moved"])
+        self._moved_next = dict.fromkeys(kept["moved_next"])
+        self._changed = dict.fromkeys(kept["changed"])
+        self._changed_next = dict.fromkeys(kept["changed_next"])
         self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
         self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
 
@@ -513,6 +531,14 @@ def _note_wish(queue: Queue, before: Amounts) -> None:
         while above is not None:
             above.divide_below = True
             above = above.parent
+
+
+def mark(queues: dict[Queue, None], queue: Queue, found: bool) -> None:
+    """Add a queue to a set, or remove it."""
+    if found:
+        queues[queue] = None
+    else:
+        queues.pop(queue, None)
 
 
 def index_of(view: PoolView) -> QuotaIndex:

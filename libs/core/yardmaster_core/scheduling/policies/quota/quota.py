@@ -20,7 +20,7 @@ The planner asks, in this order: `wake` (groups that may claim more than before)
 group in the order of the queues `may_start`, then the `claims`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Final, Literal
@@ -54,7 +54,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
-from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
+from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of, mark
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder, place_among_siblings
 from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
 from yardmaster_core.scheduling.policies.quota.queue_heap import QueueKey
@@ -259,17 +259,28 @@ def claimants(view: PoolView) -> Iterable[Group]:
     All groups whose project stays within its share may: what they may reclaim depends on what
     others have, also in other pools.
     """
-    changed = index_of(view).take_changed_queues(view.state)
+    index = index_of(view)
+    _check(view, index.take_unchecked(view.state))
     actions = view.options.claiming
     found: dict[Group, None] = {}
     if "preempt" in actions:
-        found.update(dict.fromkeys(_preempting(view, changed)))
+        found.update(dict.fromkeys(_preempting(view)))
     if "consolidation" in actions:
         found.update(dict.fromkeys(_moving(view)))
     if "reclaim" in actions:
         found.update(dict.fromkeys(_reclaiming(view)))
-        found.update(dict.fromkeys(_outdated(view, changed)))
+        found.update(dict.fromkeys(_outdated(view)))
     return found
+
+
+def _check(view: PoolView, leaves: Iterable[Queue]) -> None:
+    """Find which of these leaves are growing, and which have outdated reasons."""
+    index, preempts = index_of(view), "preempt" in view.options.claiming
+    for leaf in leaves:
+        standing, fair = leaf.standing, leaf.fair
+        has_room = preempts and any(standing[i] < fair[i] for i in RESOURCES)
+        mark(index.growing, leaf, has_room and any(_preempts_own(view, g) for g in leaf.blocked))
+        mark(index.outdated, leaf, any(_is_outdated(view, group) for group in leaf.blocked))
 
 
 def _claims_for(view: PoolView, group: Group) -> bool:
@@ -279,16 +290,23 @@ def _claims_for(view: PoolView, group: Group) -> bool:
     return not group.shape.start_failed and could_fit(view.pool, group.shape)
 
 
-def _preempting(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
-    """Yield the groups that may preempt tasks of their project: on nodes that changed, or because
-    the project has another share or standing.
+def _preempts_own(view: PoolView, group: Group) -> bool:
+    return _claims_for(view, group) and claiming.has_own_victims(view, group.queue.first)
+
+
+def _is_outdated(view: PoolView, group: Group) -> bool:
+    return _claims_for(view, group) and _share_decides_now(
+        view, group.queue.first, group.waits[view.pool.name][0]
+    )
+
+
+def _preempting(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that may preempt tasks of their project: because the project changed, or
+    could hold more within its share, or on nodes that changed.
     """
-    for queue in changed:
-        for leaf in queue.leaves():
-            for group in leaf.blocked:
-                if _claims_for(view, group) and claiming.has_own_victims(view, group.queue.first):
-                    yield group
     index, pool = index_of(view), view.pool
+    for leaf in (*index.changed_queues(view.state), *index.growing):
+        yield from (group for group in leaf.blocked if _preempts_own(view, group))
     for ordinal in index.changed_nodes:
         node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
         if node is None or capacity is None:
@@ -301,11 +319,7 @@ def _preempting(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
                     most = leaf.held[0] + pool.future.free_milli
                 else:
                     most = capacity.gpu_milli + milli
-                if (
-                    pool.least_milli(shape) <= most
-                    and _claims_for(view, group)
-                    and claiming.has_own_victims(view, group.queue.first)
-                ):
+                if pool.least_milli(shape) <= most and _preempts_own(view, group):
                     yield group
 
 
@@ -359,15 +373,10 @@ def _may_claim(view: PoolView, group: Group) -> bool:
     )
 
 
-def _outdated(view: PoolView, changed: Sequence[Queue]) -> Iterator[Group]:
-    """Yield the groups of changed queues that wait for another reason than the recorded one."""
-    for queue in changed:
-        for leaf in queue.leaves():
-            for group in leaf.blocked:
-                if _claims_for(view, group) and _share_decides_now(
-                    view, group.queue.first, group.waits[view.pool.name][0]
-                ):
-                    yield group
+def _outdated(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that wait for another reason than the recorded one."""
+    for leaf in index_of(view).outdated:
+        yield from (group for group in leaf.blocked if _is_outdated(view, group))
 
 
 class _Blocked:
