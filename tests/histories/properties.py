@@ -158,7 +158,7 @@ class CheckedCell(Cell):
     # 7e
 
     def _takes_what_it_may(self, decision: dec.SlotsAllocatedV1 | dec.SlotsReservedV1) -> None:
-        """What is reserved counted before, and so did a task that is moved."""
+        """Reserved slots counted before, and so did a task that is moved."""
         task = self.state.task(decision.task_id)
         config = self.state.pools[decision.pool].config
         assert config is not None
@@ -359,7 +359,7 @@ class RestoredCell(Cell):
 
 
 def _holds_no_more_than_it_has(node: Node) -> None:
-    """What tasks hold, and what they will hold once those that stop are gone, is within the node:
+    """The amounts that tasks hold, also once those that stop are gone, are within the node:
     of each GPU 1,000 milli and its memory, and its CPUs and memory.
     """
     held, kept = ([0] * (2 * node.gpus + 2) for _ in range(2))

@@ -78,7 +78,7 @@ def smaller(a: Bounds, b: Bounds) -> Bounds:
     return gpu, cpu, memory
 
 
-def asked_by(pool: Pool, task: Task) -> Amounts:
+def request_of(pool: Pool, task: Task) -> Amounts:
     """Return what a task requests of a pool; on whole nodes with the CPUs and memory of one."""
     shape, resources = task.job.shape, task.job.spec.resources
     cpu, memory = resources.cpu_milli * shape.replicas, resources.memory_mib * shape.replicas
@@ -89,7 +89,7 @@ def lost_with(pool: Pool, victim: Task) -> Amounts:
     """Return what a queue loses with a task: GPUs as they are placed."""
     run = victim.run
     assert run is not None
-    _, cpu, memory = asked_by(pool, victim)
+    _, cpu, memory = request_of(pool, victim)
     return sum_of(run.placements)[0], cpu, memory
 
 
@@ -104,7 +104,7 @@ def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
 
 @dataclass(slots=True)
 class Held:
-    """What the tasks of a queue hold, without and with what they will release, and request."""
+    """Amounts that the tasks of a queue hold, with and without those to release, and request."""
 
     standing: Amounts = NONE
     used: Amounts = NONE
@@ -142,7 +142,7 @@ class Queues:
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
-                        one.requested = plus(one.requested, asked_by(pool, task))
+                        one.requested = plus(one.requested, request_of(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -310,7 +310,7 @@ class Queues:
 
 @dataclass(slots=True)
 class Batch:
-    """What is decided at once for one task that does not fit."""
+    """The decisions that are made at once for one task that does not fit."""
 
     for_task: str
     pool: str
@@ -374,7 +374,7 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, asked_by(queues.pool, task))
+    after = plus(queues.held[project].standing, request_of(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
             after = minus(after, lost_with(queues.pool, victim))
@@ -421,7 +421,7 @@ def _loses_only_what_is_not_its_own(
     pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
     the claimant's does not become fuller.
     """
-    ask, leaf = asked_by(queues.pool, claimant), claimant.job.project
+    ask, leaf = request_of(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].standing, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
@@ -489,7 +489,7 @@ def check_taken(
     Of GPU memory, the task counts as its part of the largest GPUs.
     """
     pool = state.pools[decision.pool]
-    queues, ask = Queues(state, pool), asked_by(pool, task)
+    queues, ask = Queues(state, pool), request_of(pool, task)
     if task.job.shape.whole_nodes:
         # How many nodes it gets is not known before; the CPUs and memory of one count.
         ask = ask[0], 0, 0

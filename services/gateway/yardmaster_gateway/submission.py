@@ -48,6 +48,8 @@ def body_digest(spec: JobSpec, key: str) -> str:
     for later in ("avoid_nodes", "runtime_estimate"):
         if not described[later]:
             del described[later]
+    if described["resources"]["gpu_memory"] is None:
+        del described["resources"]["gpu_memory"]
     # Earlier versions had the default 0. The value 0 therefore stands for the default.
     cpus = spec.resources.cpus
     if cpus == DEFAULT_CPUS:

@@ -57,7 +57,11 @@ def test_a_body_digest_stays_the_same_when_the_job_file_gets_new_fields() -> Non
     body = '{"project":"nlp","run":{"command":["a"]}}'
     assert body_digest(parse_job(body), "k").startswith("d398a72e49ac")
     assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k").startswith("d398a72e49ac")
-    for said in ('"avoid_nodes":["n1"]', '"runtime_estimate":"2h"'):
+    for said in (
+        '"avoid_nodes":["n1"]',
+        '"runtime_estimate":"2h"',
+        '"resources":{"gpu_memory":"1Gi"}',
+    ):
         learnt = body_digest(parse_job(f"{body[:-1]},{said}}}"), "k")
         assert not learnt.startswith("d398a72e49ac")
 

@@ -1,4 +1,4 @@
-"""What projects held of a pool in the past, where recent time counts more.
+"""The usage of a pool by projects in the past, where recent time counts more.
 
 Kept under policies whose index has a half-life. The *decayed usage* of a project is the average of
 the GPUs that its tasks held (with those that are stopping): what it held one half-life ago counts
