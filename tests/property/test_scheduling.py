@@ -54,7 +54,7 @@ def test_histories_have_all_properties(first: int) -> None:
 
 
 #: The same for histories of the policy `quota`.
-ONCE_BROKEN_QUOTA = (32, 43, 73, 244, 4008)
+ONCE_BROKEN_QUOTA = (32, 43, 73, 244, 1192, 1493, 4008, 7314, 8385)
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN_QUOTA)

@@ -223,9 +223,9 @@ class PoolPass:
             return False
         if self.pool.index.wakes_released:
             self.queue.offer_again()
-            return True
-        for group in chain(self.draft.state.blocked(self.pool), self.pool.reserved_groups):
-            self.pool.reconsider(group)
+        else:
+            for group in chain(self.draft.state.blocked(self.pool), self.pool.reserved_groups):
+                self.pool.reconsider(group)
         for pool, group in self.draft.state.limited_groups():
             pool.reconsider(group)
         return True

@@ -112,6 +112,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: since the last cycle, or in it, by name.
         self._changed: dict[str, None] = {}
         self._changed_next: dict[str, None] = {}
+        #: Whether owners have other settings since the last cycle, or in it.
+        self.reconfigured = False
+        self._reconfigured_next = False
         #: Nodes that may release more than in the last cycle, by ordinal.
         self._changed_nodes: dict[int, None] = {}
         self._changed_nodes_next: dict[int, None] = {}
@@ -465,6 +468,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._root = None
         self._built = False
         self._shares_stale = True
+        self.reconfigured = self._reconfigured_next = True
 
     def usages_counted(self) -> None:
         """See `PolicyIndex.usages_counted`."""
@@ -489,6 +493,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().cycle_ended()
         self._moved, self._moved_next = self._moved_next, {}
         self._changed, self._changed_next = self._changed_next, {}
+        self.reconfigured, self._reconfigured_next = self._reconfigured_next, False
         self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self.touched.clear()
 
@@ -501,6 +506,8 @@ class QuotaIndex(ClaimingIndex[Project]):
             "moved_next": list(self._moved_next),
             "changed": list(self._changed),
             "changed_next": list(self._changed_next),
+            "reconfigured": self.reconfigured,
+            "reconfigured_next": self._reconfigured_next,
             "changed_nodes": sorted(self._changed_nodes),
             "changed_nodes_next": sorted(self._changed_nodes_next),
         }
@@ -513,6 +520,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._moved_next = dict.fromkeys(kept["moved_next"])
         self._changed = dict.fromkeys(kept["changed"])
         self._changed_next = dict.fromkeys(kept["changed_next"])
+        self.reconfigured = kept["reconfigured"]
+        self._reconfigured_next = kept["reconfigured_next"]
         self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
         self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
 

@@ -344,11 +344,11 @@ def _reclaiming(view: PoolView) -> Iterator[Group]:
 
 
 def _moving(view: PoolView) -> Iterator[Group]:
-    """Yield the first group of each request for which others may be moved, if nodes changed: the
-    result is the same for all of them.
+    """Yield the first group of each request for which others may be moved, if nodes or the order of
+    victims changed: the result is the same for all of them.
     """
     index = index_of(view)
-    if not index.changed_nodes:
+    if not index.changed_nodes and not index.reconfigured:
         return
     for request, groups in list(index.by_request.items()):
         passed: set[Group] = set()
