@@ -190,6 +190,15 @@ class Site:
             lambda: self.yard("logs", task).out,
         )
 
+    def until_started(self, job: str) -> None:
+        """Wait until the programs of all running tasks of a job can save a checkpoint."""
+        for task in self.tasks(job):
+            if str(task.phase) == "running":
+                self._until_starts(task.task_id)
+
+    def _until_starts(self, task: str) -> None:
+        until(lambda: "starts at step" in self.yard("logs", task).out, f"{task} starts")
+
     def waits(self, task: str, code: str) -> str:
         """Wait until a task waits with this code; return `yard explain`."""
         until(
@@ -323,6 +332,7 @@ def test_quotas_3_and_1_divide_12_gpus_into_9_and_3_and_weights_low_and_high_int
     site.yard("apply", "-f", str(org))
     alpha = jobs.submit("alpha", "default", "--gpus", "1", "--tasks", "12")
     site.yard("wait", alpha, "--for", "running", "--timeout", "45s")
+    site.until_started(alpha)
     beta = jobs.submit("beta", "default", "--gpus", "1", "--tasks", "12")
     site.until_phases(beta, pending=12)
     jobs.let_leave()
@@ -418,6 +428,7 @@ def test_a_task_of_2_gpus_starts_after_one_move_and_all_three_run(site: Site, jo
     site.yard("projects", "create", "duo", "quota.pair.deserved=4")
     ones = jobs.submit("duo", "pair", "--gpus", "1", "--tasks", "2")
     site.yard("wait", ones, "--for", "running", "--timeout", "45s")
+    site.until_started(ones)
     assert site.used("pair") == {"n4": "1.0", "n5": "1.0"}
     two = jobs.submit("duo", "pair", "--gpus", "2")
     until(lambda: site.stops(ones), "a task is moved")
@@ -526,6 +537,7 @@ def test_a_live_pool_switched_to_quota_and_back_loses_nothing(site: Site, jobs: 
     site.yard("projects", "create", "new", "quota.hall.deserved=3")
     old = jobs.submit("old", "hall", "--gpus", "1", "--tasks", "5")
     site.until_phases(old, running=4, pending=1)
+    site.until_started(old)
     new = jobs.submit("new", "hall", "--gpus", "1", "--tasks", "5")
     site.waits(f"{new}.0", "insufficient_free")
 
