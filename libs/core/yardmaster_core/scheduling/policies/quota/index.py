@@ -115,7 +115,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Whether owners have other settings since the last cycle, or in it.
         self.reconfigured = False
         self._reconfigured_next = False
-        #: Nodes that may release more than in the last cycle, by ordinal.
+        #: Nodes with another capacity or other victims since the last cycle, or in it, by ordinal.
         self._changed_nodes: dict[int, None] = {}
         self._changed_nodes_next: dict[int, None] = {}
         #: Whether the shares may differ from those that were recorded.
@@ -184,7 +184,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     @property
     def changed_nodes(self) -> Sequence[int]:
-        """The nodes that may release more than in the last cycle, by ordinal."""
+        """The nodes with another capacity or other victims since the last cycle, by ordinal."""
         return list(self._changed_nodes)
 
     def changed_queues(self, state: ClusterState) -> Sequence[Queue]:
