@@ -18,7 +18,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs format schemas golden kept-log bench picture tools former lock clean
+.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs reference format schemas golden kept-log bench picture tools former lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ former: install ## install the release before, for the test of mixed versions, w
 
 docs: install ## build the documentation into build/docs; fails on a broken link
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
+reference: install ## generate the parts of reference pages that come from the program again
+	$(BIN)/python -m docs.generated
 
 format: install ## repair style with ruff
 	$(BIN)/ruff check --fix .

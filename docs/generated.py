@@ -1,7 +1,8 @@
-"""MkDocs hook: write the tables of reference pages from the program itself, at each build.
+"""Write the generated parts of reference pages from the program itself.
 
-A page contains `<!-- generated: NAME -->`; the build replaces it with what `TABLES[NAME]` returns,
-so a table cannot be older than the code.
+A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->` and is what `TABLES[NAME]`
+returns. `make reference` writes the parts of all pages again. They are committed, so that a reader
+of the repository sees them; a test compares them with the program.
 """
 
 import ast
@@ -20,10 +21,12 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_settings import BaseSettings
 
-from yardmaster_gateway.api_page import anchor_of
+from yardmaster_schemas import api
 from yardmaster_schemas.words import in_words
 
-MARKER: Final = re.compile(r"<!-- generated: ([a-z-]+) -->")
+DOCS: Final = Path(__file__).parent
+#: A generated part of a page, with its two markers.
+PART: Final = re.compile(r"<!-- generated: ([a-z-]+) -->\n.*?<!-- end: \1 -->", re.DOTALL)
 #: The module with the settings of each service.
 SERVICES: Final = {
     "gateway": "yardmaster_gateway.settings",
@@ -36,9 +39,23 @@ ALARMS: Final = Path(__file__).parents[1] / "deploy/prometheus/alarms.yaml"
 Json = dict[str, Any]
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Replace the markers of a page (a hook of MkDocs)."""
-    return MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+def regenerated(page: str) -> str:
+    """The text of a page with each generated part as the program says now."""
+
+    def part(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"<!-- generated: {name} -->\n\n{TABLES[name]().strip()}\n\n<!-- end: {name} -->"
+
+    return PART.sub(part, page)
+
+
+def main() -> None:
+    """Write the generated parts of all pages again."""
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if (new := regenerated(text)) != text:
+            page.write_text(new)
+            print(f"wrote {page.relative_to(DOCS.parent)}")
 
 
 # --- the yard command ---------------------------------------------------------------------------
@@ -130,7 +147,7 @@ def rest() -> str:
             # FastAPI derives the summary from the function's name; the docstring says more.
             about = operation.get("description") or operation.get("summary", "")
             first = _cell(about.partition("\n\n")[0])
-            lines.append(f"| [`{title}`](#{anchor_of(title)}) | {first} |")
+            lines.append(f"| [`{title}`](#{_anchor(title)}) | {first} |")
             sections.append(_operation(api, title, about, operation))
     return "\n".join([*lines, "", *sections])
 
@@ -140,10 +157,11 @@ def bodies() -> str:
     from yardmaster_gateway.app import document
 
     models = document()["components"]["schemas"]
-    return "\n".join(line for name, model in models.items() for line in _model(name, model))
+    return "\n".join(line for name in models for line in _model(name, models))
 
 
-def _model(name: str, model: Json) -> Iterator[str]:
+def _model(name: str, models: Json) -> Iterator[str]:
+    model = models[name]
     yield from (f"### `{name}`", "", model.get("description", "").strip(), "")
     if "enum" in model:
         yield from (f"One of: {in_words(model)}", "")
@@ -154,7 +172,7 @@ def _model(name: str, model: Json) -> Iterator[str]:
     for field, schema in model["properties"].items():
         needed = " (required)" if field in model.get("required", ()) else ""
         default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
-        cells = (in_words(schema), default, schema["description"])
+        cells = (_type(schema, models), default, schema["description"])
         example = f"`{json.dumps(schema['examples'][0])}`"
         yield f"| `{field}`{needed} | {' | '.join(map(_cell, cells))} | {_cell(example)} |"
     yield ""
@@ -170,8 +188,23 @@ def problems() -> str:
     return "\n".join(lines)
 
 
+def _type(schema: Json, models: Json) -> str:
+    """The type in words, with links to models."""
+
+    def link(found: re.Match[str]) -> str:
+        name = found[0]
+        return f"[`{name}`](#{name.lower()})" if name in models else name
+
+    return re.sub(r"[A-Z]\w+", link, in_words(schema))
+
+
+def _anchor(title: str) -> str:
+    """The anchor that both MkDocs and a repository's Markdown viewer give a heading."""
+    return re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-")
+
+
 def _operation(api: Json, title: str, about: str, operation: Json) -> str:
-    lines = [f"### `{title}` {{ #{anchor_of(title)} }}", "", about.strip(), ""]
+    lines = [f"### `{title}`", "", about.strip(), ""]
     parameters = operation.get("parameters", [])
     if parameters:
         lines += ["| parameter | in | type | meaning | example |"]
@@ -179,18 +212,20 @@ def _operation(api: Json, title: str, about: str, operation: Json) -> str:
         for each in parameters:
             needed = " (required)" if each.get("required") else ""
             meaning = _cell(each.get("description", ""))
-            kind = _cell(in_words(each["schema"]))
+            kind = _cell(_type(each["schema"], api["components"]["schemas"]))
             cells = (each["in"], kind, meaning, f"`{each['example']}`")
             lines.append(f"| `{each['name']}`{needed} | {' | '.join(cells)} |")
         lines.append("")
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         body = in_words(content.get("schema", {}))
         example = json.dumps(api["components"]["schemas"][body]["example"], indent=2)
-        lines += [f"Body ({kind}): `{body}`, for example:", "", "```json", example, "```", ""]
+        shown = _type(content.get("schema", {}), api["components"]["schemas"])
+        lines += [f"Body ({kind}): {shown}, for example:", "", "```json", example, "```", ""]
     lines += ["| status | answer |", "| --- | --- |"]
     for status, answer in operation["responses"].items():
-        schemas = {in_words(each.get("schema", {})) for each in answer.get("content", {}).values()}
-        said = ", ".join(f"`{each}`" for each in sorted(schemas - {"any"}))
+        schemas = [each.get("schema", {}) for each in answer.get("content", {}).values()]
+        types = {_type(schema, api["components"]["schemas"]) for schema in schemas}
+        said = ", ".join(sorted(types - {"any"}))
         text = _cell(answer.get("description", ""))
         lines.append(f"| {status} | {text}{': ' if text and said else ''}{said} |")
     return "\n".join([*lines, ""])
@@ -576,6 +611,28 @@ def python_client() -> str:
     return "\n\n".join(sections)
 
 
+def client_results() -> str:
+    """The classes that the client's methods return or yield, with the fields of each."""
+    from yardmaster import job_calls, transport
+
+    text = "\n".join(inspect.getsource(method) for _, method in client_methods())
+    named = set(re.findall(r"\b[A-Z]\w+", " ".join(re.findall(r"-> (.+):\n", text))))
+    lines = ["| class | what it is | fields |", "| --- | --- | --- |"]
+    for found in (job_calls.Piece, transport.Change):
+        properties = [name for name, of in vars(found).items() if isinstance(of, property)]
+        fields = [*(field.name for field in dataclasses.fields(found)), *properties]
+        about = (inspect.getdoc(found) or "").partition("\n\n")[0]
+        names = ", ".join(f"`{field}`" for field in fields)
+        lines.append(f"| `{found.__name__}` | {_cell(about)} | {names} |")
+    for name in sorted(named):
+        model = getattr(api, name, None)
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            about = (inspect.getdoc(model) or "").partition("\n\n")[0]
+            fields = ", ".join(f"`{field}`" for field in model.model_fields)
+            lines.append(f"| `{name}` | {_cell(about)} | {fields} |")
+    return "\n".join(lines)
+
+
 def client_errors() -> str:
     """The errors of the client: the attributes of each, and when it is raised."""
     from yardmaster import errors
@@ -593,18 +650,42 @@ def client_errors() -> str:
 
 
 def _documented(name: str, found: Callable[..., object], title: str) -> str:
-    words: list[str] = []
-    for each in inspect.signature(found).parameters.values():
-        if each.name == "self":
-            continue
-        if each.kind is each.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
-            words.append("*")
-        default = each.default
-        if inspect.isroutine(default):
-            words.append(f"{each.name}={default.__name__}")
-        else:
-            words.append(str(each.replace(annotation=each.empty)))
-    return f"{title}\n\n```python\n{name}({', '.join(words)})\n```\n\n{_sections(found)}"
+    """A section with the signature, as the source writes it, and the docstring."""
+    source = textwrap.dedent(inspect.getsource(found.__init__ if inspect.isclass(found) else found))
+    definition = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    arguments = definition.args
+    if arguments.args and arguments.args[0].arg in ("self", "cls"):
+        del arguments.args[0]
+    returns = f" -> {ast.unparse(definition.returns)}" if not inspect.isclass(found) else ""
+    return f"{title}\n\n```python\n{_wrapped(name, arguments, returns)}\n```\n\n{_sections(found)}"
+
+
+def _wrapped(name: str, arguments: ast.arguments, returns: str) -> str:
+    """A signature on one line, or with an argument a line where it is longer than 96 characters."""
+    parts = list[str]()
+    required = len(arguments.args) - len(arguments.defaults)
+    defaults: list[ast.expr | None] = [*[None] * required, *arguments.defaults]
+    for each, default in zip(arguments.args, defaults, strict=True):
+        parts.append(_argument(each, default))
+    if arguments.vararg is not None:
+        parts.append(f"*{ast.unparse(arguments.vararg)}")
+    elif arguments.kwonlyargs:
+        parts.append("*")
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parts.append(_argument(each, default))
+    if arguments.kwarg is not None:
+        parts.append(f"**{ast.unparse(arguments.kwarg)}")
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= 96:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}"
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(argument)
+    if default is None:
+        return text
+    return f"{text} = {ast.unparse(default)}"
 
 
 def _sections(found: Callable[..., object]) -> str:
@@ -637,6 +718,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "bodies": bodies,
     "cli": cli,
     "client-errors": client_errors,
+    "client-results": client_results,
     "job-file": job_file,
     "keys": keys,
     "problems": problems,
@@ -647,3 +729,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "task-environment": task_environment,
     "task-sdk": task_sdk,
 }
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,7 @@ from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.service import Ports
 from yardmaster_scheduler import main as scheduler
-from yardmaster_schemas.api import NodePatch, NodeWish, Task, parse_job
+from yardmaster_schemas.api import Node, NodePatch, NodeWish, Task, parse_job
 from yardmaster_schemas.position import Position
 from yardmaster_views import main as views
 from yardmaster_views.follower import Views
@@ -146,11 +146,14 @@ async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port) as watcher, client(port) as user:
             seen: list[str] = []
+            found: list[object] = []
 
             def watch() -> None:
-                for change in watcher.watch(["task"]):
+                for change in watcher.watch(["task", "node"]):
                     seen.append(change.event)
-                    if change.event == "upsert" and change.data["item"]["phase"] == "starting":
+                    found.extend(change.items)
+                    tasks = [item for item in change.items if isinstance(item, Task)]
+                    if any(task.phase == "starting" for task in tasks):
                         break
 
             async with asyncio.TaskGroup() as group:
@@ -159,6 +162,7 @@ async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
                 await inside(lambda: user.submit(parse_job(JOB)))
             assert seen[0] == "snapshot"
             assert seen[-1] == "upsert"
+            assert {type(item) for item in found} == {Node, Task}
 
 
 async def until_begun(seen: Sequence[object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import httpx
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from yardmaster.errors import ApiError, no_answer, refused, unreachable
 from yardmaster.retry import (
@@ -25,6 +26,7 @@ from yardmaster.retry import (
     encode_query,
     retry,
 )
+from yardmaster_schemas.api import Department, Job, Node, Pool, Project, Task, WatchKind
 
 __all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "parse_events"]
 
@@ -38,16 +40,44 @@ CONNECT_S: Final = 5.0
 MOST_CHANGES: Final = 100_000
 
 
+Watched = Task | Job | Node | Pool | Project | Department
+_MODELS: Final[Mapping[WatchKind, type[Watched]]] = {
+    WatchKind.TASK: Task,
+    WatchKind.JOB: Job,
+    WatchKind.NODE: Node,
+    WatchKind.POOL: Pool,
+    WatchKind.PROJECT: Project,
+    WatchKind.DEPARTMENT: Department,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One event of a stream; a watch can be resumed after its `id`.
 
-    Events of a watch: `snapshot`, `upsert`, `delete` and `bookmark`.
+    Events of a watch: `snapshot`, `upsert`, `delete` and `bookmark`. `data` is their JSON: `kind`
+    with `items` of a snapshot, `item` of an upsert, or `key` of a delete.
     """
 
     event: str
     id: str | None
     data: Any
+
+    @property
+    def items(self) -> tuple[Watched, ...]:
+        """The objects of a `snapshot` or an `upsert` of a watch; empty for other events."""
+        match self.event, self.data:
+            case "snapshot", {"kind": kind, "items": list(items)}:
+                return tuple(_object(kind, item) for item in items)
+            case "upsert", {"kind": kind, "item": item}:
+                return (_object(kind, item),)
+            case _:
+                return ()
+
+
+def _object(kind: str, item: Any) -> Watched:
+    # Answers are models of JSON: their dataclasses accept no dict in Python.
+    return _MODELS[WatchKind(kind)].model_validate_json(to_json(item))
 
 
 class Transport:
