@@ -368,3 +368,25 @@ async def test_more_topics_than_fit_one_request_are_created(
     await log.create_topics(topics)
     for each in topics:
         assert await log.append(Partition(each.name), batch("first", 1)) == 0
+
+
+async def test_one_older_end_from_a_former_leader_is_no_loss(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = topic("t")
+    await log.create_topics([new])
+    at = Partition(new.name)
+    await log.append(at, batch("a", 5))
+    assert len(await read_all(log, at)) == 5
+    ask = log._offsets.end_offsets
+    older = [3]
+
+    async def end_offsets(places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        ends = await ask(places)
+        return dict.fromkeys(places, older.pop()) if older else ends
+
+    monkeypatch.setattr(log._offsets, "end_offsets", end_offsets)
+    log._on_interruption()
+    assert not await log.read(at, 5)
+    assert not older, "the former leader was asked"
+    assert await log.append(at, batch("b", 1)) == 5

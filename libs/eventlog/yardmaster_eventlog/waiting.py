@@ -1,4 +1,12 @@
-"""`EventLog.wait` for every adapter: which records wake a call, and the timeout."""
+"""`EventLog.wait` for every adapter: which records wake a call, and the timeout.
+
+The end of a partition only grows, and a call waits at an offset up to which its caller has read. So
+an end that is read from the log after the call has begun cannot be before that offset, unless the
+log lost records: `see` takes such ends only, and then reports the loss. An end that was read before
+may be older than what the caller has read since: another thread or another handle has committed in
+between. For example, an acknowledgment may arrive after its record and the next one were read.
+`wake` takes such ends; they say nothing about a loss.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,19 +27,19 @@ class Waiter:
         self.grown = False
         self.error: LogError | None = None
 
-    def is_news(self, partition: Partition, end: int) -> bool:
-        """Tell whether `end` is beyond the end that the call waits for."""
-        return self._ends.get(partition, end) < end
-
-    def see(self, partition: Partition, end: int) -> None:
-        """Wake the call if `end` is beyond the end that it waits for.
-
-        An end before it means that the log lost records, because the caller has read that far.
-        """
-        if self.is_news(partition, end):
+    def wake(self, partition: Partition, end: int) -> None:
+        """Wake the call if `end`, which may be out of date, is beyond the end it waits for."""
+        if end > self._ends.get(partition, end):
             self.grown = True
             self._wake.set()
-        elif end < (awaited := self._ends.get(partition, end)):
+
+    def see(self, partition: Partition, end: int) -> None:
+        """Wake the call if the partition has grown; fail it if the partition lost records.
+
+        `end`: read from the log after this call had begun.
+        """
+        self.wake(partition, end)
+        if end < (awaited := self._ends.get(partition, end)):
             found = f"{partition} ends at {end}, but was read to {awaited}"
             self.fail(LogTruncated(found=found, topic=partition.topic))
 

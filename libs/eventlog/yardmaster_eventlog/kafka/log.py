@@ -13,6 +13,9 @@ is written later, except by a request that is already under way.
 
 After each interruption of a connection, before records are returned or appended, the newest records
 that this handle has seen are read again (`seen`): the brokers may have lost the end of a partition.
+An end from the brokers is never before what was read, unless it was lost: a new leader names no end
+until it has what the former leader had shown (KIP-207). Only a former leader that does not know yet
+that it was replaced, after a pause or a network fault, may name an older end; `_end` asks again.
 
 A *cursor* is a consumer without a group at one offset of one partition. A reader that continues
 where it stopped gets the same cursor, which has read ahead. To wait for records is to fetch them
@@ -82,6 +85,8 @@ MAX_BATCH_BYTES: Final = 16 * MIB
 IDLE_CURSORS: Final = 32
 IDLE_CURSORS_OF_PARTITION: Final = 3
 RETRY_S: Final = 0.1
+#: The time in which a former leader learns that another broker leads, once it runs again.
+REPLACED_S: Final = 1.0
 #: The type of a batch's timestamp, in an acknowledgment, that the broker's clock set.
 _LOG_APPEND_TIME: Final = 1
 #: Topics created by one request; a controller refuses one that causes 10,000 of its own records.
@@ -319,7 +324,7 @@ class KafkaLog:
                 if not await cursor.fill(max_records, 0):
                     if buffered_only and cursor.followed:
                         return ()
-                    end = await self._end(partition)
+                    end = await self._end(partition, offset)
                     await self._check_seen(partition)
                     if offset > end:
                         raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
@@ -423,7 +428,7 @@ class KafkaLog:
                     # Retention has removed the record, or the log has lost it.
                     self._interruptions += 1
                     await self._check_seen(partition)
-                    waiter.see(partition, await self._end(partition))
+                    waiter.see(partition, await self._end(partition, offset))
                     await self._clock.sleep(RETRY_S)
         except KafkaError as error:
             waiter.fail(LogUnavailable(found=_described(error)))
@@ -452,7 +457,7 @@ class KafkaLog:
 
     async def _compare(self, known: StoredRecord) -> None:
         partition, offset = known.partition, known.offset
-        end, found = await self._end(partition), None
+        end, found = await self._end(partition, offset + 1), None
         about = topic_of(partition.topic)
         # The newest record of a compacted topic may be replaced at any time; and of a topic that
         # this client may only write, it knows the end.
@@ -529,9 +534,18 @@ class KafkaLog:
         readable = {*ready, *(each for each in partitions if each not in known)}
         return {each: records.get(each) for each in partitions if each in readable}
 
-    async def _end(self, partition: Partition) -> int:
+    async def _end(self, partition: Partition, read_to: int = 0) -> int:
+        """Return the end; one before `read_to`, the end of what was read, only if it is confirmed.
+
+        The request has no leader epoch (aiokafka 0.14), so a former leader may answer it.
+        """
         at = TopicPartition(partition.topic, partition.number)
-        return int((await self._offsets.end_offsets([at]))[at])
+        end = int((await self._offsets.end_offsets([at]))[at])
+        if end < read_to:
+            await self._clock.sleep(REPLACED_S)
+            await self._offsets._client.force_metadata_update()
+            end = int((await self._offsets.end_offsets([at]))[at])
+        return end
 
     async def _first(self, partition: Partition) -> int:
         at = TopicPartition(partition.topic, partition.number)

@@ -278,8 +278,9 @@ class SqliteLog:
         else:
             for append, offset in zip(group, offsets, strict=True):
                 _resolve(append.done, offset)
+                # Only `wake`: since the commit, a waiter may have read what was written after it.
                 for waiter in self._waiters:
-                    waiter.see(append.write.to.partition, offset + len(append.write.batch))
+                    waiter.wake(append.write.to.partition, offset + len(append.write.batch))
 
     def _truncate_later(self) -> None:
         self._truncation = None
@@ -353,7 +354,7 @@ class SqliteLog:
                 self._poll()
             for each in stored:
                 self._seen.check(each.partition)
-            # After the waiter is known, so that no append is missed.
+            # After the waiter is known, so that no append is missed and no end is out of date.
             ends_now = await self._reader.run(lambda file: [file.end(each) for each in stored])
             for partition, end in zip(ends, ends_now, strict=True):
                 waiter.see(partition, end)
