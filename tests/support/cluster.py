@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from tests.support.audit import audit_log
 from tests.support.cut_tail import cut_tail
 from tests.support.forks import fork
+from tests.support.shifted_clock import preloaded
 from tests.support.yard_cli import run_yard
 from yardmaster.client import ApiError, Client
 from yardmaster_core.admission.machine import QuotaMachine
@@ -89,7 +90,10 @@ class Cluster:
         }
         for name, ahead_s in (clocks or {}).items():
             self.set_clock(name, ahead_s)
-            marked[name] = {**marked.get(name, {}), "TEST_CLOCK": str(self._clock(name))}
+            clock = {"TEST_CLOCK": str(self._clock(name))}
+            if name == KAFKA:
+                clock = preloaded(self.folder, self._clock(name))
+            marked[name] = {**marked.get(name, {}), **clock}
         self.fleet = Fleet(
             self.data,
             Wanted(counts=counts, cells=tuple(cells), slots=slots),

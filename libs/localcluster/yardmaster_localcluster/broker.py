@@ -47,7 +47,7 @@ class KafkaBroker(Server):
     behind a proxy, by name (capital letters): the port on which the broker listens, and the port of
     the proxy, which the broker advertises to clients of that listener. With `admin_password` the
     broker accepts only known users, on every listener, and refuses what no rule allows; without it,
-    it accepts every client.
+    it accepts every client. `env` is added to the environment of the process.
     """
 
     start_limit_s = START_LIMIT_S
@@ -64,12 +64,14 @@ class KafkaBroker(Server):
         settings: Mapping[str, str] | None = None,
         proxied: Mapping[str, tuple[int, int]] | None = None,
         admin_password: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(log_file or directory / "broker.log")
         self.directory = directory
         self._settings = dict(settings or {})
         self._proxied = dict(proxied or {})
         self._admin_password = admin_password
+        self._env = dict(env or {})
         self._properties = directory / "server.properties"
         self._data = directory / "data"
         self._chosen = (port, controller_port)
@@ -251,6 +253,7 @@ class KafkaBroker(Server):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,
+                env={**os.environ, **self._env},
                 # The kernel divides processor time by session, and every service has its own.
                 start_new_session=True,
             )

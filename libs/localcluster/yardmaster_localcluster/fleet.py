@@ -69,6 +69,7 @@ class Fleet:
             settings=kafka_settings,
             proxied=kafka_proxied,
             admin_password=read(data.kafka_credentials / ADMIN),
+            env=self._env.get(KAFKA),
         )
         self.redis = RedisServer(
             data.redis,
