@@ -18,7 +18,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs reference format schemas golden kept-log bench picture tools former lock clean
+.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs reference format schemas golden kept-log bench picture tools lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,9 +85,6 @@ lint: install ## check style, types and imports between packages; changes nothin
 
 tools: ## build helm, kustomize and promtool for the tests of deploy/, which are skipped without them
 	nice deploy/ci/go_tool.sh build
-
-former: install ## install the release before, for the test of mixed versions, which is skipped without it
-	deploy/ci/former_version.sh
 
 docs: install ## build the documentation into build/docs; fails on a broken link
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict

@@ -34,7 +34,7 @@ from yardmaster_localcluster.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Me
 from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.orphans import MARK, end, of_cluster, of_tasks
 from yardmaster_localcluster.plan import Counts, FreePorts, Wanted
-from yardmaster_localcluster.process import Launch, ServiceProcess
+from yardmaster_localcluster.process import ServiceProcess
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.replay.verify import verify as verify_log
@@ -58,7 +58,6 @@ class Cluster:
     Args:
         env: more environment, by a process's name, its service (`scheduler`), or `*` for all.
         clocks: by a process's name, the seconds by which its host's clock is ahead (`set_clock`).
-        launch: starts the setup and the services.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Cluster:
         redis_settings: Mapping[str, str] | None = None,
         kafka_proxied: Mapping[str, tuple[int, int]] | None = None,
         clocks: Mapping[str, int] | None = None,
-        launch: Launch = fork,
     ) -> None:
         self.folder = folder.absolute()
         self.data = DataLayout(self.folder / "data")
@@ -102,7 +100,7 @@ class Cluster:
             kafka_settings=kafka_settings,
             redis_settings=redis_settings,
             kafka_proxied=kafka_proxied,
-            launch=launch,
+            launch=fork,
         )
         self._clients: dict[str, Client] = {}
 

@@ -88,23 +88,22 @@ for line in sys.stdin:
     print(child, flush=True)
 """
 _lock: Final = threading.Lock()
-#: By the Python that they run.
-_parents: Final[dict[str, "subprocess.Popen[str]"]] = {}
+#: The process that forks; none before the first fork, and after `stop`.
+_parents: Final[list["subprocess.Popen[str]"]] = []
 
 
 class Forked:
     """A process that `fork` started, with the methods of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, python: str) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._python = python
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return its exit code; None while it runs."""
         if self.returncode is None:
-            self.returncode = _ask(self._python, self.pid)
+            self.returncode = _ask(self.pid)
             if self.returncode is not None:
                 os.close(self._pidfd)
         return self.returncode
@@ -140,32 +139,28 @@ def fork(
     stdout: Path,
     stderr: Path | None = None,
     stdin: Path = Path(os.devnull),
-    python: str = sys.executable,
 ) -> Forked:
-    """Start `python -m MODULE WORDS`; its output is appended to the files.
-
-    `python` may be that of another environment, with another version of Yardmaster.
-    """
+    """Start `python -m MODULE WORDS`; its output is appended to the files."""
     asked = {"module": module, "words": list(words), "env": dict(env), "cwd": str(cwd)}
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr or stdout}
     for path in (stdout, stderr or stdout):
         path.touch(0o600)
-    pid = _ask(python, asked | {name: str(path.absolute()) for name, path in files.items()})
+    pid = _ask(asked | {name: str(path.absolute()) for name, path in files.items()})
     assert pid is not None
-    return Forked(pid, python)
+    return Forked(pid)
 
 
 def stop() -> None:
-    """End the parent processes; forked processes keep running."""
+    """End the parent process; forked processes keep running."""
     while _parents:
-        _parents.popitem()[1].communicate(timeout=30)
+        _parents.pop().communicate(timeout=30)
 
 
-def _ask(python: str, what: Any) -> int | None:
+def _ask(what: Any) -> int | None:
     with _lock:
-        if python not in _parents:
+        if not _parents:
             parent = subprocess.Popen(
-                [python, "-c", _PARENT, *_MODULES],
+                [sys.executable, "-c", _PARENT, *_MODULES],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -173,8 +168,8 @@ def _ask(python: str, what: Any) -> int | None:
             )
             assert parent.stdout is not None
             assert parent.stdout.readline() == "ready\n"
-            _parents[python] = parent
-        parent = _parents[python]
+            _parents.append(parent)
+        (parent,) = _parents
         assert parent.stdin is not None
         assert parent.stdout is not None
         parent.stdin.write(json.dumps(what) + "\n")
