@@ -43,3 +43,14 @@ def down_for(data: Path, env: Mapping[str, str]) -> str:
 def up_with(flags: str, env: Mapping[str, str]) -> str:
     """The command that starts a cluster with `flags`, by make if make started this command."""
     return f'make up UP_ARGS="{flags}"' if env.get("MAKELEVEL") else f"{yard(env)} up {flags}"
+
+
+def empty_log(other: str) -> str:
+    """How to start with an empty log instead of `other`, a file or the URL of a log."""
+    path = Path(other)
+    if path.is_file():
+        return f"yard dev --data OTHER starts an empty log; {path.parent} stays until you delete it"
+    return (
+        "of yard up: yard down --purge, then yard up; on other brokers: delete the topics of the "
+        "log and its snapshots, empty Redis, then yard setup"
+    )

@@ -245,8 +245,15 @@ def _missing_extra(error: ModuleNotFoundError) -> CliError:
 def _known(error: Exception) -> CliError:
     """The error to show for an exception of the libraries, or for an unexpected one."""
     from yardmaster.transport import ApiError
+    from yardmaster_cli.hints import empty_log
     from yardmaster_cli.server.remote import api_error
-    from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
+    from yardmaster_eventlog.errors import (
+        LogCorrupt,
+        LogTruncated,
+        LogUnavailable,
+        NotOurLog,
+        OtherLogFormat,
+    )
     from yardmaster_localcluster import errors as local
     from yardmaster_projections.errors import ViewsUnavailable
     from yardmaster_runtime.errors import BeforeFirstCycle, UnknownTask
@@ -256,6 +263,7 @@ def _known(error: Exception) -> CliError:
         return api_error(error)
     codes: list[tuple[type[Exception], Exit]] = [
         (NotOurLog, Exit.USAGE),
+        (OtherLogFormat, Exit.USAGE),
         (LogCorrupt, Exit.CHECK_FAILED),
         (LogTruncated, Exit.CHECK_FAILED),
         (LogUnavailable, Exit.UNREACHABLE),
@@ -265,6 +273,7 @@ def _known(error: Exception) -> CliError:
         (local.DataDirInUse, Exit.CONFLICT),
         (local.PortsInUse, Exit.CONFLICT),
         (local.DataDirUnusable, Exit.USAGE),
+        (local.OtherDataFormat, Exit.USAGE),
         (local.PackageMissing, Exit.USAGE),
         (local.ClusterFixed, Exit.USAGE),
         (local.TooManyNodes, Exit.USAGE),
@@ -276,7 +285,11 @@ def _known(error: Exception) -> CliError:
     ]
     for kind, code in codes:
         if isinstance(error, kind):
-            hint = error.hint if isinstance(error, local.LocalClusterError) else None
+            hint = None
+            if isinstance(error, local.LocalClusterError):
+                hint = error.hint
+            elif isinstance(error, OtherLogFormat):
+                hint = empty_log(str(error.fields["path"]))
             return CliError(str(error), exit_code=code, hint=hint)
     return CliError(
         f"internal: {type(error).__name__}: {error}",

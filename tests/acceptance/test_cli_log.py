@@ -5,11 +5,13 @@ import re
 import signal
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.support.yard_cli import EXAMPLES, Dev, running_dev, until
+from yardmaster_schemas.log_format import LOG_FORMAT
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -207,3 +209,17 @@ def test_a_file_that_is_no_log_stops_the_start_with_a_named_error(tmp_path: Path
     dev.log.write_bytes(b"this is no database, whatever else it may be " * 100)
     said = dev.yard("dev", "--port", "0", code=2)
     assert "is not a Yardmaster log" in said.err
+
+
+def test_a_data_directory_of_another_format_is_refused_by_name_and_kept(tmp_path: Path) -> None:
+    dev = Dev(tmp_path)
+    with running_dev(tmp_path):
+        pass
+    with closing(sqlite3.connect(dev.log)) as file:
+        file.execute(f"PRAGMA user_version = {LOG_FORMAT - 1}")
+    before = dev.log.read_bytes()
+    for words in (["dev", "--port", "0"], ["log", "dump", "--log", str(dev.log)], ["replay", "at"]):
+        said = dev.yard(*words, code=2)
+        assert f"{dev.log} is a log of format {LOG_FORMAT - 1}, and this version" in said.err
+        assert f"yard dev --data OTHER starts an empty log; {dev.data} stays" in said.err
+    assert dev.log.read_bytes() == before

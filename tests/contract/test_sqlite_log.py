@@ -23,12 +23,14 @@ from yardmaster_eventlog.errors import (
     LogUnavailable,
     NotOurLog,
     OffsetGone,
+    OtherLogFormat,
 )
 from yardmaster_eventlog.port import Partition, Record, StoredRecord
 from yardmaster_eventlog.sqlite import log as sqlite_module
 from yardmaster_eventlog.sqlite.file import LogFile, Write
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.topics import Topic
 
 TOPIC = Topic(name="t", key="cell", writers=(), readers=())
@@ -210,11 +212,18 @@ async def test_a_folder_or_another_programs_database_is_not_our_log(tmp_path: Pa
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",), "not touched"
 
 
-async def test_a_log_of_a_newer_format_is_refused_by_name(log: SqliteLog, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "log.db")) as other:
-        other.execute("PRAGMA user_version = 7")
-    with pytest.raises(NotOurLog, match="format 7"):
-        await SqliteLog.open(tmp_path / "log.db", SystemClock())
+@pytest.mark.parametrize("number", [LOG_FORMAT - 1, LOG_FORMAT + 1])
+async def test_a_log_of_another_format_is_refused_by_name_and_left_unchanged(
+    log: SqliteLog, tmp_path: Path, number: int
+) -> None:
+    path = tmp_path / "log.db"
+    await log.close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA user_version = {number}")
+    before = path.read_bytes()
+    with pytest.raises(OtherLogFormat, match=rf"log\.db is a log of format {number}, .*changed"):
+        await SqliteLog.open(path, SystemClock())
+    assert path.read_bytes() == before
 
 
 async def test_no_log_is_created_unless_requested(tmp_path: Path) -> None:

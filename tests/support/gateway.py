@@ -49,6 +49,7 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectConfig,
 )
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.topics import TOPICS
 from yardmaster_views.follower import Follower, Metrics, Views
 
@@ -121,7 +122,9 @@ class TestCell:
         await self.write(
             "requests",
             "operator/setup",
-            LogCreatedV1(log_id="0123456789abcdef" * 2, mode=LogMode.EMBEDDED, cell=CELL),
+            LogCreatedV1(
+                log_id="0123456789abcdef" * 2, mode=LogMode.EMBEDDED, cell=CELL, format=LOG_FORMAT
+            ),
             CELL,
         )
         for subject, event in (

@@ -6,6 +6,7 @@ creates faults by keyword (`commit=`, `take=`, `refused=`, `term=`).
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,7 @@ from yardmaster_schemas.events.requests import (
     TaskSubmittedV1,
     Unschedulable,
 )
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.reasons import RefusalCode, Start
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.sources import agent_source
@@ -297,8 +299,30 @@ def subject_of(event: Any) -> str:
 # Events with all fields; a test sets the fields that matter to it
 
 
-def log_created(cell: str = "main") -> LogCreatedV1:
-    return LogCreatedV1(log_id="0" * 32, mode=LogMode.EMBEDDED, cell=cell)
+def log_created(cell: str = "main", log_format: int = LOG_FORMAT) -> LogCreatedV1:
+    return LogCreatedV1(log_id="0" * 32, mode=LogMode.EMBEDDED, cell=cell, format=log_format)
+
+
+def first_record(log_format: int | None = LOG_FORMAT) -> Record:
+    """The first record of a log; None: of a version whose LogCreated named no format."""
+    created = log_created(log_format=log_format or LOG_FORMAT)
+    envelope = Envelope(
+        type=created.TYPE,
+        version=created.VERSION,
+        source="setup/test",
+        epoch=0,
+        seq=0,
+        subject=created.cell,
+        time_ms=START_MS,
+        actor=Actor(kind=ActorKind.SERVICE, id="test"),
+        data=created,
+    )
+    record = codec.encode(envelope, created.cell)
+    if log_format is not None:
+        return record
+    value = json.loads(record.value or b"")
+    del value["data"]["format"]
+    return Record(record.key, json.dumps(value).encode(), record.headers)
 
 
 def submitted(job_id: str, project: str = "nlp", **spec: Any) -> TaskSubmittedV1:

@@ -16,6 +16,7 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable, Unk
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.service import kafka_settings, on_kafka, open_log
 from yardmaster_runtime.settings import LogSettings
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
@@ -31,6 +32,7 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectConfig,
 )
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.topics import REQUESTS, TOPICS, assignments
 
 DEFAULT: Final = "default"
@@ -131,7 +133,7 @@ async def _created(log: EventLog, number: int, cell: str) -> LogCreatedV1 | None
 def _first_records(
     site: Site, cell: str, log_id: str, policy: PolicyRef, now_ms: int
 ) -> Sequence[Record]:
-    created = LogCreatedV1(log_id=log_id, mode=site.mode, cell=cell)
+    created = LogCreatedV1(log_id=log_id, mode=site.mode, cell=cell, format=LOG_FORMAT)
     setup, gateway = f"setup/{site.actor}", "gateway/setup"
     pool, department, project = (
         PoolChangeRequestedV1(pool=DEFAULT, config=PoolConfig(policy=policy), if_revision=0),
@@ -178,13 +180,15 @@ async def wait_and_set_up(
 ) -> Found:
     """Set up the log that the settings name; retry while it cannot be reached.
 
-    Raises: as `set_up`; LogUnavailable after `limit_s` seconds.
+    Raises: as `set_up`; OtherLogFormat; LogUnavailable after `limit_s` seconds.
     """
     deadline_s = clock.monotonic_s() + limit_s
     while True:
         try:
             log = await open_log(settings, clock)
             try:
+                if on_kafka(settings):
+                    await check_log_format(log, settings.log_url)
                 await _create_users(settings, site.passwords)
                 return await set_up(log, clock, chance, site)
             finally:

@@ -18,7 +18,8 @@ from yardmaster_cli.errors import BadUsage, bad_setting
 from yardmaster_cli.session import Session
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.service import open_log
+from yardmaster_runtime.log_format import check_log_format
+from yardmaster_runtime.service import on_kafka, open_log
 from yardmaster_runtime.settings import KafkaOptions, SharedSettings
 from yardmaster_schemas.access import AUDITOR
 
@@ -101,10 +102,12 @@ async def opened(source: LogSource) -> AsyncIterator[EventLog]:
     """Open an existing log.
 
     Raises:
-        NotOurLog, LogCorrupt, LogUnavailable, SecretUnreadable.
+        NotOurLog, OtherLogFormat, LogCorrupt, LogUnavailable, SecretUnreadable.
     """
     log = await open_log(source.settings, SystemClock(), create=False)
     try:
+        if on_kafka(source.settings):
+            await check_log_format(log, source.shown)
         yield log
     finally:
         await log.close()

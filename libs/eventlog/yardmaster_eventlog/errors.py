@@ -2,7 +2,8 @@
 
 ```
 LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
-           LogInUse  NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
+           LogInUse  NotOurLog  OtherLogFormat  LogCorrupt  LogUnavailable
+           AppendOutcomeUnknown
            LogNotTrusted  LogAccessRefused  TlsUnusable
            DetailsUnreadable  SnapshotCorrupt  SnapshotsUnavailable
 ```
@@ -71,6 +72,14 @@ class NotOurLog(LogError):
     """{path} is not a Yardmaster log: {found}. Give the path of a log, or a path that is free."""
 
     code = "not_our_log"
+
+
+class OtherLogFormat(LogError):
+    """{path} is a log of {found}, and this version of Yardmaster reads and writes only format
+    {known}. Nothing was changed. Start with an empty log, or use the version that wrote this one.
+    """
+
+    code = "other_log_format"
 
 
 class LogCorrupt(LogError):

@@ -19,7 +19,7 @@ from yardmaster_localcluster.errors import (
     StartFailed,
     StopFailed,
 )
-from yardmaster_localcluster.layout import MIGRATED, DataLayout
+from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import MARK, end, end_tasks, of_cluster, of_tasks
 from yardmaster_localcluster.plan import MODULES, FixedPorts, Wanted
 from yardmaster_localcluster.ports import HOST, is_free
@@ -84,6 +84,7 @@ class BackgroundCluster:
                 cannot be changed in this way.
         """
         data = self.data
+        data.check_format()
         pid = self.supervisor()
         if pid is not None:
             self._check_change(wanted, ports)
@@ -103,8 +104,6 @@ class BackgroundCluster:
                 raise DataDirUnusable(
                     found=f"{data.path}: {error.strerror}", hint="choose another: --data DIR"
                 ) from None
-            if data.accepts_every_client:
-                self._progress(MIGRATED.format(folder=data.credentials))
             write_request(data, wanted, ports)
             (data.path / "state.json").unlink(missing_ok=True)
             pid = self._begin()

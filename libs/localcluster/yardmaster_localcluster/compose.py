@@ -26,7 +26,7 @@ from yardmaster_localcluster.errors import (
     StopFailed,
     TooManyNodes,
 )
-from yardmaster_localcluster.layout import MIGRATED, DataLayout
+from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Wanted
 from yardmaster_localcluster.request import write_request
 
@@ -140,8 +140,7 @@ class ComposeCluster:
     def _prepare(self, wanted: Wanted, ports: Mapping[str, int]) -> None:
         """Create folders and secrets, owned by the user of the containers, and the settings."""
         data = self.data
-        if data.accepts_every_client:
-            self._progress(MIGRATED.format(folder=data.credentials))
+        data.check_format()
         # Compose wants the files of all its secrets, also those of nodes that it does not start.
         data.make(wanted.cells, NODES)
         shared = data.path / "shared"

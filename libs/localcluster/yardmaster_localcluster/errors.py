@@ -4,6 +4,7 @@
 YardmasterError
   LocalClusterError
     DataDirUnusable  DataDirInUse          the data directory
+    OtherDataFormat
     PackageMissing  DownloadFailed         what a broker or Redis needs
     PortsInUse  ClusterFixed  TooManyNodes what was requested cannot be started
     ProcessFailed                          a process ended, or did not become ready
@@ -37,6 +38,14 @@ class DataDirInUse(LocalClusterError):
     """another yard dev or yard up (pid {pid}) runs on {path}"""
 
     code = "data_dir_in_use"
+
+
+class OtherDataFormat(LocalClusterError):
+    """{path} contains a cluster of {found}, and this version of Yardmaster reads and writes only
+    format {known}. Nothing was changed.
+    """
+
+    code = "other_data_format"
 
 
 class PackageMissing(LocalClusterError):

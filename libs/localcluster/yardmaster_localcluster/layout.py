@@ -3,6 +3,7 @@
 ```
 kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
 logs/PROCESS.log                               log of each process
+format                                         the format of the data (`LOG_FORMAT`)
 token                                          the token of callers; 0600
 tokens.json                                    its digest and roles, for gateways; 0600
 credentials/kafka/USER credentials/redis/USER  the password of each user; 0600
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from yardmaster_localcluster.data_lock import make_private, write_private
+from yardmaster_localcluster.errors import OtherDataFormat
 from yardmaster_schemas.access import ADMIN, REDIS_USERS, SERVICES, agent_user
+from yardmaster_schemas.log_format import LOG_FORMAT
 
 #: Default ports. Gateways and health endpoints use one port per process, from these on.
 GATEWAY_PORT: Final = 7450
@@ -29,14 +32,10 @@ HEALTH_PORT: Final = 7500
 KAFKA_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 REDIS_PORT: Final = 6379
+FORMAT_FILE: Final = "format"
 #: The port ranges of nodes for gangs; nodes of one machine must not share ports.
 FIRST_GANG_PORT: Final = 29_600
 GANG_PORTS: Final = 100
-#: Printed at the first start of a cluster whose broker and Redis had no users before.
-MIGRATED: Final = (
-    "from now on Kafka and Redis of this cluster accept only its own services; passwords for your "
-    "own clients are in {folder}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,6 @@ class DataLayout:
         return self.credentials / "redis"
 
     @property
-    def accepts_every_client(self) -> bool:
-        """Whether the broker's data is from a version without users, which accepted all clients."""
-        formatted = (self.kafka / "data" / "meta.properties").is_file()
-        return formatted and not self.kafka_credentials.is_dir()
-
-    @property
     def snapshots(self) -> Path:
         """The machines' snapshots."""
         return self.path / "snapshots"
@@ -106,9 +99,27 @@ class DataLayout:
         """The file with its digest, for gateways."""
         return self.path / "tokens.json"
 
+    def check_format(self) -> None:
+        """Check that the data, if there is any, has the format of this version.
+
+        Raises: OtherDataFormat.
+        """
+        found = read(self.path / FORMAT_FILE)
+        if self.kafka.exists() and found != str(LOG_FORMAT):
+            raise OtherDataFormat(
+                path=self.path,
+                found=f"format {found}" if found else "an earlier format",
+                known=LOG_FORMAT,
+                hint=f"yard down --purge --data {self.path} deletes it, then yard up starts an "
+                "empty cluster; yard up --data OTHER keeps it",
+            )
+
     def make(self, cells: tuple[str, ...], nodes: Iterable[str]) -> None:
         """Create missing folders and random secrets."""
         make_private(self.path)
+        # Written before the data that it describes, so a start that is cut off leaves no data
+        # without it.
+        write_private(self.path / FORMAT_FILE, f"{LOG_FORMAT}\n")
         for folder in (self.kafka, self.redis, self.snapshots, self.views, self.logs):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700)
@@ -123,8 +134,6 @@ class DataLayout:
             self._secret(self.kafka_credentials / user)
         for user in REDIS_USERS:
             self._secret(self.redis_credentials / user)
-        # Earlier versions had one password for all clients.
-        (self.redis / "password").unlink(missing_ok=True)
         roles = [{"role": "operator", "scope": "cell", "name": cell} for cell in cells]
         digest = hashlib.sha256(token.encode()).hexdigest()
         entry = {"id": "local", "digest": digest, "user": "local", "roles": roles}

@@ -28,6 +28,7 @@ from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.http import HttpServer, listen
+from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.machine.candidate import Candidate
 from yardmaster_runtime.machine.election import Election, GroupElection, SoleCandidate
 from yardmaster_runtime.settings import LogSettings, RuntimeSettings
@@ -38,7 +39,7 @@ from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.waiting import Work, first_of
 from yardmaster_schemas.errors import YardmasterError
-from yardmaster_schemas.topics import Topic
+from yardmaster_schemas.topics import REQUESTS, Topic
 
 S = TypeVar("S")
 P = TypeVar("P", bound=LogSettings)
@@ -77,6 +78,7 @@ async def open_log(
 
     Raises:
         NotOurLog: the URL has no known scheme, or the file is not a log.
+        OtherLogFormat: the file is a log of another version.
         LogNotTrusted, LogAccessRefused, TlsUnusable, SecretUnreadable: the settings are wrong.
         LogCorrupt, LogUnavailable.
     """
@@ -171,16 +173,20 @@ class Process:
     telemetry: Telemetry
     health: Health
     log_metrics: LogMetrics = NO_METRICS
+    #: The service's name in the catalog of topics.
+    service: str = ""
 
     async def open_log(self, settings: LogSettings) -> EventLog:
         """Open the log that the settings name; retry without limit while it is unavailable.
 
-        Raises: the errors of `open_log`, except LogUnavailable.
+        Services that may read its first record check its format.
+
+        Raises: the errors of `open_log`, except LogUnavailable; OtherLogFormat.
         """
         backoff = settings.retry.backoff()
         while True:
             try:
-                log = await open_log(settings, self.clock, metrics=self.log_metrics)
+                log = await self._open_log(settings)
             except LogUnavailable as error:
                 self.health.report("log", f"{error.code}: {error}")
                 self.telemetry.warn("log_unavailable", found=str(error))
@@ -188,6 +194,16 @@ class Process:
             else:
                 self.health.report("log")
                 return log
+
+    async def _open_log(self, settings: LogSettings) -> EventLog:
+        log = await open_log(settings, self.clock, metrics=self.log_metrics)
+        if on_kafka(settings) and self.service in REQUESTS.readers:
+            try:
+                await check_log_format(log, settings.log_url)
+            except BaseException:
+                await log.close()
+                raise
+        return log
 
 
 def open_membership(
@@ -304,7 +320,7 @@ async def _serve(
     library_logs.install()
     try:
         chance = SystemChance()
-        process = Process(clock, chance, telemetry, Health(), EventLogMetrics(telemetry))
+        process = Process(clock, chance, telemetry, Health(), EventLogMetrics(telemetry), service)
         telemetry.trace_to(settings.traces, chance.hex("instance", 12))
         await _run(process, settings, serve)
     finally:

@@ -51,6 +51,7 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
     TaskSubmittedV1,
 )
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster_simulation.distributions import Chance
@@ -327,7 +328,10 @@ class World:
 
     def _set_up(self) -> None:
         created = LogCreatedV1(
-            log_id=self._chance.hex(32, "log"), mode=LogMode.SIMULATED, cell=CELL
+            log_id=self._chance.hex(32, "log"),
+            mode=LogMode.SIMULATED,
+            cell=CELL,
+            format=LOG_FORMAT,
         )
         self._requests.put(created, "setup/simulation", 1, 0, USER, CELL, self.now_ms)
         workload = self.workload

@@ -16,9 +16,11 @@ from yardmaster_localcluster.background import (
     check_ports,
     failing_processes,
 )
-from yardmaster_localcluster.errors import ClusterFixed, PortsInUse, StartFailed
+from yardmaster_localcluster.compose import ComposeCluster
+from yardmaster_localcluster.errors import ClusterFixed, OtherDataFormat, PortsInUse, StartFailed
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, Wanted
+from yardmaster_schemas.log_format import LOG_FORMAT
 
 PORTS = {"gateway": 7450, "health": 7500, "kafka": 9092, "controller": 9093, "redis": 6379}
 
@@ -55,6 +57,26 @@ def test_a_running_cluster_keeps_its_cells(running: Running) -> None:
         BackgroundCluster(running.data).up(Wanted(cells=("main", "east")), PORTS)
     assert running.signals == []
     assert (running.data.path / "up.json").read_text() == before
+
+
+@pytest.mark.parametrize("mark", [None, str(LOG_FORMAT - 1)])
+def test_data_of_another_format_is_refused_by_name_and_kept(
+    tmp_path: Path, mark: str | None
+) -> None:
+    data = DataLayout(tmp_path / "data")
+    data.make(("main",), ["n1"])
+    (data.kafka / "kept").write_text("kept")
+    data.check_format()
+    (data.path / "format").unlink()
+    if mark is not None:
+        (data.path / "format").write_text(f"{mark}\n")
+    before = {path: path.read_bytes() for path in data.path.rglob("*") if path.is_file()}
+    background, compose = BackgroundCluster(data), ComposeCluster(data, "none")
+    for start in (background.up, compose.up):
+        with pytest.raises(OtherDataFormat, match=f"{data.path} contains a cluster") as refused:
+            start(Wanted(), PORTS)
+        assert f"yard down --purge --data {data.path} deletes it" in str(refused.value.hint)
+    assert {path: path.read_bytes() for path in data.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_process_that_does_not_stay_up_ends_the_wait(running: Running) -> None:

@@ -64,6 +64,7 @@ class LogFile:
 
         Raises:
             NotOurLog: the path holds something else, or nothing though `create` is false.
+            OtherLogFormat: the log has another format than those of this version.
             LogCorrupt: the file is damaged or cut short.
         """
         self.path = path

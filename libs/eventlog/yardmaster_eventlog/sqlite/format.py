@@ -1,4 +1,4 @@
-"""The file of a SQLite log: its tables, how it is created, recognized and upgraded, its errors.
+"""The file of a SQLite log: its tables, how it is created and recognized, its errors.
 
 The records of a partition are adjacent in one b-tree, with the key (partition, offset). Pages
 have 8 KiB: in such a table a record that does not fit four times into a page is stored outside of
@@ -19,31 +19,23 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from yardmaster_eventlog.errors import LogCorrupt, LogError, LogUnavailable, NotOurLog
+from yardmaster_eventlog.errors import (
+    LogCorrupt,
+    LogError,
+    LogUnavailable,
+    NotOurLog,
+    OtherLogFormat,
+)
+from yardmaster_schemas.log_format import LOG_FORMAT
 
 #: "Yard" in ASCII, at the place that SQLite reserves for the id of the program that owns the file.
 APPLICATION_ID: Final = 0x59617264
-FORMAT: Final = 2
 PAGE_BYTES: Final = 8192
-
-_RECORDS: Final = """CREATE TABLE records (
-    partition INTEGER NOT NULL,         -- partitions.id
-    offset INTEGER NOT NULL,
-    appended_ms INTEGER NOT NULL,
-    key BLOB NOT NULL,
-    value BLOB,
-    headers BLOB NOT NULL,
-    PRIMARY KEY (partition, offset)
-) WITHOUT ROWID"""
-#: For people with a SQLite shell.
-_VIEW: Final = """CREATE VIEW log AS
-    SELECT p.topic, p.number AS partition, r.offset, r.appended_ms, r.key, r.value
-    FROM records r JOIN partitions p ON p.id = r.partition"""
 
 _SCHEMA: Final = f"""
 PRAGMA page_size = {PAGE_BYTES};
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
+PRAGMA user_version = {LOG_FORMAT};
 BEGIN;
 CREATE TABLE partitions (
     id INTEGER PRIMARY KEY,
@@ -62,23 +54,20 @@ CREATE TABLE newest (                   -- of compacted topics: the offset of ea
     offset INTEGER NOT NULL,
     PRIMARY KEY (partition, key)
 ) WITHOUT ROWID;
-{_RECORDS};
-{_VIEW};
+CREATE TABLE records (
+    partition INTEGER NOT NULL,         -- partitions.id
+    offset INTEGER NOT NULL,
+    appended_ms INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    value BLOB,
+    headers BLOB NOT NULL,
+    PRIMARY KEY (partition, offset)
+) WITHOUT ROWID;
+CREATE VIEW log AS                  -- for people with a SQLite shell
+    SELECT p.topic, p.number AS partition, r.offset, r.appended_ms, r.key, r.value
+    FROM records r JOIN partitions p ON p.id = r.partition;
 COMMIT;
 """
-
-#: Format 1 had partition (from bit 40 on) and offset in one integer.
-_FROM_FORMAT_1: Final = (
-    "DROP VIEW log",
-    "ALTER TABLE records RENAME TO records_1",
-    _RECORDS,
-    "INSERT INTO records"
-    " SELECT id >> 40, id & ((1 << 40) - 1), appended_ms, key, value, headers"
-    " FROM records_1 ORDER BY id",
-    "DROP TABLE records_1",
-    _VIEW,
-    f"PRAGMA user_version = {FORMAT}",
-)
 
 _ENDS: Final = """
 SELECT topic || '/' || number, first, next, compacted,
@@ -89,10 +78,11 @@ FROM partitions p
 
 
 def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Connection:
-    """Open the log at `path`; create it with `create`, upgrade it where it has the format before.
+    """Open the log at `path`; create it with `create`.
 
     Raises:
         NotOurLog: the path holds something else, or nothing though `create` is false.
+        OtherLogFormat: the log has another format than those of this version.
         LogCorrupt: the file is damaged or cut short.
         LogUnavailable: the file cannot be opened, or stays locked.
     """
@@ -107,11 +97,9 @@ def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Conne
         )
     try:
         with translated(path):
-            version = _recognize(path, connection)
+            _recognize(path, connection)
             _check_size(path, connection)
             connection.execute("PRAGMA secure_delete = ON")
-            if version < FORMAT:
-                _upgrade(path, connection, lock_timeout_s)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             _check_ends(path, connection)
@@ -182,50 +170,13 @@ def _create(path: Path) -> None:
         new.unlink()
 
 
-def _recognize(path: Path, connection: sqlite3.Connection) -> int:
-    """Return the file's format: this one, or one that can be upgraded."""
+def _recognize(path: Path, connection: sqlite3.Connection) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
         raise NotOurLog(path=path, found="the database of another program")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if not 1 <= version <= FORMAT:
-        raise NotOurLog(
-            path=path, found=f"a log of format {version}, and this Yardmaster knows up to {FORMAT}"
-        )
-    return int(version)
-
-
-def _upgrade(path: Path, connection: sqlite3.Connection, lock_timeout_s: float) -> None:
-    """Give a log of format 1 the current format, in one transaction.
-
-    Only the sole connection can leave the write-ahead log, so no earlier program has the file open
-    meanwhile. The page size is only for speed; a full disk may prevent it.
-    """
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.OperationalError as error:
-        if primary(error) != sqlite3.SQLITE_BUSY:
-            raise
-        raise LogUnavailable(
-            found=f"{path} has the format of an earlier version and is in use, so it cannot be "
-            "upgraded now; stop the programs that use it"
-        ) from error
-    connection.execute(f"PRAGMA busy_timeout = {round(1000 * lock_timeout_s)}")
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
-        # Another process may have upgraded the file meanwhile.
-        if _recognize(path, connection) < FORMAT:
-            for statement in _FROM_FORMAT_1:
-                connection.execute(statement)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    with suppress(sqlite3.OperationalError):
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("VACUUM")
+    if version != LOG_FORMAT:
+        raise OtherLogFormat(path=path, found=f"format {version}", known=LOG_FORMAT)
 
 
 def _check_size(path: Path, connection: sqlite3.Connection) -> None:

@@ -349,11 +349,12 @@ class Enrolment:
 @event(REQUESTS, name="LogCreated")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCreatedV1(Event):
-    """The first record of a log: its identity and how it is stored."""
+    """The first record of a log: its identity, how it is stored, and its format (`LOG_FORMAT`)."""
 
     log_id: LogId
     mode: LogMode
     cell: Name
+    format: Positive
 
 
 @event(REQUESTS, name="TaskSubmitted")

@@ -14,6 +14,7 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import LogCreatedV1, LogMode, PoolChangeRequestedV1
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.topics import TOPICS
 
 FIRST = ["LogCreated", "PoolChangeRequested", "DepartmentChangeRequested", "ProjectChangeRequested"]
@@ -41,7 +42,9 @@ async def test_a_new_log_begins_with_its_identity_and_what_a_first_job_needs() -
     found = await made.set_up("main", nodes=("node-1", "node-2"), policy=policy)
     events = await made.events()
     assert [event.TYPE for event in events] == FIRST
-    assert events[0] == LogCreatedV1(log_id=found.log_id, mode=LogMode.KAFKA, cell="main")
+    assert events[0] == LogCreatedV1(
+        log_id=found.log_id, mode=LogMode.KAFKA, cell="main", format=LOG_FORMAT
+    )
     assert isinstance(events[1], PoolChangeRequestedV1)
     assert events[1].config.policy.options == {"preemption": False}
     assert await made.log.end(Partition("assignments.node-2")) == 0

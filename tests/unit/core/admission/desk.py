@@ -27,6 +27,7 @@ from yardmaster_schemas.events.requests import (
     SubmittedSpec,
     TaskSubmittedV1,
 )
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.reasons import EndCode, RefusalCode
 from yardmaster_schemas.resources import Resources
 
@@ -37,7 +38,7 @@ BODY = "ab" * 32
 OTHER_BODY = "cd" * 32
 DETAILS = DetailsRef(offset=7, digest="ef" * 32)
 START_MS = 1_700_000_000_000
-LOG = LogCreatedV1(log_id="0" * 32, mode=LogMode.EMBEDDED, cell=CELL)
+LOG = LogCreatedV1(log_id="0" * 32, mode=LogMode.EMBEDDED, cell=CELL, format=LOG_FORMAT)
 
 
 def gpus(count: int, milli: int = 1000) -> Resources:

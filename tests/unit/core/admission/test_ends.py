@@ -21,6 +21,7 @@ from tests.unit.core.admission.desk import (
 from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -75,7 +76,9 @@ def test_without_a_configuration_of_the_cell_its_defaults_apply():
 
 
 def test_a_simulated_cell_has_no_limit():
-    log = r.LogCreatedV1(log_id=LOG.log_id, mode=r.LogMode.SIMULATED, cell=LOG.cell)
+    log = r.LogCreatedV1(
+        log_id=LOG.log_id, mode=r.LogMode.SIMULATED, cell=LOG.cell, format=LOG_FORMAT
+    )
     desk = Desk(*CELL_SETUP, cell(project_tasks=1), log=log)
     assert isinstance(desk.one(job(tasks=2)), a.TaskAdmittedV1)
 

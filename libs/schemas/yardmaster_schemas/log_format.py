@@ -1,0 +1,13 @@
+"""The format of a log: one number for records, topics, files and digests.
+
+A log names its format where it begins: in the header of a SQLite file, in LogCreated on Kafka, and
+in the file `format` of the data directory of `yard up`. A log of another format is refused before
+anything is read from it or written to it. Until release 0.1 is tagged, each change that a log
+written before it does not survive increases the number; no log is converted.
+
+Formats 1 and 2 were SQLite files of development versions.
+"""
+
+from typing import Final
+
+LOG_FORMAT: Final = 3
