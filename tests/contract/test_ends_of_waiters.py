@@ -1,4 +1,4 @@
-"""No reader of a log that lost nothing is told that the log lost its end, however many append."""
+"""The end that a reader sees of a log that lost nothing never falls, however many append."""
 
 import asyncio
 import time

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from yardmaster import defaults
 from yardmaster.configuration import resolve, sendable, server_url
-from yardmaster.errors import ApiError, no_answer
+from yardmaster.errors import ApiError, InputError, no_answer
 from yardmaster.retry import LONGEST_OUTAGE_S, MAX_TRIES, Deadline, OutageListener, Params
 from yardmaster.transport import Transport
 from yardmaster_schemas.api import Accepted, List
@@ -166,5 +166,10 @@ def all_items(read_page: Callable[..., List[M]], filters: Mapping[str, Any]) -> 
 
 
 def quoted(name: str) -> str:
-    """A name as one segment of a path."""
+    """A name as one segment of a path.
+
+    Raises: InputError when it is no text.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"expected an id or a name, not {type(name).__name__}")
     return quote(name, safe="")

@@ -27,6 +27,9 @@ from yardmaster_schemas.api import (
     TaskGroups,
 )
 
+#: A complete id of a job or task, or an answer that contains one.
+JobOrTask = str | Submitted | Job | Task
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -85,17 +88,19 @@ class JobCalls(Connection):
         content = JobPatch.model_validate(changes).model_dump_json(exclude_unset=True).encode()
         return self._patch(f"/v1/jobs/{quoted(job_id)}", content, if_match)
 
-    def cancel(self, ref: str, *, reason: str | None = None, immediate: bool = False) -> Accepted:
-        """Cancel a job or task; `ref` is its complete id."""
+    def cancel(
+        self, ref: JobOrTask, *, reason: str | None = None, immediate: bool = False
+    ) -> Accepted:
+        """Cancel a job or task; `ref` is its complete id, or an answer that contains it."""
         content = CancelBody(reason=reason, immediate=immediate).model_dump_json().encode()
         return self._write("POST", f"{_job_or_task(ref)}/cancel", Accepted, content)
 
-    def pause(self, ref: str, *, reason: str | None = None) -> Accepted:
+    def pause(self, ref: JobOrTask, *, reason: str | None = None) -> Accepted:
         """Pause a job or task until it is resumed."""
         content = HoldBody(reason=reason).model_dump_json().encode()
         return self._write("POST", f"{_job_or_task(ref)}/pause", Accepted, content)
 
-    def resume(self, ref: str) -> Accepted:
+    def resume(self, ref: JobOrTask) -> Accepted:
         """Resume a paused job or task."""
         return self._write("POST", f"{_job_or_task(ref)}/resume", Accepted, b"{}")
 
@@ -242,8 +247,15 @@ def _piece(data: Mapping[str, Any]) -> Piece:
     return Piece(data["attempt"], data["replica"], data["seq"], data["text"])
 
 
-def _job_or_task(ref: str) -> str:
-    return f"/v1/tasks/{quoted(ref)}" if "." in ref else f"/v1/jobs/{quoted(ref)}"
+def _job_or_task(ref: JobOrTask) -> str:
+    match ref:
+        case Task():
+            return f"/v1/tasks/{quoted(ref.task_id)}"
+        case Job() | Submitted():
+            return f"/v1/jobs/{quoted(ref.job_id)}"
+        case _:
+            name = quoted(ref)
+            return f"/v1/tasks/{name}" if "." in name else f"/v1/jobs/{name}"
 
 
 def _whole(seconds: float) -> int:

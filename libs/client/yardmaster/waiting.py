@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from yardmaster.connection import all_items, quoted
 from yardmaster.errors import ApiError, InputError, NeverFits, WaitTimeout
-from yardmaster.job_calls import JobCalls
+from yardmaster.job_calls import JobCalls, JobOrTask
 from yardmaster.retry import Deadline, Params
 from yardmaster_schemas.api import Job, List, Phase, Submitted, Task
 from yardmaster_schemas.reasons import WaitClass
@@ -71,7 +71,7 @@ class Waits(JobCalls):
 
     def wait(
         self,
-        *jobs_or_tasks: str | Submitted | Job | Task,
+        *jobs_or_tasks: JobOrTask,
         for_: str = ENDED,
         timeout_s: float | None = None,
         on_end: Callable[[Task], object] | None = None,
@@ -189,7 +189,7 @@ class Waits(JobCalls):
         self._get(f"/v1/tasks/{quoted(task.task_id)}", Task, params, wait_s, deadline)
 
 
-def _awaited(which: str | Submitted | Job | Task, newest: str | None) -> _Awaited:
+def _awaited(which: JobOrTask, newest: str | None) -> _Awaited:
     match which:
         case Submitted():
             return _Awaited(which.job_id, which.position)

@@ -26,6 +26,11 @@ MAX_NODES: Final = 100_000
 _FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
+#: Top-level keys that begin so are for anchors, as in a compose file; they are no values.
+ANCHORS: Final = "x-"
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
 class NotAMapping(InputError):
     """The document is not a mapping; it may be another kind of file."""
 
@@ -73,8 +78,11 @@ class Tree:
 def read(text: str, source: str) -> Tree:
     """Parse a YAML document; an empty document is an empty tree.
 
+    Merge keys (`<<: *all`) are resolved. Top-level keys with the prefix `x-` hold only anchors.
+
     Raises:
-        InputError: it is not YAML, not a mapping, repeats a key, or is nested too deep.
+        InputError: it is not YAML, not a mapping, repeats a key, contains itself, or is nested too
+            deep.
     """
     tree = Tree(source)
     try:
@@ -88,7 +96,8 @@ def read(text: str, source: str) -> Tree:
         return tree
     if not isinstance(root, yaml.MappingNode):
         raise NotAMapping(f"{source}: expected a mapping of keys to values")
-    tree.values = _Reader(tree).convert(root, ())
+    values = _Reader(tree).convert(root, ())
+    tree.values = {key: value for key, value in values.items() if not key.startswith(ANCHORS)}
     return tree
 
 
@@ -117,17 +126,26 @@ class _Reader:
         self._tree = tree
         self._scalars = yaml.SafeLoader("")
         self._nodes = 0
+        #: The nodes that contain the one that is converted now.
+        self._around: list[yaml.Node] = []
 
     def convert(self, node: yaml.Node, path: Path) -> Any:
         self._nodes += 1
         place = f"{self._tree.source}:{node.start_mark.line + 1}"
+        if node in self._around:
+            raise InputError(f"{place}: the value contains itself by an alias")
         if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
             raise InputError(f"{place}: the document is nested too deep or too large")
         self._tree.places.setdefault(path, place)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.convert(inner, (*path, i)) for i, inner in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode | yaml.SequenceNode):
+            self._around.append(node)
+            found: Any
+            if isinstance(node, yaml.MappingNode):
+                found = self._mapping(node, path)
+            else:
+                found = [self.convert(inner, (*path, i)) for i, inner in enumerate(node.value)]
+            self._around.pop()
+            return found
         try:
             return number(self._scalars.construct_object(node))
         except yaml.YAMLError:
@@ -135,15 +153,27 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             place = f"{self._tree.source}:{key_node.start_mark.line + 1}"
             if not isinstance(key_node, yaml.ScalarNode):
                 raise InputError(f"{place}: expected a plain word as a key")
             key = str(key_node.value)
+            if key_node.tag == _MERGE:
+                several = isinstance(value_node, yaml.SequenceNode)
+                merged += value_node.value if several else [value_node]
+                continue
             if key in values:
                 raise InputError(f"{place}: the key {key} occurs twice")
-            self._tree.places[*path, key] = place
+            # Of a key that occurs in a merged mapping too, the first place is that of its value.
+            self._tree.places.setdefault((*path, key), place)
             values[key] = self.convert(value_node, (*path, key))
+        # The keys of the mapping itself come first, then those of the first merged one, and so on.
+        for other in merged:
+            if not isinstance(other, yaml.MappingNode):
+                place = f"{self._tree.source}:{other.start_mark.line + 1}"
+                raise InputError(f"{place}: << takes a mapping, or a list of mappings")
+            values = {**self.convert(other, path), **values}
         return values
 
 

@@ -13,10 +13,13 @@ LETTERS: Final = {
     NODE_EVENTS.name: "n",
     DECISIONS.name: "d",
 }
-POSITION_PATTERN: Final = (
-    r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?@"
-    r"(r[0-9]{1,15})?\.?(a[0-9]{1,15})?\.?(n[0-9]{1,15})?\.?(d[0-9]{1,15})?$"
+_NUMBER: Final = "[0-9]{1,15}"
+#: Offsets in the order of `LETTERS`, a dot between two of them.
+_OFFSETS: Final = "|".join(
+    f"{first}{_NUMBER}" + "".join(rf"(\.{later}{_NUMBER})?" for later in "rand"[place + 1 :])
+    for place, first in enumerate("rand")
 )
+POSITION_PATTERN: Final = rf"^[a-z0-9]([a-z0-9._-]{{0,61}}[a-z0-9])?@({_OFFSETS})?$"
 _FIELDS: Final = {"r": "requests", "a": "admissions", "n": "node_events", "d": "decisions"}
 
 

@@ -1,5 +1,7 @@
 """Request bodies: reading with a size limit, strict parsing, and their OpenAPI description."""
 
+import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -44,6 +46,7 @@ def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
 
     async def read(request: Request, caller: CurrentCaller) -> T:
         content = await _content(request)
+        _check_json(content)
         try:
             return adapter.validate_json(content)
         except ValidationError as error:
@@ -55,6 +58,30 @@ def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
             raise invalid_body(fields) from None
 
     return read
+
+
+def _check_json(content: bytes) -> None:
+    """Check what the parser of models lets pass: repeated keys, and numbers that JSON lacks.
+
+    Of a repeated key it would use the last value, and the reader of a job file refuses it too.
+
+    Raises: Malformed.
+    """
+    try:
+        json.loads(content, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return  # the parser of models reports the place
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> None:
+    counts = Counter(key for key, _ in pairs)
+    for key, count in counts.items():
+        if count > 1:
+            raise errors.Malformed(found=f"the key {key[:64]!r} of the body occurs {count} times")
+
+
+def _no_constant(name: str) -> None:
+    raise errors.Malformed(found=f"the body is not valid JSON: {name} is no number")
 
 
 def invalid_body(fields: Sequence[FieldError]) -> errors.InvalidBody:

@@ -19,6 +19,7 @@ from yardmaster_projections.store import Query
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.api import NodeState
+from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
 from yardmaster_schemas.resources import Resources, share_of
 
@@ -39,6 +40,8 @@ class Size:
     cpu_milli: int
     memory_mib: int
     gpu_memory_mib: int = 0
+    #: Whether the node runs container images.
+    containers: bool = False
 
     def replicas_that_fit(self, request: Resources) -> int:
         """The number of replicas that fit on the empty node, at most MAX_NODES."""
@@ -120,7 +123,8 @@ class NodeSizes:
                 node = row.joined
                 if node is not None and row.state not in _ABSENT:
                     amounts = (node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
-                    size = Size(node.node_type, node.gpus, *amounts)
+                    containers = ExecutorKind.CONTAINER in node.executors
+                    size = Size(node.node_type, node.gpus, *amounts, containers)
                     found[node.pool][size] += 1
             if page.next is None:
                 return found
@@ -137,16 +141,20 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
         {
             size: count
             for size, count in sizes.items()
-            if not spec.node_types or size.node_type in spec.node_types
+            if (not spec.node_types or size.node_type in spec.node_types)
+            and (size.containers or not spec.image)
         }
         for sizes in pools.values()
     ]
     if not any(pools.values()) or any(_fits(spec, sizes) for sizes in allowed):
         return []
     largest = max(allowed, key=lambda sizes: sum(size.gpus * n for size, n in sizes.items()))
-    if not largest:
-        return [f"node_types: no node of type {', '.join(spec.node_types)} is in its pools"]
-    return [_shortage(spec, largest)]
+    if largest:
+        return [_shortage(spec, largest)]
+    if spec.image and not any(size.containers for sizes in pools.values() for size in sizes):
+        return ["run.image: no node of its pools runs containers"]
+    which = " that runs containers" if spec.image else ""
+    return [f"node_types: no node of type {', '.join(spec.node_types)}{which} is in its pools"]
 
 
 def _fits(spec: SubmittedSpec, sizes: Sizes) -> bool:

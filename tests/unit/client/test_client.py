@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from yardmaster.client import ApiError, Client
+from yardmaster.errors import InputError
 from yardmaster.retry import LONGEST_PAUSE_S, MAX_TRIES
 from yardmaster.transport import parse_events
-from yardmaster_schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
+from yardmaster_schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig, Submitted
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.job_file import JobRun
 
@@ -209,6 +210,11 @@ def test_creating_an_object_requires_that_it_does_not_exist() -> None:
 CALLS: list[tuple[Callable[[Client], object], str, str]] = [
     (lambda c: c.cancel("a.0", reason="x"), "POST", "/v1/tasks/a.0/cancel"),
     (lambda c: c.cancel("a"), "POST", "/v1/jobs/a/cancel"),
+    (
+        lambda c: c.cancel(Submitted(job_id="a" * 12, task_ids=[], position="main@r1")),
+        "POST",
+        f"/v1/jobs/{'a' * 12}/cancel",
+    ),
     (lambda c: c.pause("a"), "POST", "/v1/jobs/a/pause"),
     (lambda c: c.resume("a.1"), "POST", "/v1/tasks/a.1/resume"),
     (
@@ -231,6 +237,23 @@ CALLS: list[tuple[Callable[[Client], object], str, str]] = [
     (lambda c: c.delete_project("nlp", if_match="*"), "DELETE", "/v1/projects/nlp"),
     (lambda c: c.delete_department("d", if_match="*"), "DELETE", "/v1/departments/d"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda c: c.submit(42), "job: expected a dict, a text, a pathlib.Path or a JobSpec"),
+        (lambda c: c.cancel(42), "expected an id or a name, not int"),
+        (lambda c: c.task(None), "expected an id or a name, not NoneType"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_and_nothing_is_sent(
+    call: Callable[[Any], object], problem: str
+) -> None:
+    server = Server()
+    with pytest.raises(InputError, match=problem):
+        call(server.client())
+    assert not server.requests
 
 
 @pytest.mark.parametrize(("call", "method", "path"), CALLS)

@@ -443,3 +443,37 @@ async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> Non
         answer = await cell.call("POST", "/v1/jobs", status=202, token=token, json=body)
         task = await cell.call("GET", f"/v1/tasks/{answer['task_ids'][0]}")
         assert task["phase"] == phase, token
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        ('{"project": "nlp", "project": "pay"}', "the key 'project' of the body occurs 2 times"),
+        ('{"resources": {"gpus": 1, "gpus": 8}}', "the key 'gpus' of the body occurs 2 times"),
+        ('{"resources": {"cpus": NaN}}', "the body is not valid JSON: NaN is no number"),
+        ('{"resources": {"cpus": -Infinity}}', "-Infinity is no number"),
+        ('{"a": ' * 100_000, "the body is not valid JSON"),
+    ],
+)
+async def test_a_body_with_a_repeated_key_or_a_number_that_json_lacks_is_refused(
+    cell: TestCell, content: str, detail: str
+) -> None:
+    answer = await cell.call(
+        "POST",
+        "/v1/jobs",
+        token="nlp",
+        status=400,
+        content=content,
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer["code"] == "malformed"
+    assert detail in answer["detail"]
+
+
+async def test_a_position_without_a_dot_between_its_parts_is_named(cell: TestCell) -> None:
+    answer = await cell.call(
+        "GET", "/v1/tasks?min_position=main@r1.n56589d0048", token="nlp", status=400
+    )
+    assert answer["code"] == "malformed"
+    assert "min_position" in answer["detail"]
+    assert "invalid literal" not in answer["detail"]

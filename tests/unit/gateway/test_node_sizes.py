@@ -24,7 +24,8 @@ POOLS = {"default": {NODE: 3}, "empty": {}}
 
 
 def spec(text: str) -> SubmittedSpec:
-    return submitted_spec(parse_job(f'{{"project": "nlp", "run": {{"command": ["a"]}}, {text}}}'))
+    run = "" if '"run"' in text else ', "run": {"command": ["a"]}'
+    return submitted_spec(parse_job(f'{{"project": "nlp"{run}, {text}}}'))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,35 @@ def test_a_job_that_can_never_fit_gets_a_warning_with_the_shortage_and_an_altern
 )
 def test_a_job_that_may_fit_later_gets_no_warning(text: str) -> None:
     assert fit_warnings(spec(text), POOLS) == []
+
+
+CONTAINERS = Size("pcie", 4, 32_000, 262_144, containers=True)
+IMAGE = '"run": {"image": "team/train:1", "command": ["a"]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        (IMAGE, []),
+        (f'{IMAGE}, "node_types": ["pcie"]', []),
+        (
+            f'{IMAGE}, "node_types": ["sxm"]',
+            ["node_types: no node of type sxm that runs containers is in its pools"],
+        ),
+        (
+            f'{IMAGE}, "replicas": 2, "resources": {{"gpus": 4}}',
+            ["replicas: 2, all nodes together hold 1 of them"],
+        ),
+    ],
+)
+def test_only_nodes_that_run_containers_count_for_a_job_with_an_image(
+    text: str, warnings: list[str]
+) -> None:
+    assert fit_warnings(spec(text), {"default": {NODE: 3, CONTAINERS: 1}}) == warnings
+
+
+def test_a_job_with_an_image_gets_a_warning_where_no_node_runs_containers() -> None:
+    assert fit_warnings(spec(IMAGE), POOLS) == ["run.image: no node of its pools runs containers"]
 
 
 def test_pools_without_nodes_cause_no_warning() -> None:

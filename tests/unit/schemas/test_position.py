@@ -32,7 +32,20 @@ def test_the_parts_are_next_offsets_by_topic() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "main", "@r1", "main@x1", "main@d1.r1", "main@r1\n", "main@r-1", "Main@r1", "main@r1.r2"],
+    [
+        "",
+        "main",
+        "@r1",
+        "main@x1",
+        "main@d1.r1",
+        "main@r1\n",
+        "main@r-1",
+        "Main@r1",
+        "main@r1.r2",
+        "main@r1.n56589d0048",
+        "main@r1.",
+        "main@.d1",
+    ],
 )
 def test_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a position"):

@@ -3,7 +3,7 @@
 It replaces the patterns and types in the errors of pydantic; `schemas.job_file` has the rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from yardmaster.yaml_tree import Path
@@ -13,7 +13,9 @@ _NAME: Final = "a name of lower-case letters, digits, '.', '_' and '-' (at most 
 _VARIABLE: Final = "a name of letters, digits and '_' that does not start with a digit"
 _LINE: Final = "one line of text"
 _GPUS: Final = "a number of GPUs such as 8 or 0.5"
+_CPUS: Final = "a number of CPUs such as 4 or 0.5"
 _REPLICAS: Final = "a number of replicas, or auto"
+_POINT: Final = "a number, true, false, null or text of at most 256 characters"
 
 #: By path; `*` matches any one part.
 _FORMS: Final[Mapping[Path, str]] = {
@@ -22,7 +24,9 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("time_limit",): _DURATION,
     ("stop", "grace"): _DURATION,
     ("resources", "gpus"): _GPUS,
+    ("resources", "cpus"): _CPUS,
     ("replicas",): _REPLICAS,
+    ("tasks", "matrix", "*", "*"): _POINT,
     ("resources", "memory"): "a size such as 512Mi, 256Gi or 1Ti",
     ("project",): _NAME,
     ("pools", "*"): _NAME,
@@ -43,14 +47,33 @@ _FORMS: Final[Mapping[Path, str]] = {
 }
 #: Errors of values whose form differs from that of their key.
 _FORM_ERRORS: Final = frozenset(
-    {"string_type", "string_pattern_mismatch", "literal_error", "int_type", "float_type"}
+    {
+        *("string_type", "string_pattern_mismatch", "literal_error", "int_type", "float_type"),
+        *("int_from_float", "int_parsing", "finite_number"),
+    }
 )
+#: Errors of a value that has the right form, by pydantic's type: what is wrong with it. The names
+#: in braces are those of pydantic's context.
+_LIMITS: Final[Mapping[str, str]] = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_too_short": "is empty",
+    "too_long": "has more than {max_length} entries",
+    "too_short": "is empty",
+    "enum": "must be {expected}",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
+}
 _TYPES: Final[Mapping[str, str]] = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "list_type": "a list such as [a, b]",
     "dict_type": "a mapping of names to values",
@@ -59,18 +82,34 @@ _TYPES: Final[Mapping[str, str]] = {
 }
 
 
-def expected(path: Path, kind: str) -> str | None:
-    """The expected form of the value at `path`, for a pydantic error of type `kind`.
+def expected(path: Path, kinds: Sequence[str]) -> str | None:
+    """The expected form of the value at `path`, for pydantic's errors of these types.
 
-    None: the message of pydantic is clear.
+    Of a value that may have several forms there is an error for each form. None: the value has the
+    right form, and is too large, too long or the like.
     """
-    if path == ("run", "command") and kind == "list_type":
+    if path == ("run", "command") and kinds == ["list_type"]:
         return "a list such as [python3, train.py] (for a shell script use run.script)"
-    if kind in _FORM_ERRORS:
+    if len(kinds) > 1 or _FORM_ERRORS.intersection(kinds):
         for known, words in _FORMS.items():
             if len(known) == len(path) and all(map(_same, known, path)):
                 return words
-    return _TYPES.get(kind)
+    found = list(dict.fromkeys(_TYPES[kind] for kind in kinds if kind in _TYPES))
+    if "a number" in found or "a finite number" in found:
+        found = [words for words in found if words != "a whole number"]
+    return " or ".join(found) or None
+
+
+def limit(kind: str, context: Mapping[str, Any]) -> str | None:
+    """Name what is wrong with a value of the right form; None if pydantic's message says it.
+
+    `kind` and `context` are those of pydantic's error.
+    """
+    words = _LIMITS.get(kind)
+    if words is None:
+        return None
+    whole = {name: int(at) for name, at in context.items() if isinstance(at, float) and at % 1 == 0}
+    return words.format_map({**context, **whole})
 
 
 def _same(known: Any, part: Any) -> bool:

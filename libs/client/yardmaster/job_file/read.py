@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from yardmaster.control_characters import plain
 from yardmaster.errors import InputError
-from yardmaster.job_file.expected import expected
+from yardmaster.job_file.expected import expected, limit
 from yardmaster.yaml_tree import NotAMapping, Path, Tree, read, tree_of, unknown_key
 from yardmaster_schemas.job_file import (
     GpuShares,
@@ -48,7 +48,12 @@ _AMOUNTS: Final = frozenset(
     (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
 )
 #: Names of union branches in the locations of pydantic; they are not keys of the file.
-_BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
+_BRANCHES: Final = frozenset(
+    {
+        *("number", "shares", "range", "word", "str", "int", "float", "bool"),
+        *("constrained-str", "constrained-int"),
+    }
+)
 #: What to do about a missing key.
 _MISSING: Final[Mapping[Path, str]] = {
     ("run",): "give run.command or run.script",
@@ -79,7 +84,7 @@ def read_job(job: JobSource, *, project: str | None = None, folder: str | None =
     return check(tree)
 
 
-def _tree(job: Mapping[str, Any] | str | os.PathLike[str]) -> Tree:
+def _tree(job: Any) -> Tree:
     if isinstance(job, Mapping):
         return tree_of(job, "job")
     if isinstance(job, str):
@@ -88,6 +93,9 @@ def _tree(job: Mapping[str, Any] | str | os.PathLike[str]) -> Tree:
         except NotAMapping as error:
             hint = "a text is a job file itself; to read a file, pass its pathlib.Path"
             raise InputError(error.problem, hint=hint) from None
+    if not isinstance(job, os.PathLike):
+        kinds = "a dict, a text, a pathlib.Path or a JobSpec"
+        raise InputError(f"job: expected {kinds}, not {type(job).__name__}")
     return read(read_file(job), os.fspath(job))
 
 
@@ -132,27 +140,36 @@ def check(tree: Tree, hints: Mapping[Path, str] = _MISSING) -> JobSpec:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-    # One error for each message: a union reports an error for each of its branches.
-    found = {one.problem: one for one in (_explained(tree, each, hints) for each in errors)}
+    # A value that may have several forms has an error for each of them.
+    by_path: dict[Path, list[Mapping[str, Any]]] = {}
+    for each in errors:
+        path = tuple(part for part in each["loc"] if not _branch(tree, each["loc"], part))
+        by_path.setdefault(path, []).append(each)
+    found = [_explained(tree, path, items, hints) for path, items in by_path.items()]
     if len(found) == 1:
-        raise next(iter(found.values()))
-    raise InputError("\n".join(map(str, found.values())))
+        raise found[0]
+    raise InputError("\n".join(map(str, found)))
 
 
-def _explained(tree: Tree, item: Mapping[str, Any], hints: Mapping[Path, str]) -> InputError:
-    path: Path = tuple(part for part in item["loc"] if not _branch(tree, item["loc"], part))
+def _explained(
+    tree: Tree, path: Path, items: Sequence[Mapping[str, Any]], hints: Mapping[Path, str]
+) -> InputError:
+    """The error of the value at a path, from pydantic's errors about it."""
+    item = items[0]
     if item["type"] == "extra_forbidden":
         known = _MODELS.get(path[:-1])
         return unknown_key(tree, path, known.model_fields if known else ())
-    words = expected(path, item["type"])
+    words = expected(path, [each["type"] for each in items])
     if words is not None:
         place = tuple(part for part in path if part != "[key]")
         return tree.error(place, f"expected {words}{_instead(tree, path)}")
-    what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    what = limit(item["type"], item.get("ctx", {}))
+    if what is None:
+        what = str(item["msg"]).removeprefix("Value error, ")
+    elif what.startswith("must "):
+        what += _instead(tree, path)
     if item["type"] == "missing":
         what = "is missing"
-    elif item["msg"].startswith("Input should be "):
-        what = f"should be {what}"
     hint = hints.get(path) if item["type"] == "missing" else None
     if path[-1:] in _AMOUNTS:
         hint = "write a unit: 512Mi, 256Gi; 90s, 20m, 12h"

@@ -50,7 +50,7 @@ def test_all_problems_of_a_dict_have_their_key() -> None:
     job = {"resources": {"gpu": 2}, "priority": 100, "labels": {"number": ["x"]}}
     assert problems(job) == [
         "job: project: is missing (name one in the job, in YARD_PROJECT or in your context)",
-        "job: priority: should be less than or equal to 99",
+        "job: priority: must be at most 99, not 100",
         "job: resources.gpu: unknown key (did you mean gpus?)",
         "job: run: is missing (give run.command or run.script)",
         "job: labels.number: expected one line of text",
@@ -103,3 +103,73 @@ def test_values_that_are_no_json_and_endless_nesting_are_refused() -> None:
     endless: dict[str, Any] = {}
     endless["labels"] = endless
     assert "nested too deep" in problems(endless)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("tasks: {matrix: {}}", "tasks.matrix: is empty"),
+        ("tasks: {matrix: {lr: []}}", "tasks.matrix.lr: is empty"),
+        (f"labels: {{team: {'x' * 257}}}", "labels.team: is longer than 256 characters"),
+        (f"name: {'x' * 129}", "name: is longer than 128 characters"),
+        (f"pools: [{', '.join(f'p{i}' for i in range(65))}]", "pools: has more than 64 entries"),
+        ("priority: 0", "priority: must be at least 1, not 0"),
+        ("kind: batch", "kind: must be 'training', 'interactive' or 'inference', not batch"),
+        (
+            "tasks: {matrix: {lr: [[1, 2]]}}",
+            "tasks.matrix.lr.0: expected a number, true, false, null or text of at most 256 "
+            "characters",
+        ),
+        (
+            "tasks: {matrix: {seed: [1e400]}}",
+            "tasks.matrix.seed.0: expected a number, true, false, null or text of at most 256 "
+            "characters, not inf",
+        ),
+        (
+            "resources: {cpus: .nan}",
+            "resources.cpus: expected a number of CPUs such as 4 or 0.5, not nan",
+        ),
+        (
+            "resources: {gpus: .inf}",
+            "resources.gpus: expected a number of GPUs such as 8 or 0.5, not inf",
+        ),
+        (
+            "resources: {gpus: {count: 1, fraction: 2}}",
+            "resources.gpus.fraction: must be at most 1, not 2",
+        ),
+    ],
+)
+def test_one_mistake_is_one_line_in_our_own_words(line: str, problem: str) -> None:
+    text = f"project: nlp\n{line}\nrun: {{command: [a]}}\n"
+    assert problems(text) == [f"job:2: {problem}"]
+
+
+def test_anchors_and_merge_keys_are_resolved_and_what_a_mapping_says_itself_counts() -> None:
+    spec = read_job(
+        "x-large: &large {gpus: 8, cpus: 32}\n"
+        "x-env: &env {A: a, B: b}\n"
+        "project: nlp\n"
+        "resources:\n  cpus: 16\n  <<: *large\n"
+        "run:\n  command: [a]\n  env: {<<: [*env, {A: other, C: c}], B: own}\n"
+    )
+    assert (spec.resources.gpus, spec.resources.cpus) == (8, 16)
+    assert spec.run.env == {"A": "a", "B": "own", "C": "c"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("labels: &all {inner: *all}", "job:2: the value contains itself by an alias"),
+        ("labels: &all {<<: *all}", "job:2: the value contains itself by an alias"),
+        ("labels: {<<: 3}", "job:2: << takes a mapping, or a list of mappings"),
+        ("labels: {x-team: a}\nx_team: b", "job:3: x_team: unknown key"),
+    ],
+)
+def test_wrong_aliases_and_merge_keys_are_named(line: str, problem: str) -> None:
+    (found,) = problems(f"project: nlp\n{line}\nrun: {{command: [a]}}\n")
+    assert found.startswith(problem)
+
+
+def test_the_error_of_a_merged_value_names_the_line_of_the_value() -> None:
+    text = "x-few: &few {gpus: -1}\nproject: nlp\nrun: {command: [a]}\nresources:\n  <<: *few\n"
+    assert problems(text) == ["job:1: resources.gpus: must be at least 0, not -1"]
