@@ -1,5 +1,7 @@
 """KEY=VALUE arguments of `pools|projects|departments create|set`, applied to a configuration.
 
+`overlay` reads them; `texts_of` is its inverse.
+
 Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs or CPUs, memory and
 times have units.
 """
@@ -351,6 +353,17 @@ def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, K
     return changed
 
 
+def canonical(key: str, known: Mapping[str, Key]) -> str:
+    """Return a key as `texts_of` names it; `key` is one that `overlay` accepts."""
+    name = key.replace("_", "-")
+    head, dot, rest = name.partition(".")
+    if dot and head == "option" and known is POOL:
+        return f"option.{rest.replace('-', '_')}"
+    if dot and head == "user" and known is CELL:
+        return f"user.{rest}"
+    return name
+
+
 def _key(name: str, known: Mapping[str, Key]) -> Key:
     if name in known:
         return known[name]
@@ -375,3 +388,84 @@ def _key(name: str, known: Mapping[str, Key]) -> Key:
 
 def _copy(body: Mapping[str, Any]) -> Body:
     return {key: _copy(value) if isinstance(value, dict) else value for key, value in body.items()}
+
+
+def texts_of(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, str]:
+    """Return every key of a configuration (plain JSON) with the text that sets its value.
+
+    A key whose field is unset, which no text does, is left out.
+    """
+    found = {name: _written(key, _at(config, key.path)) for name, key in keys.items()}
+    for family, key, path in (
+        ("option", _OPTION, _OPTION.path),
+        ("user", _USER, _USER.path[:-1]),
+        ("kind-node-types", _KIND_NODE_TYPES, _KIND_NODE_TYPES.path[:-1]),
+    ):
+        members = _at(config, path) or {}
+        found |= {f"{family}.{name}": _written(key, value) for name, value in members.items()}
+    for pool, quota in (config.get("quotas") or {}).items():
+        found |= {f"quota.{pool}.{name}": text for name, text in quota_texts(quota).items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def quota_texts(quota: Mapping[str, Any]) -> dict[str, str]:
+    """Return every key of a quota (plain JSON) with the text that sets its value."""
+    found = {name: _written(key, quota.get(key.path[-1])) for name, key in QUOTA.items()}
+    if quota.get("deserved_unlimited"):
+        found["deserved"] = UNLIMITED
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    found: Any = config
+    for part in path:
+        found = (found or {}).get(part)
+    return found
+
+
+def _written(key: Key, value: Any) -> str | None:
+    """The text that sets a value; None: no text unsets the field of this key."""
+    if value is None:
+        return _UNSET.get(key.read)
+    if key.read in _WRITERS:
+        return _WRITERS[key.read](value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _amount(thousandths: int) -> str:
+    whole, rest = divmod(thousandths, 1000)
+    return f"{whole}.{rest:03}".rstrip("0") if rest else f"{whole}"
+
+
+def _size(mib: int) -> str:
+    for unit, size in (("Ti", 2**20), ("Gi", 2**10)):
+        if mib and mib % size == 0:
+            return f"{mib // size}{unit}"
+    return f"{mib}Mi"
+
+
+def _time(seconds: int) -> str:
+    """The time in the largest unit that divides it: 90 s stay `90s`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+_WORDS: Final = {number: word for word, number in WEIGHTS.items()}
+#: By the function that reads a text: the one that writes it; others are written as they are.
+_WRITERS: Final[Mapping[Callable[[str], Any], Callable[[Any], str]]] = {
+    **dict.fromkeys((_gpus, _cpus, _deserved, _deserved_cpus), _amount),
+    **dict.fromkeys((_memory, _deserved_memory), _size),
+    **dict.fromkeys((_seconds, _optional_seconds), _time),
+    _weight: lambda number: _WORDS.get(number, str(number)),
+    _switch: lambda on: "on" if on else "off",
+}
+#: By the function that reads a text: the text that unsets the field.
+_UNSET: Final[Mapping[Callable[[str], Any], str]] = {
+    **dict.fromkeys((_gpus, _cpus, _memory, _deserved, _name, _limit), "none"),
+    **dict.fromkeys((_names_or_none, _optional_text, _optional_seconds), "none"),
+    **dict.fromkeys((_deserved_cpus, _deserved_memory), UNLIMITED),
+}

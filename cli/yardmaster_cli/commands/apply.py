@@ -6,9 +6,8 @@ An object in the file gets exactly the configuration that the file contains: a k
 omits has the value that `create` gives it. Objects that the file does not name are not changed.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import click
@@ -19,12 +18,12 @@ from yardmaster.yaml_tree import Tree
 from yardmaster_cli.commands.configured import KINDS, everything, naming_the_option, parsed
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.input_file import text_of
-from yardmaster_cli.key_values import CELL, Key, overlay
+from yardmaster_cli.key_values import CELL, Key, canonical, overlay, quota_texts, texts_of
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.remote import Remote, creating
 from yardmaster_cli.session import Session, command
 from yardmaster_schemas.api import CellConfig
-from yardmaster_schemas.construct import sparse
+from yardmaster_schemas.events.requests import Quota
 
 T = TypeVar("T")
 _CELL: Final = "cell"
@@ -38,9 +37,17 @@ _COLUMNS: Final = (
     Column("KIND", lambda row: row["kind"]),
     Column("NAME", lambda row: row["name"]),
     Column("FIELD", lambda row: row["field"]),
-    Column("NOW", lambda row: _cell(row["now"])),
-    Column("FILE", lambda row: _cell(row["file"])),
+    Column("NOW", lambda row: row["now"]),
+    Column("FILE", lambda row: f"{row['file']} (default)" if row["default"] else row["file"]),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An object of the file: its configuration, and the keys that the file names."""
+
+    config: Any
+    named: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class _Object:
     nouns: str
     name: str
     config: Any
+    named: frozenset[str]
     found: Any = None
     revision: int | None = None
 
@@ -69,21 +77,38 @@ class _Object:
         return bool(self.found.policy.name != "quota" == self.config.policy.name)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each field that differs; one row more for a new object."""
-        config = _CONFIGS[self.nouns]
-        found = self.found
+        """A row for each key that differs, as the file writes it; one row more for a new object.
+
+        Keys that the file does not name are shown only where the server has another value than
+        their default.
+        """
         if self.revision is None:
-            found = config.validate_json(json.dumps(KINDS[self.nouns].new))
-            yield {"kind": self.noun, "name": self.name, "field": None, "now": None, "file": "new"}
-        before, after = (
-            dict(_flat(_shown(config.dump_python(each, mode="json"), each)))
-            for each in (found, self.config)
-        )
-        for field in sorted(before.keys() | after.keys()):
-            now, then = before.get(field), after.get(field)
-            if now != then:
-                where = {"kind": self.noun, "name": self.name, "field": field}
-                yield where | {"now": now, "file": then}
+            yield self._row(None, None, "new")
+        now = {} if self.revision is None else self._texts(self.found)
+        then = self._texts(self.config)
+        unset = {
+            f"quota.{pool}.{key}": text
+            for pool in {**_quotas(self.found), **_quotas(self.config)}
+            for key, text in quota_texts(asdict(Quota())).items()
+        }
+        for key in sorted(now.keys() | then.keys()):
+            before, after = now.get(key), then.get(key)
+            if before == after:
+                continue
+            named = key in self.named
+            # A quota that only the file, or only the server, has: its other keys are defaults.
+            if named or (before is not None and before != unset.get(key)):
+                yield self._row(key, before, after, default=not named and after is not None)
+
+    def _texts(self, config: Any) -> dict[str, str]:
+        keys = CELL if self.nouns == _CELL else KINDS[self.nouns].keys
+        return texts_of(_CONFIGS[self.nouns].dump_python(config, mode="json"), keys)
+
+    def _row(
+        self, key: str | None, now: str | None, then: str | None, *, default: bool = False
+    ) -> dict[str, Any]:
+        where = {"kind": self.noun, "name": self.name, "field": key}
+        return where | {"now": now, "file": then, "default": default}
 
     def put(self, remote: Remote) -> Any:
         """Send the configuration; a change since it was compared is refused."""
@@ -98,10 +123,9 @@ class _Object:
             return send(self.name, self.config, create=True)
 
 
-def _shown(dumped: dict[str, Any], config: Any) -> dict[str, Any]:
-    """A configuration without the settings that its quotas do not change."""
-    quotas = getattr(config, "quotas", {})
-    return dumped | {"quotas": {pool: sparse(quota) for pool, quota in quotas.items()}}
+def _quotas(config: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(config, "quotas", {})
+    return found
 
 
 def _file_option(change: Callable[..., T]) -> Callable[..., T]:
@@ -145,7 +169,7 @@ def apply(session: Session, file: str, dry_run: bool) -> None:
     created = sum(each.revision is None for each in changes)
     session.out.note(
         f"{'not sent: ' if dry_run else ''}{created} created, {len(changes) - created} changed, "
-        f"{len(compared) - len(changes)} as in the file"
+        f"{len(compared) - len(changes)} unchanged"
     )
 
 
@@ -158,15 +182,14 @@ def _show(session: Session, compared: list[_Object]) -> bool:
 def _compared(remote: Remote, file: str) -> list[_Object]:
     """The objects of the file with the server's, in an order in which they can be applied."""
     compared = []
-    for nouns, wanted in objects_of(file).items():
+    for nouns, wanted in _entries(file).items():
         found = {_CELL: remote.client.cell()} if nouns == _CELL else everything(remote, nouns)
-        names = _parents_first(wanted, found) if nouns == "departments" else wanted
+        configs = {name: entry.config for name, entry in wanted.items()}
+        names = _parents_first(configs, found) if nouns == "departments" else wanted
         for name in names:
-            config, has = wanted[name], found.get(name)
-            if has is None:
-                compared.append(_Object(nouns, name, config))
-            else:
-                compared.append(_Object(nouns, name, config, has.config, has.revision))
+            entry, has = wanted[name], found.get(name)
+            known = () if has is None else (has.config, has.revision)
+            compared.append(_Object(nouns, name, entry.config, entry.named, *known))
     # Last, when the quotas are stored: without them the policy would stop tasks at once.
     return sorted(compared, key=lambda each: each.takes_quota)
 
@@ -199,29 +222,41 @@ def objects_of(file: str) -> dict[str, dict[str, Any]]:
     Raises:
         InputError: it is not such a file; the error names the line.
     """
+    return {
+        nouns: {name: entry.config for name, entry in entries.items()}
+        for nouns, entries in _entries(file).items()
+    }
+
+
+def _entries(file: str) -> dict[str, dict[str, _Entry]]:
+    """The objects in a file, by kind and name.
+
+    Raises:
+        InputError: it is not such a file; the error names the line.
+    """
     tree = yaml_tree.read(*text_of(file))
     for key in tree.values:
         if key not in _CONFIGS:
             raise yaml_tree.unknown_key(tree, (key,), _CONFIGS)
-    objects: dict[str, dict[str, Any]] = {}
+    objects: dict[str, dict[str, _Entry]] = {}
     for nouns in _CONFIGS:
         if nouns not in tree.values:
             continue
         section = _mapping(tree, (nouns,))
         if nouns == _CELL:
-            objects[nouns] = {_CELL: _config(tree, (nouns,), {}, CELL)}
+            objects[nouns] = {_CELL: _entry(tree, (nouns,), {}, CELL)}
             continue
         kind = KINDS[nouns]
         objects[nouns] = {
-            name: _config(tree, (nouns, name), kind.new, kind.keys) for name in section
+            name: _entry(tree, (nouns, name), kind.new, kind.keys) for name in section
         }
     return objects
 
 
-def _config(
+def _entry(
     tree: Tree, path: tuple[str, ...], new: Mapping[str, Any], keys: Mapping[str, Key]
-) -> Any:
-    """The configuration at `path`: its keys are those of `set`; dots may be nested mappings."""
+) -> _Entry:
+    """The object at `path`: its keys are those of `set`; dots may be nested mappings."""
     body = dict(new)
     pairs = list(_flat(_mapping(tree, path)))
     # The policy comes first: another policy has other options.
@@ -233,9 +268,10 @@ def _config(
             message = f"{place}: {'.'.join(path)}: {error.message}"
             raise BadUsage(message, hint=error.hint) from None
     try:
-        return parsed(_CONFIGS[path[0]], keys, body, ())
+        config = parsed(_CONFIGS[path[0]], keys, body, ())
     except BadUsage as error:
         raise tree.error(path, error.message) from None
+    return _Entry(config, frozenset(canonical(key, keys) for key, _ in pairs))
 
 
 def _mapping(tree: Tree, path: tuple[str, ...]) -> dict[str, Any]:
@@ -264,8 +300,4 @@ def _text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(_cell(value))
-
-
-def _cell(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

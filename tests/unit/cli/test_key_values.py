@@ -13,8 +13,10 @@ from yardmaster_cli.key_values import (
     PROJECT,
     QUOTA,
     Key,
+    canonical,
     listed,
     overlay,
+    texts_of,
 )
 from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig, Quota
 
@@ -178,3 +180,33 @@ def test_queues_have_a_rank_minimum_run_times_and_a_parent() -> None:
     assert overlay({}, pairs, PROJECT) == expected
     assert overlay({}, [*pairs, "parent=labs"], DEPARTMENT) == expected | {"parent": "labs"}
     assert overlay({"parent": "labs"}, ["parent=none"], DEPARTMENT) == {"parent": None}
+
+
+@pytest.mark.parametrize(
+    ("known", "pairs"),
+    [
+        (POOL, "policy=quota placement=best_fit node-timeout=90s start-timeout=2h max-grace=5m"),
+        (POOL, "fence=kill unequal-gangs=true gpuless-per-node=none seed=0 gpu-placement=packed"),
+        (POOL, "policy=fair_share option.half_life=7d gpuless-per-node=12 gpu-placement=none"),
+        (PROJECT, "department=vision weight=2 rank=0 preempt-min-runtime=none kinds=training"),
+        (PROJECT, "max-slots=2.5 max-min-runtime=1d max-pending=3 max-unfinished=none pools=a,b"),
+        (PROJECT, "max-slots=none default-pools=a kind-node-types.training=x,y max-unfinished=1"),
+        (CELL, "default-pools=a,b project-tasks=3 user-tasks=4 user.ana=5"),
+        (DEPARTMENT, "parent=none weight=1 reclaim-min-runtime=30m"),
+        (DEPARTMENT, "parent=labs quota.a.deserved=unlimited quota.a.limit=0.125"),
+        (DEPARTMENT, "quota.a.deserved=8 quota.a.over-quota-weight=high quota.a.over-quota=off"),
+        (DEPARTMENT, "quota.a.over-quota-weight=7 quota.a.deserved-cpus=unlimited"),
+        (DEPARTMENT, "quota.a.deserved-cpus=64 quota.a.limit-cpus=0.5 quota.a.limit-memory=1536Mi"),
+        (DEPARTMENT, "quota.a.deserved-memory=2Ti quota.a.limit-memory=none quota.a.deserved=none"),
+        (DEPARTMENT, "quota.a.deserved-memory=unlimited quota.a.limit-cpus=none"),
+    ],
+)
+def test_texts_of_a_configuration_are_the_pairs_that_set_it(
+    known: Mapping[str, Key], pairs: str
+) -> None:
+    given = dict(pair.split("=") for pair in pairs.split())
+    body = overlay({}, pairs.split(), known)
+    texts = texts_of(body, known)
+    assert {key: texts[canonical(key, known)] for key in given} == given
+    again = overlay({}, [f"{key}={text}" for key, text in texts.items()], known)
+    assert texts_of(again, known) == texts

@@ -46,17 +46,16 @@ def test_parents_are_applied_before_their_departments(
         "department,company,,,new",
         "department,labs,,,new",
         "department,labs,parent,,company",
-        "department,labs,quotas.a100.deserved_cpu_milli,,64000",
-        "department,labs,quotas.a100.deserved_memory_mib,,2097152",
-        "department,labs,quotas.a100.over_quota_weight,,1",
-        "department,labs,quotas.h100.deserved_unlimited,,yes",
-        "department,labs,quotas.h100.limit_milli,,32000",
-        "department,labs,quotas.h100.over_quota,,no",
-        "department,labs,quotas.h100.over_quota_weight,,3",
-        "department,labs,reclaim_min_runtime_s,,1800",
+        "department,labs,quota.a100.deserved-cpus,,64",
+        "department,labs,quota.a100.deserved-memory,,2Ti",
+        "department,labs,quota.h100.deserved,,unlimited",
+        "department,labs,quota.h100.limit,,32",
+        "department,labs,quota.h100.over-quota,,off",
+        "department,labs,quota.h100.over-quota-weight,,high",
+        "department,labs,reclaim-min-runtime,,30m",
         "department,vision,,,new",
         "department,vision,parent,,labs",
-        "department,vision,rank,100,200",
+        "department,vision,rank,,200",
     ]
 
 
@@ -67,7 +66,31 @@ def test_parents_that_only_the_server_knows_count_too(
     old = found("kept", "a"), found("a", "b"), found("b"), found("c")
     assert diff(text, tmp_path, *old) == Exit.CHECK_FAILED
     rows = [line.split(",")[1:] for line in capsys.readouterr().out.splitlines()]
-    assert rows == [["a", "parent", "b", ""], ["b", "parent", "", "kept"], ["c", "parent", "", "b"]]
+    assert rows == [
+        ["a", "parent", "b", "none (default)"],
+        ["b", "parent", "none", "kept"],
+        ["c", "parent", "none", "b"],
+    ]
+
+
+def test_rows_have_the_keys_and_units_of_the_file_and_say_which_values_are_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quota = {"deserved_milli": 2500, "limit_milli": None, "over_quota_weight": 1}
+    config = {"weight": 5, "rank": 7, "quotas": {"h100": quota, "old": quota}}
+    known = {**found("labs"), "config": config}
+    text = "departments: {labs: {rank: 7, quota: {h100: {deserved: 8}, new: {limit: 0.5}}}}"
+    assert diff(text, tmp_path, known) == Exit.CHECK_FAILED
+    assert capsys.readouterr().out.splitlines() == [
+        "department,labs,quota.h100.deserved,2.5,8",
+        "department,labs,quota.new.limit,,0.5",
+        "department,labs,quota.old.deserved,2.5,",
+        "department,labs,weight,5,1 (default)",
+    ]
+    quotas = "{h100: {deserved: 2.5}, old.deserved: 2.5}"
+    same = f"departments: {{labs: {{rank: 7, weight: 5, quota: {quotas}}}}}"
+    assert diff(same, tmp_path, known) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
