@@ -1,6 +1,7 @@
 """`yard up --local`: every service as a process on a real broker and Redis; `down` ends all."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -57,6 +58,29 @@ def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
     assert not cluster.data.exists()
 
 
+def check_doctor(cluster: Up) -> None:
+    """`yard doctor` names a broker or Redis that hangs, restarts, and the state of each process."""
+
+    def rows(code: int | None) -> dict[str, Any]:
+        found = cluster.yard("doctor", "-o", "json", code=code).json["items"]
+        return {row["what"]: row for row in found}
+
+    until(lambda: cluster.yard("doctor", code=None).code == 0, "all processes are ready", cluster)
+    found = rows(0)
+    assert found["scheduler-1"]["found"].endswith(", restarted 1 times")
+    assert {name for name in found if name.endswith(("-1", "-n1"))} >= {
+        name for name in cluster.pids() if name not in ("kafka", "redis", "gateway-2")
+    }
+    for name, what in (("redis", "Redis of yard up"), ("kafka", "Kafka of yard up")):
+        assert found[what]["state"] == "ok"
+        pid = cluster.pids()[name]
+        os.kill(pid, signal.SIGSTOP)
+        hung = rows(1)[what]
+        os.kill(pid, signal.SIGCONT)
+        assert hung["state"] == "not ready"
+        assert "no answer within 3 s" in hung["found"]
+
+
 def test_up_scales_without_port_flags_and_restarts_a_dead_service(cluster: Up) -> None:
     # `yard up` removes the access of other users to an existing folder.
     cluster.data.mkdir()
@@ -90,6 +114,8 @@ def test_up_scales_without_port_flags_and_restarts_a_dead_service(cluster: Up) -
         in (cluster.data / "logs" / "supervisor.log").read_text()
     )
 
+    check_doctor(cluster)
+
     cluster.up("--gateways", "1")
     assert "gateway-2" not in cluster.pids()
     with socket.socket() as probe:
@@ -103,7 +129,14 @@ def test_up_scales_without_port_flags_and_restarts_a_dead_service(cluster: Up) -
     assert cluster.yard("show", job, "-o", "json").json["job_id"] == job
     # The command finds the Redis of this cluster, like its log.
     redis = f"redis://127.0.0.1:{cluster.ports['redis']}/0"
-    assert cluster.yard("replay", "verify", "--views", "-o", "json").json["redis"] == redis
+    verified = cluster.yard("replay", "verify", "--views", "-o", "json")
+    assert verified.json["redis"] == redis
+    # Nothing but which log it is: no library has something to report.
+    named = rf"reading kafka://127\.0\.0\.1:{cluster.ports['kafka']}: log \w{{32}}, cell main\n"
+    assert re.fullmatch(named, verified.err)
+    planned = cluster.yard("log", "cut", "--to", "last", "--dry-run")
+    assert re.search(r"^requests: \d+ records kept, none removed$", planned.out, re.MULTILINE)
+    assert re.match(named, planned.err)
     cluster.yard("views", "rebuild")
 
 

@@ -174,8 +174,8 @@ def test_an_example_runs_from_any_folder_without_an_activated_venv(
 def test_doctor_names_the_users_of_the_default_ports_and_whether_clusters_answer(
     user: User,
 ) -> None:
-    def states() -> dict[str, tuple[str, str]]:
-        rows = user.yard("doctor", "-o", "json").json["items"]
+    def states(code: int = 0) -> dict[str, tuple[str, str]]:
+        rows = user.yard("doctor", "-o", "json", code=code).json["items"]
         return {row["what"]: (row["state"], row["found"]) for row in rows}
 
     before = states()
@@ -200,7 +200,7 @@ def test_doctor_names_the_users_of_the_default_ports_and_whether_clusters_answer
     assert found["cluster"] == ("ok", f"yard dev at {server(said)}: ready; data in {folder}")
 
     process.send_signal(signal.SIGSTOP)
-    assert states()["cluster"][0] == "not ready"
+    assert states(1)["cluster"][0] == "not ready"
     process.send_signal(signal.SIGCONT)
     user.stop(process)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,17 +26,22 @@ from yardmaster.local_cluster import (
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
+from yardmaster_localcluster.compose import ComposeCluster, daemon_answers, project_name
 from yardmaster_localcluster.errors import PackageMissing
-from yardmaster_localcluster.layout import GATEWAY_PORT, KAFKA_PORT, REDIS_PORT
+from yardmaster_localcluster.layout import GATEWAY_PORT, KAFKA_PORT, REDIS_PORT, DataLayout
 from yardmaster_localcluster.ports import HOST
+from yardmaster_localcluster.probes import why_kafka_is_silent, why_redis_is_silent
 from yardmaster_localcluster.process import why_not_ready
 from yardmaster_localcluster.redis_server import redis_program
+from yardmaster_localcluster.request import read_state
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
 MIN_DISK_GIB: Final = 1
 #: The oldest SQLite whose WAL mode has the fixes that the log needs.
 MIN_SQLITE: Final = (3, 31)
 PROBE_S: Final = 10
+#: Processes of a cluster whose health is read at the same time.
+MAX_PROBES: Final = 16
 #: The default ports, and what to do when one is in use.
 _LISTENERS: Final = (
     ("gateway", GATEWAY_PORT, "yard dev takes the next free port; yard up --gateway-port PORT"),
@@ -48,7 +54,7 @@ _LISTENERS: Final = (
 class Finding:
     """The result of one check; a `needed` one that is not `good` fails the command.
 
-    `lacking`: the state of an optional one that is not good.
+    `lacking`: its state when it is not good; by default `missing` if needed, else `absent`.
     """
 
     what: str
@@ -56,12 +62,12 @@ class Finding:
     found: str
     needed: bool = False
     get: str = ""
-    lacking: str = "absent"
+    lacking: str = ""
 
     @property
     def state(self) -> str:
-        """`ok`, `missing` (needed), or `lacking` (optional)."""
-        return "ok" if self.good else "missing" if self.needed else self.lacking
+        """`ok`, or what it is instead."""
+        return "ok" if self.good else self.lacking or ("missing" if self.needed else "absent")
 
 
 def _python() -> Finding:
@@ -124,7 +130,7 @@ def _ports(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
 
 
 def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
-    """Each running cluster, and whether it answers."""
+    """Each running cluster, whether it answers, and its broker, Redis and processes."""
     if not running:
         yield Finding("cluster", False, "no cluster runs here", get="yard dev; or make up")
     for folder, dev in running:
@@ -134,7 +140,64 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
         found = f"{dev.what} at {dev.server}: {said}; data in {folder}"
         get = f"read its output, or the logs in {folder / 'logs'}"
         good = why is None and not unsteady
-        yield Finding("cluster", good, found, get=get, lacking="not ready")
+        yield Finding("cluster", good, found, needed=True, get=get, lacking="not ready")
+        yield from _servers(folder, dev)
+        # A cluster of containers has the pid 0.
+        yield from _processes(folder) if dev.pid else _containers(folder)
+
+
+def _servers(folder: Path, dev: DevServer) -> Iterator[Finding]:
+    """Whether broker and Redis of a cluster answer."""
+    for name, url, look in (
+        ("Kafka", dev.log, why_kafka_is_silent),
+        ("Redis", dev.redis, why_redis_is_silent),
+    ):
+        if url is None or not url.startswith(f"{name.lower()}:"):
+            continue
+        why = look(url)
+        get = f"see whether its process hangs; its log is in {folder / 'logs'}"
+        found = f"{url}: {why or 'answers'}"
+        what = f"{name} of {dev.what}"
+        yield Finding(what, why is None, found, needed=True, get=get, lacking="not ready")
+
+
+def _processes(folder: Path) -> Iterator[Finding]:
+    """The processes of `yard up --local`, as its supervisor reports them and they themselves."""
+    rows = read_state(DataLayout(folder)).get("processes", [])
+    urls = [row.get("health") for row in rows if row["state"] == "running"]
+    known = [url for url in urls if url]
+    with ThreadPoolExecutor(max_workers=MAX_PROBES) as threads:
+        reasons = dict(zip(known, threads.map(why_not_ready, known), strict=True))
+    for row in rows:
+        state, why = row["state"], reasons.get(row.get("health"))
+        said = f"{state}, pid {row['pid']}" if state == "running" else state
+        if row["restarts"]:
+            said += f", restarted {row['restarts']} times"
+        if why is not None:
+            said += f"; {why}"
+        good = state == "running" and why is None
+        get = f"read its log: {row['log']}"
+        yield Finding(row["name"], good, said, needed=True, get=get, lacking="not ready")
+
+
+def _containers(folder: Path) -> Iterator[Finding]:
+    """The containers of `yard up --compose`."""
+    project = project_name(folder, default_up_dir(os.environ).absolute())
+    for name, state in sorted(ComposeCluster(DataLayout(folder), project).containers().items()):
+        good = state in ("healthy", "running", "exited 0")
+        get = f"read its log: docker logs {project}-{name}"
+        yield Finding(name, good, state, needed=True, get=get, lacking="not ready")
+
+
+def _docker() -> Finding:
+    path = shutil.which("docker")
+    get = "only for yard up --compose: docs.docker.com/engine/install"
+    if path is None:
+        return Finding("docker", False, "not in PATH", get=get)
+    good = daemon_answers()
+    found = path if good else f"{path}, but no daemon answers"
+    get = "only for yard up --compose: start the daemon, and let this user call it"
+    return Finding("docker", good, found, get=get, lacking="no daemon")
 
 
 def _disk(folder: Path) -> Finding:
@@ -233,22 +296,28 @@ def look(folder: Path) -> list[Finding]:
             "for yard up --local and the tests: make install brings jgo, which fetches it",
         ),
         _redis(),
-        _program("docker", "only for yard up --compose: docs.docker.com/engine/install"),
+        _docker(),
         *_clusters(running),
     ]
 
 
-def lacks(findings: Iterable[Finding]) -> list[Finding]:
-    """The needed findings that are not good."""
-    return [finding for finding in findings if finding.needed and not finding.good]
+def lacks(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """The needed findings that are not good, by state."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.needed and not finding.good:
+            found.setdefault(finding.state, []).append(finding.what)
+    return found
 
 
 @command("doctor")
 def doctor(session: Session) -> int:
-    """Check this machine and its running clusters; exit 1 if a requirement is missing.
+    """Check this machine and its running clusters.
 
     The command prints missing programs and how to get them, default ports that other programs use,
-    and whether each running cluster answers.
+    whether each running cluster, its Kafka and its Redis answer, and the state and restarts of each
+    process of `yard up`. The exit code is 1 if a requirement is missing, or if a cluster or one of
+    its processes is not ready.
     """
     findings = look(session.config.data_dir)
     columns = (
@@ -268,9 +337,10 @@ def doctor(session: Session) -> int:
         for one in findings
     ]
     session.out.items(listed, columns, name="what")
-    missing = lacks(findings)
-    if missing:
-        session.out.note(f"missing: {', '.join(one.what for one in missing)}")
+    lacking = lacks(findings)
+    for state, names in lacking.items():
+        session.out.note(f"{state}: {', '.join(names)}")
+    if lacking:
         return int(Exit.CHECK_FAILED)
     session.out.note("all requirements are met")
     return int(Exit.DONE)

@@ -14,7 +14,12 @@ from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.hints import down_for, up_with, yard_for
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session, command
-from yardmaster_localcluster.background import BackgroundCluster, ProcessStatus
+from yardmaster_localcluster.background import (
+    REPORT_S,
+    TERMINAL_REPORT_S,
+    BackgroundCluster,
+    ProcessStatus,
+)
 from yardmaster_localcluster.compose import ComposeCluster, available, project_name
 from yardmaster_localcluster.errors import PortsInUse
 from yardmaster_localcluster.layout import (
@@ -80,7 +85,8 @@ class _Clusters:
         path = usual if config.data.source == "default" else config.data_dir.absolute()
         note = session.out.note
         self.data = DataLayout(path)
-        self.background = BackgroundCluster(self.data, note)
+        report_s = TERMINAL_REPORT_S if session.out.terminal else REPORT_S
+        self.background = BackgroundCluster(self.data, note, report_s=report_s)
         self.compose = ComposeCluster(self.data, project_name(path, usual), note)
 
 

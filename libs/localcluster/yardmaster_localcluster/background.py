@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from yardmaster_localcluster.broker import classpath
+from yardmaster_localcluster.broker import classpath, jars_are_fetched
 from yardmaster_localcluster.data_lock import lock_owner, make_private, withdraw
 from yardmaster_localcluster.errors import (
     ClusterFixed,
@@ -34,6 +35,10 @@ from yardmaster_localcluster.request import (
 
 #: The longest start and stop, in seconds; on two cores they usually take 20 and 5.
 UP_LIMIT_S: Final = 400.0
+#: The intervals at which a start that takes long says what it waits for, in seconds: in a script,
+#: and on a terminal.
+REPORT_S: Final = 60.0
+TERMINAL_REPORT_S: Final = 10.0
 #: Ends of a process in a row after which a start has failed; its supervisor continues.
 MAX_ENDS: Final = 20
 DOWN_LIMIT_S: Final = 120.0
@@ -65,11 +70,19 @@ class BackgroundCluster:
 
     Args:
         progress: is called with one line for each step that takes long.
+        report_s: the interval at which a wait says what it waits for, in seconds.
     """
 
-    def __init__(self, data: DataLayout, progress: Progress = lambda _: None) -> None:
+    def __init__(
+        self,
+        data: DataLayout,
+        progress: Progress = lambda _: None,
+        *,
+        report_s: float = REPORT_S,
+    ) -> None:
         self.data = data
         self._progress = progress
+        self._report_s = report_s
 
     def supervisor(self) -> int | None:
         """The supervisor's pid; None while no supervisor runs on the folder."""
@@ -96,8 +109,8 @@ class BackgroundCluster:
             check_ports(wanted, ports)
             # Missing programs are reported before anything starts.
             redis_program()
-            self._progress("starting; the first start downloads Kafka (54 MB)")
-            classpath()
+            self._progress("starting")
+            self._fetch()
             try:
                 make_private(data.path)
             except OSError as error:
@@ -148,6 +161,29 @@ class BackgroundCluster:
         if left:
             raise StopFailed(found=f"{left} processes", hint="they hang in the kernel")
         return None if pid is None else tasks
+
+    def _fetch(self) -> None:
+        """Download Kafka's jars if they are not in the cache.
+
+        Raises: PackageMissing, DownloadFailed.
+        """
+        if jars_are_fetched():
+            classpath()
+            return
+        self._progress("downloading Kafka (54 MB); later starts use this copy")
+        began_s, done = time.monotonic(), threading.Event()
+
+        def report() -> None:
+            while not done.wait(self._report_s):
+                self._progress(f"downloading Kafka since {time.monotonic() - began_s:.0f} s")
+
+        reporter = threading.Thread(target=report, daemon=True)
+        reporter.start()
+        try:
+            classpath()
+        finally:
+            done.set()
+            reporter.join()
 
     def _is_supervisor(self, pid: int) -> bool:
         if read_state(self.data).get("pid") == pid:
@@ -209,14 +245,15 @@ class BackgroundCluster:
         return process.pid
 
     def _await(self, wanted: Wanted, pid: int) -> None:
-        """Wait until every wanted process is healthy.
+        """Wait until every wanted process is healthy; say at times which are not, and why.
 
         Raises:
             StartFailed: the supervisor ended, or gave up a process.
             NotHealthy: the start took too long.
         """
         data = self.data
-        deadline = time.monotonic() + UP_LIMIT_S
+        began_s = time.monotonic()
+        deadline, report_s = began_s + UP_LIMIT_S, began_s + self._report_s
         while missing := self._missing(wanted):
             state = read_state(data)
             if state.get("failed") or not _runs(pid):
@@ -236,6 +273,10 @@ class BackgroundCluster:
                     found="; ".join(missing),
                     hint=f"the log of each process is in {data.logs}; yard down ends them",
                 )
+            if time.monotonic() >= report_s:
+                waited_s = time.monotonic() - began_s
+                self._progress(f"not ready after {waited_s:.0f} s: {'; '.join(missing)}")
+                report_s += self._report_s
             time.sleep(LOOK_S)
 
     def _missing(self, wanted: Wanted) -> list[str]:

@@ -34,6 +34,11 @@ JVM: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 STARTED: Final = b"Kafka Server started"
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
+_NO_DOWNLOAD: Final = "check the network and the proxy settings; the jars (54 MB) are fetched once"
+_UNTRUSTED: Final = (
+    "the certificate of the server is not trusted; behind a proxy that opens TLS, set "
+    "REQUESTS_CA_BUNDLE to the PEM file with the proxy's certificate authority"
+)
 #: The most lines with errors that `tail` repeats: an orderly stop logs many.
 ERROR_LINES: Final = 10
 
@@ -307,6 +312,11 @@ def _missing(package: str) -> PackageMissing:
     )
 
 
+def jars_are_fetched() -> bool:
+    """Whether Kafka's jars are in the cache, so that a start downloads nothing."""
+    return any(cache_folder().glob(f"jgo/envs/**/kafka_2.13-{KAFKA_VERSION}.jar"))
+
+
 @cache
 def classpath() -> str:
     """The class path of Kafka's jars, fetched on first use; safe for concurrent processes."""
@@ -321,9 +331,9 @@ def classpath() -> str:
             jars = jgo.build(COORDINATES, cache_dir=folder / "jgo")
         except OSError as error:
             # Errors of the HTTP library that jgo uses are OSErrors too.
+            untrusted = any(kind.__name__ == "SSLError" for kind in type(error).__mro__)
             raise DownloadFailed(
-                found=type(error).__name__,
-                hint="check the network and the proxy settings; the jars (54 MB) are fetched once",
+                found=type(error).__name__, hint=_UNTRUSTED if untrusted else _NO_DOWNLOAD
             ) from error
     return os.pathsep.join(f"{folder}/*" for folder in (jars.jars_dir, jars.modules_dir))
 

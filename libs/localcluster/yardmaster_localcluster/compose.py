@@ -51,7 +51,7 @@ Progress = Callable[[str], None]
 
 def available() -> bool:
     """Whether a Docker daemon answers, and compose and the compose file are there."""
-    return _daemon() and _command() is not None and _file() is not None
+    return daemon_answers() and _command() is not None and _file() is not None
 
 
 def project_name(data: Path, usual: Path) -> str:
@@ -128,7 +128,7 @@ class ComposeCluster:
         """
         self._run(["down", "--volumes", "--remove-orphans", "--timeout", str(STOP_S)])
         withdraw(self.data.path)
-        left = self._containers()
+        left = self.containers()
         if left:
             raise StopFailed(found=f"the containers {', '.join(left)}", hint="docker rm -f NAME")
         self._settings_file.unlink(missing_ok=True)
@@ -182,7 +182,7 @@ class ComposeCluster:
             DockerMissing, ComposeFileMissing.
         """
         command, file = _command(), _file()
-        if not _daemon() or command is None:
+        if not daemon_answers() or command is None:
             raise DockerMissing(
                 hint="install Docker (docs.docker.com/engine/install), or use yard up --local"
             )
@@ -207,7 +207,7 @@ class ComposeCluster:
                 hint="the output of compose is above",
             )
 
-    def _containers(self) -> dict[str, str]:
+    def containers(self) -> dict[str, str]:
         """The state of each container, by `SERVICE-NUMBER`."""
         filtered = ["--filter", f"label=com.docker.compose.project={self.project}"]
         ids = _output(["docker", "ps", "--all", "--quiet", *filtered]).split()
@@ -231,7 +231,7 @@ class ComposeCluster:
         expected = {f"{name}-{i + 1}" for name, n in counts.items() for i in range(n)}
         expected |= {"kafka-1", "redis-1"}
         while True:
-            found = self._containers()
+            found = self.containers()
             bad = sorted(
                 f"{name}: {found.get(name, 'missing')}"
                 for name in expected
@@ -257,7 +257,8 @@ class ComposeCluster:
         return int(port)
 
 
-def _daemon() -> bool:
+def daemon_answers() -> bool:
+    """Whether the daemon of Docker answers within `ANSWER_S`; false also without the program."""
     if shutil.which("docker") is None:
         return False
     try:

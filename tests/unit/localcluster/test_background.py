@@ -17,7 +17,13 @@ from yardmaster_localcluster.background import (
     failing_processes,
 )
 from yardmaster_localcluster.compose import ComposeCluster
-from yardmaster_localcluster.errors import ClusterFixed, OtherDataFormat, PortsInUse, StartFailed
+from yardmaster_localcluster.errors import (
+    ClusterFixed,
+    NotHealthy,
+    OtherDataFormat,
+    PortsInUse,
+    StartFailed,
+)
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, Wanted
 from yardmaster_schemas.log_format import LOG_FORMAT
@@ -83,6 +89,21 @@ def test_a_process_that_does_not_stay_up_ends_the_wait(running: Running) -> None
     running.reports(Wanted(), quota="waiting")
     with pytest.raises(StartFailed, match=r"ended 20 times in a row: quota"):
         BackgroundCluster(running.data).up(Wanted(), PORTS)
+
+
+def test_a_wait_says_at_intervals_which_processes_are_not_ready_and_why(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "UP_LIMIT_S", 0.5)
+    running.reports(Wanted(), agent="waiting")
+    state = json.loads((running.data.path / "state.json").read_text())
+    state["processes"][0]["ends_in_a_row"] = 0
+    (running.data.path / "state.json").write_text(json.dumps(state))
+    said: list[str] = []
+    with pytest.raises(NotHealthy):
+        BackgroundCluster(running.data, said.append, report_s=0.1).up(Wanted(), PORTS)
+    assert said[1:][0] == "not ready after 0 s: agent: waiting"
+    assert len(said) > 2
 
 
 def test_a_failing_process_that_is_not_wanted_any_more_is_no_failure(running: Running) -> None:

@@ -87,7 +87,7 @@ def test_the_state_of_a_container_is_one_word(state: dict[str, Any], word: str) 
 
 def test_a_setup_that_failed_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"kafka-1": "healthy", "setup-1": "exited 1"}
-    monkeypatch.setattr(ComposeCluster, "_containers", lambda _: found)
+    monkeypatch.setattr(ComposeCluster, "containers", lambda _: found)
     with pytest.raises(NotHealthy, match="setup: exited 1"):
         ComposeCluster(DataLayout(tmp_path), "yardmaster")._await({"gateway": 1})
 
@@ -102,7 +102,7 @@ def test_clusters_in_two_folders_do_not_share_containers(tmp_path: Path) -> None
 def test_a_missing_daemon_is_reported_with_the_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compose, "_daemon", lambda: False)
+    monkeypatch.setattr(compose, "daemon_answers", lambda: False)
     with pytest.raises(DockerMissing, match="no Docker daemon") as caught:
         ComposeCluster(DataLayout(tmp_path), "yardmaster")._words(["up"])
     assert caught.value.hint is not None
