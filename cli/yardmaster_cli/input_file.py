@@ -1,8 +1,9 @@
 """Text from a file or from stdin."""
 
 import sys
-from pathlib import Path
 
+from yardmaster.errors import InputError
+from yardmaster.job_file.read import read_file
 from yardmaster_cli.errors import BadUsage
 
 
@@ -15,7 +16,6 @@ def text_of(file: str, hint: str | None = None) -> tuple[str, str]:
     if file == "-":
         return sys.stdin.read(), "stdin"
     try:
-        return Path(file).read_text(encoding="utf-8"), file
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadUsage(f"{file}: {what}", hint=hint) from None
+        return read_file(file), file
+    except InputError as error:
+        raise BadUsage(error.problem, hint=hint or error.hint) from None

@@ -178,6 +178,8 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
         if not runs:
             raise BadUsage("no job given", hint="give a job file, or -- COMMAND")
         return None, "command line"
+    # The name of a job file, and a folder, are no command.
+    runs = runs or Path(file).suffix in (".yaml", ".yml") or Path(file).is_dir()
     hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
     return text_of(file, hint)
 

@@ -189,6 +189,38 @@ def test_doctor_fails_only_for_what_is_needed(
     assert "missing: SQLite with WAL" in err
 
 
+def test_a_word_that_is_no_job_file_may_be_a_command_but_a_job_file_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs").mkdir()
+    Path("job.yaml").write_bytes("name: \xe9tude\n".encode("latin-1"))
+    Path("train").write_bytes(b"\x7fELF\x02\xff")
+    for word, message, hint in (
+        ("nosuch.yaml", "nosuch.yaml: there is no such file", None),
+        ("nosuch", "nosuch: there is no such file", "yard submit -- nosuch"),
+        ("train", "train:1: not UTF-8 text (byte 0xff)", "yard submit -- train"),
+        ("jobs", "jobs is a folder", "name a file in it"),
+        ("job.yaml", "job.yaml:1: not UTF-8 text (byte 0xe9)", "save the file as UTF-8"),
+    ):
+        code, _, err = said(capsys, "submit", word)
+        assert code == Exit.USAGE
+        lines = err.splitlines()
+        assert lines[0] == f"error: {message}"
+        assert ("put --" in err) == (hint is not None and hint.startswith("yard submit"))
+        assert (lines[1:] == []) if hint is None else lines[1].endswith(hint)
+
+
+def test_docker_without_a_daemon_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    docker = next(one for one in doctor.look(tmp_path) if one.what == "docker")
+    assert docker.state == "no daemon"
+    assert docker.found == f"{program}, but no daemon answers"
+
+
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     found = {finding.what: finding for finding in doctor.look(tmp_path / "not" / "there")}
     assert found["Python 3.11"].good

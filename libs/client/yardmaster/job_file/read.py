@@ -109,17 +109,28 @@ def resolve_folder(tree: Tree, folder: str) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> str:
-    """The text of a job file.
+    """The text of a file that must be UTF-8.
 
     Raises:
         InputError: it cannot be read, or is not UTF-8.
     """
+    name = os.fspath(path)
     try:
-        return FilePath(path).read_text(encoding="utf-8")
+        raw = FilePath(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{name}: there is no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a folder", hint="name a file in it") from None
     except OSError as error:
-        raise InputError(f"{os.fspath(path)}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{os.fspath(path)}: not UTF-8 text") from None
+        raise InputError(f"{name}: {error.strerror}") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{name}:{line}: not UTF-8 text (byte 0x{raw[error.start]:02x})",
+            hint="save the file as UTF-8",
+        ) from None
 
 
 def check(tree: Tree, hints: Mapping[Path, str] = _MISSING) -> JobSpec:

@@ -92,10 +92,14 @@ def test_a_text_that_names_a_file_says_how_to_pass_one() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    missing, binary = tmp_path / "no.yaml", tmp_path / "job.bin"
-    binary.write_bytes(b"\xff\xfe")
-    assert problems(missing) == [f"{missing}: No such file or directory"]
-    assert problems(binary) == [f"{binary}: not UTF-8 text"]
+    missing, latin = tmp_path / "no.yaml", tmp_path / "job.yaml"
+    latin.write_bytes("# r\xe9seau\nname: \xe9tude\n".replace("r\xe9", "re").encode("latin-1"))
+    assert problems(missing) == [f"{missing}: there is no such file"]
+    assert problems(latin) == [f"{latin}:2: not UTF-8 text (byte 0xe9) (save the file as UTF-8)"]
+    assert problems(tmp_path) == [f"{tmp_path} is a folder (name a file in it)"]
+    windows = tmp_path / "windows.yaml"
+    windows.write_bytes(b"project: p\r\nrun:\r\n  script: |\r\n    a\r\n    b\r\n")
+    assert read_job(windows).run.script == "a\nb\n"
 
 
 def test_values_that_are_no_json_and_endless_nesting_are_refused() -> None:
