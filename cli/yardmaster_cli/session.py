@@ -112,12 +112,12 @@ class Session:
         return connect(self.config)
 
     def log_file(self, given: str | None) -> Path:
-        """The log file to read: the given one, else that of the data directory.
+        """The log file to read: the given one, else that of the cluster on this machine.
 
         Raises:
             BadUsage: the file does not exist.
         """
-        path = Path(given) if given else self.config.data_dir / "log.db"
+        path = Path(given) if given else self.config.cluster_dir / "log.db"
         if not path.is_file():
             raise BadUsage(
                 f"there is no log at {path}",

@@ -171,6 +171,70 @@ def test_a_changed_record_is_named_and_the_exit_code_is_1(
     assert said.lines[-1].startswith("NOT ok")
 
 
+def test_a_log_of_another_cluster_than_the_server_is_refused_and_the_right_one_is_found(
+    preempted: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    stopped, low, _ = preempted
+    with running_dev(tmp_path) as dev:
+        server = json.loads((dev.data / "dev.json").read_text())
+        url = f"http://127.0.0.1:{server['port']}"
+        env = {**dev.env, "YARD_TOKEN": server["token"]}
+        dev.env |= {"YARD_TOKEN": server["token"], "YARD_DATA": str(stopped.parent)}
+        dev.yard("login", "olga", url)
+        mine = dev.yard("version", "-o", "json").json["server"]["log_id"]
+        other = re.search(r"log (\w{32})", dev.yard("log", "stat", "--log", str(stopped)).err)
+        assert other
+        for words in (
+            ("replay", "verify"),
+            ("replay", "at"),
+            ("log", "dump"),
+            ("log", "stat"),
+            ("log", "tail"),
+            ("log", "cut", "--to", "last", "--dry-run"),
+            ("explain", f"{low}.0", "--at", "2h"),
+        ):
+            said = dev.yard(*words, code=103)
+            assert said.out == ""
+            assert (
+                f"error: {stopped} is log {other[1]}, but {url} (context olga) serves log {mine}\n"
+                in said.err
+            )
+            assert "hint: yard contexts use dev " in said.err
+            assert "--log FILE|URL" in said.err
+        # The command line may still name any log; and the files of this server are known here.
+        assert dev.yard("log", "dump", "--log", str(stopped), "--limit", "1").out
+        dev.env = env
+        assert f"reading {dev.log}: log {mine}, cell main\n" in dev.yard("log", "stat").err
+        said = dev.yard("snapshots")
+        assert f"reading {dev.data / 'snapshots'}, cell main\n" in said.err
+        found = dev.yard("config", "-o", "json").json["items"]
+        data = next(row for row in found if row["setting"] == "data")
+        assert data["value"] == str(dev.data)
+        assert data["source"].startswith("yard dev, pid ")
+        dev.yard("contexts", "use", "dev")
+
+
+def test_a_default_log_is_not_read_while_the_server_of_the_context_is_silent(
+    preempted: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    stopped, _, _ = preempted
+    dev = yard(tmp_path)
+    home = tmp_path / "share" / "yardmaster" / "dev"
+    home.mkdir(parents=True)
+    (home / "log.db").write_bytes(stopped.read_bytes())
+    del dev.env["YARD_DATA"]
+    dev.env["XDG_DATA_HOME"] = str(tmp_path / "share")
+    dev.yard("login", "olga", "http://127.0.0.1:9", "--no-check")
+    said = dev.yard("log", "stat", code=106)
+    assert f"nothing says that {home / 'log.db'} is the log of http://127.0.0.1:9" in said.err
+    assert "the snapshots of http://127.0.0.1:9 are not known here" in (
+        dev.yard("snapshots", code=2).err
+    )
+    dev.env["YARD_DATA"] = str(home)
+    said = dev.yard("log", "stat")
+    assert "not compared with the log of http://127.0.0.1:9 (context olga): " in said.err
+
+
 def test_a_task_keeps_running_over_a_restart_of_yard_dev(tmp_path: Path) -> None:
     with running_dev(tmp_path, nodes=1, slots=1) as dev:
         running = train(dev, 120, "--name", "running")

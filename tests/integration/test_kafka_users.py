@@ -56,6 +56,15 @@ async def admin(broker: KafkaBroker) -> AsyncIterator[KafkaLog]:
     await log.close()
 
 
+async def test_a_password_to_a_broker_of_this_machine_is_no_warning(
+    broker: KafkaBroker, admin: KafkaLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = await KafkaLog.open(settings(broker, ADMIN), SystemClock())
+    await log.end(Partition("requests"))
+    await log.close()
+    assert "in the clear" not in caplog.text
+
+
 async def test_users_do_what_their_rules_allow_and_nothing_else(
     broker: KafkaBroker, admin: KafkaLog
 ) -> None:

@@ -72,7 +72,9 @@ def settings_of(server: RedisServer, **more: object) -> RedisSettings:
 # --- authentication -----------------------------------------------------------------------------
 
 
-async def test_a_password_is_read_from_its_file_for_each_connection(tmp_path: Path) -> None:
+async def test_a_password_is_read_from_its_file_for_each_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "password"
     file.touch(mode=0o600)
     file.write_text(f"{SECRET}\n")
@@ -94,6 +96,7 @@ async def test_a_password_is_read_from_its_file_for_each_connection(tmp_path: Pa
         async with opened(settings_of(server, password_file=file)) as store:
             with pytest.raises(ViewsUnavailable, match="No such file"):
                 await store.position()
+    assert caplog.messages == []
 
 
 def test_a_password_appears_in_no_text(tmp_path: Path) -> None:

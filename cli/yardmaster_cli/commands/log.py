@@ -110,10 +110,11 @@ class _Filter:
 
 
 def _types(given: Sequence[str]) -> Sequence[str]:
-    """Check the types of `--type`.
+    """The types that `--type` names, each time one or several with commas between them.
 
     Raises: BadUsage for an unknown type.
     """
+    given = [name.strip() for text in given for name in text.split(",") if name.strip()]
     known = sorted({name for name, _ in EVENTS})
     for name in given:
         if name not in known:
@@ -170,8 +171,8 @@ def _print(out: Output, entry: Entry, *, raw: bool) -> None:
     "--type",
     "types",
     multiple=True,
-    metavar="TYPE",
-    help="Print only this type, such as TaskExited.",
+    metavar="A[,B]",
+    help="Print only these types, such as TaskStarted,TaskExited.",
 )
 @click.option(
     "--task",
@@ -244,8 +245,8 @@ async def between(
     "--type",
     "types",
     multiple=True,
-    metavar="TYPE",
-    help="Print only this type, such as TaskExited.",
+    metavar="A[,B]",
+    help="Print only these types, such as TaskStarted,TaskExited.",
 )
 @click.option(
     "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
@@ -321,7 +322,9 @@ def cut_log(
     also the agents, cut the log, and start them again: agents first. Nodes join as new
     incarnations, which kills the tasks that run on them; they are requeued. Requests are kept.
 
-    The log is copied to a file first. On Kafka, topics are then created again from the copy.
+    The log is copied to a file first, in the folder of its file or the data directory of its
+    cluster. On Kafka, topics are then created again from the copy. Jobs whose requests or commands
+    the log has lost are named.
     Without --log, the log of the local cluster in --data is cut, after `yard down`.
     """
     from yardmaster_cli.log.cut import cycle_of, log_to_cut, resumed
@@ -346,7 +349,14 @@ def _cut(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    from yardmaster_cli.log.cut import check_unused, cut, drop_views, lines_of, planned
+    from yardmaster_cli.log.cut import (
+        check_unused,
+        copy_file,
+        cut,
+        drop_views,
+        lines_of,
+        planned,
+    )
 
     plan = asyncio.run(planned(where, cycle))
     if plan.broken is not None:
@@ -359,13 +369,15 @@ def _cut(
             {"topic": one.topic, "kept": one.end, "removed": one.was - one.end}
             for one in plan.event.kept
         ],
+        "lost_requests": list(plan.lost.requests),
+        "lost_details": list(plan.lost.details),
     }
     session.out.one(document, lambda: lines_of(plan), "cycle")
     if dry_run:
         return
     if not yes:
         confirm(f"{where.shown} is cut after cycle {plan.cycle}.", session.out)
-    copy = copy or Path(f"{where.cell}.before-cut-{plan.event.generation}.db")
+    copy = copy or asyncio.run(copy_file(where, plan))
     asyncio.run(check_unused(where, plan))
     asyncio.run(cut(where, plan, copy))
     drop_views(where)

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from yardmaster.configuration import Config
+from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
 from yardmaster_eventlog.errors import SnapshotCorrupt
@@ -21,9 +23,10 @@ def snapshots(session: Session, url: str | None, cell: str) -> None:
     """List the stored snapshots and check each.
 
     A snapshot is the stored state of quota or of the scheduler. Without it, a restart replays the
-    whole log.
+    whole log. Without --url and --data, the snapshots are those of the cluster on this machine that
+    serves the context's server.
     """
-    place = url or str(session.config.data_dir / "snapshots")
+    place = url or _place(session.config)
     columns = (
         Column("MACHINE", lambda row: row["machine"]),
         Column("CYCLE", lambda row: row["cycle"], right=True),
@@ -31,10 +34,26 @@ def snapshots(session: Session, url: str | None, cell: str) -> None:
         Column("STATE", lambda row: row["state_digest"]),
         Column("CHECK", lambda row: row["check"]),
     )
+    session.out.note(f"reading {place}, cell {cell}")
     found = asyncio.run(_listed(SnapshotStore(place), cell))
     session.out.items(found, columns, name="cycle", document={"url": place})
     if not found:
         session.out.note(f"no snapshots at {place}: a restart replays the whole log")
+
+
+def _place(config: Config) -> str:
+    """The folder of the snapshots.
+
+    Raises: BadUsage: no cluster on this machine serves the server that the settings name.
+    """
+    if config.here is None and config.server_named and config.data.source == "default":
+        raise BadUsage(
+            f"the snapshots of {config.server.value} are not known here: no cluster on this "
+            "machine serves it",
+            hint="name them with --url URL; yard contexts use dev selects the cluster of this "
+            "machine, YARD_DATA=DIR the folder of another",
+        )
+    return str(config.cluster_dir / "snapshots")
 
 
 async def _listed(store: SnapshotStore, cell: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.options import log_options
-from yardmaster_cli.log.source import LogSource, log_source, opened
+from yardmaster_cli.log.source import LogSource, identify, log_source, opened
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.session import Session, YardGroup
 from yardmaster_eventlog.codec import decode
@@ -87,6 +87,7 @@ async def _rebuild(
         out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
 
     async with opened(where) as log:
+        await identify(log, where)
         await check_same_log(log, where, redis)
         metrics = _metrics(clock)
         for name in names:
@@ -113,11 +114,11 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
         known = ViewsSettings().redis
         if url is not None:
             return RedisSettings(**{**dict(known), "url": url})
-        dev = session.config.dev
+        here = session.config.here
         if "url" in known.model_fields_set:
             return known
-        if dev is not None and dev.redis is not None and where.settings.log == dev.log:
-            return local_redis(dev.redis, dev.credentials)
+        if here is not None and here.redis is not None and where.settings.log == here.log:
+            return local_redis(here.redis, here.credentials)
         if where.settings.log.startswith("sqlite:"):
             raise BadUsage(
                 "the views of this log are in the memory of yard dev, not in Redis",

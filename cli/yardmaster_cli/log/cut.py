@@ -2,14 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from yardmaster.local_cluster import default_up_dir
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.log.source import LogSource, log_source, opened
+from yardmaster_cli.log.source import LogSource, id_of, identify, log_source, opened, server_of
 from yardmaster_cli.session import Session
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.machine import SchedulerMachine
@@ -38,6 +38,8 @@ from yardmaster_schemas.topics import (
 
 #: How long no topic may grow before the log is cut: agents send a heartbeat every 2 s by default.
 QUIET_S: Final = 10.0
+#: Lost jobs that the text names; -o json names all.
+NAMED: Final = 20
 LOCK_TIMEOUT_S: Final = 5.0
 
 
@@ -53,7 +55,8 @@ def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterato
     data = DataLayout(
         default_up_dir(os.environ).absolute() if default else session.config.data_dir.absolute()
     )
-    running = session.config.log is not None
+    here = session.config.here
+    running = here is not None and here.log is not None
     if given is not None or running or not (data.kafka / "server.properties").is_file():
         yield log_source(session, given, cell)
         return
@@ -76,7 +79,9 @@ def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterato
         )
         url, number = f"kafka://{broker.bootstrap}", cells.index(name)
         settings = SharedSettings(log=url, cell=name, partition=number, kafka=options)
-        yield LogSource(settings, name, number, str(data.path))
+        shown = str(data.path)
+        server = server_of(session, shown, named=not default)
+        yield LogSource(settings, name, number, shown, session.out.note, server)
     finally:
         broker.stop()
         os.close(lock)
@@ -107,8 +112,7 @@ async def planned(where: LogSource, cycle: int | None) -> CutPlan:
     Raises: CliError: the log has no such cycle, or is not consistent up to it.
     """
     async with opened(where) as log:
-        # A log of an earlier version has no such topic.
-        await log.create_topics([CUTS], where.partition + 1)
+        await identify(log, where)
         plan = await plan_cut(
             log,
             QuotaMachine(check),
@@ -132,7 +136,33 @@ def lines_of(plan: CutPlan) -> list[str]:
     for one in plan.event.kept:
         removed = f"{one.was - one.end} removed" if one.was > one.end else "none removed"
         lines.append(f"{one.topic}: {one.end} records kept, {removed}")
-    return lines
+    lost = {
+        "the log has lost the requests of these jobs": plan.lost.requests,
+        "the log has lost the commands, names or notes of these jobs": plan.lost.details,
+    }
+    return lines + [f"{what}: {_named(jobs)}" for what, jobs in lost.items() if jobs]
+
+
+def _named(jobs: Sequence[str]) -> str:
+    more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+    return ", ".join(jobs[:NAMED]) + more
+
+
+async def copy_file(where: LogSource, plan: CutPlan) -> Path:
+    """The file for the copy: in the log's data directory, for brokers elsewhere the working folder.
+
+    Its name has the id of the log, so that copies of several logs lie in one folder.
+    """
+    async with opened(where) as log:
+        log_id = await id_of(log, where.at(REQUESTS.name))
+    named = [where.cell, f"before-cut-{plan.event.generation}", *([log_id[:8]] if log_id else [])]
+    return _data_folder(where) / f"{'.'.join(named)}.db"
+
+
+def _data_folder(where: LogSource) -> Path:
+    if not on_kafka(where.settings):
+        return file_of(where).parent
+    return Path(where.shown) if Path(where.shown).is_dir() else Path()
 
 
 async def check_unused(where: LogSource, plan: CutPlan) -> None:
@@ -188,6 +218,9 @@ async def cut(where: LogSource, plan: CutPlan, copy: Path) -> None:
             hint="name another file with --copy, or complete an interrupted cut with --resume",
         )
     clock = SystemClock()
+    async with opened(where) as log:
+        # The log of an operator's own topics may lack it.
+        await log.create_topics([CUTS], where.partition + 1)
     mark = plan.record(clock.now_ms())
     if on_kafka(where.settings):
         from yardmaster_eventlog.kafka.cut import back_up, refill

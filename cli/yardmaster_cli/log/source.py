@@ -1,39 +1,76 @@
 """The log, and the cell of it, that a command reads without a server.
 
-`--log` takes a file or the URL of a log. Its default is `YARD_LOG`, then the log of a running
-`yard up`, then the file of the embedded mode. `YARD_KAFKA__...` configures the connection to
-brokers as for services, and `YARD_CELLS` names the cells of a log with several.
+`--log` takes a file or the URL of a log. Its default is `YARD_LOG`, then the log of the cluster on
+this machine that serves the context's server, then the file of the embedded mode. Where a context,
+`--server` or YARD_SERVER names a server and `--log` no log, both must be of the same cluster.
+`YARD_KAFKA__...` configures the connection to brokers as for services, and `YARD_CELLS` names the
+cells of a log with several.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
-from yardmaster_cli.errors import BadUsage, bad_setting
+from yardmaster.configuration import Config
+from yardmaster.errors import ApiError
+from yardmaster_cli.errors import BadUsage, CliError, Exit, bad_setting
+from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.service import on_kafka, open_log
 from yardmaster_runtime.settings import KafkaOptions, SharedSettings
 from yardmaster_schemas.access import AUDITOR
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.topics import REQUESTS
 
 T = TypeVar("T")
+
+#: The longest wait for the server's log id, in seconds a try.
+SERVER_S: Final = 5.0
+SERVER_TRIES: Final = 2
+_HINT: Final = (
+    "yard contexts use dev selects the cluster of this machine, YARD_DATA=DIR the folder of "
+    "another; --log FILE|URL reads a log of any cluster"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLog:
+    """The server whose log is to be read, and the id of that log.
+
+    `unknown`: why the server did not tell the id; empty when it did.
+    """
+
+    server: str
+    log_id: str = ""
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A log and one of its cells; `shown` is the name of the log in messages."""
+    """A log and one of its cells; `shown` is the name of the log in messages.
+
+    `server`: the server whose log it must be; None: the command line names the log itself, or it
+    is the log that the cluster of the server announces.
+    """
 
     settings: SharedSettings
     cell: str
     partition: int
     shown: str
+    note: Callable[[str], None]
+    server: ServerLog | None = None
 
     def at(self, topic: str) -> Partition:
         """The partition with the cell's records of a topic."""
@@ -50,12 +87,13 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
         settings = SharedSettings()
     except ValidationError as error:
         raise bad_setting(error) from None
+    here = session.config.here
     url = given if given is not None and _is_url(given) else ""
     if given is None:
         # A running cluster publishes the URL of its log; the log of the embedded mode is a file. A
         # folder on the command line overrides the environment.
         named = session.config.data.source == "flag --data"
-        url = ("" if named else settings.log) or session.config.log or ""
+        url = ("" if named else settings.log) or (here.log if here is not None else "") or ""
     if url:
         shown = url
     else:
@@ -68,11 +106,86 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
         raise BadUsage(f"there is no cell {name}", hint=f"cells: {', '.join(settings.cells)}")
     number = settings.cells.index(name) if settings.cells else settings.partition
     chosen = settings.model_copy(update={"log": url, "cell": name, "partition": number})
-    dev = session.config.dev
-    if dev is not None and dev.credentials is not None and url == dev.log:
-        # The cluster of this machine: its brokers know the auditor, who reads every topic.
-        chosen = chosen.model_copy(update={"kafka": _auditor(settings, dev.credentials)})
-    return LogSource(chosen, name, number, shown)
+    announced = here is not None and url == (here.log or f"sqlite:///{here.folder / 'log.db'}")
+    if announced and here is not None and here.credentials is not None:
+        # The cluster of this machine: its brokers know the auditor, which reads every topic.
+        chosen = chosen.model_copy(update={"kafka": _auditor(settings, here.credentials)})
+    server = None
+    if given is None and not announced:
+        named = bool(settings.log) or session.config.data.source != "default"
+        server = server_of(session, shown, named=named)
+    return LogSource(chosen, name, number, shown, session.out.note, server)
+
+
+def server_of(session: Session, shown: str, *, named: bool) -> ServerLog | None:
+    """The server whose log `shown` must be; None where no server is named.
+
+    `named`: a setting names the log, which is then read also while the server does not answer.
+
+    Raises: CliError: the server does not answer, and only a default names the log.
+    """
+    if not session.config.server_named:
+        return None
+    server = _log_of_server(session.config)
+    if server.unknown and not named:
+        raise CliError(
+            f"nothing says that {shown} is the log of {server.server}: {server.unknown}",
+            exit_code=Exit.UNREACHABLE,
+            hint=_HINT,
+        )
+    return server
+
+
+def _log_of_server(config: Config) -> ServerLog:
+    """Ask the server of the settings which log it serves."""
+    server = config.address()
+    reader = Reader(
+        server,
+        config.bearer(),
+        sleep=time.sleep,
+        ca=config.ca.value,
+        max_tries=SERVER_TRIES,
+        answer_s=SERVER_S,
+    )
+    context = config.context.value if config.server.source.startswith("context ") else None
+    shown = server if context is None else f"{server} (context {context})"
+    try:
+        return ServerLog(shown, str(reader.get("/v1/version")["log_id"]))
+    except ApiError as error:
+        return ServerLog(shown, unknown=str(error.document["detail"]))
+    except KeyError:
+        return ServerLog(shown, unknown="it does not say which log it serves")
+
+
+async def identify(log: EventLog, source: LogSource) -> None:
+    """Print which log the command reads.
+
+    Raises: CliError: it is not the log of the server.
+    """
+    log_id = await id_of(log, source.at(REQUESTS.name))
+    source.note(f"reading {source.shown}: log {log_id or 'without an id'}, cell {source.cell}")
+    server = source.server
+    if server is None:
+        return
+    if server.unknown:
+        source.note(f"not compared with the log of {server.server}: {server.unknown}")
+    elif server.log_id != log_id:
+        raise CliError(
+            f"{source.shown} is log {log_id or 'without an id'}, but {server.server} serves log "
+            f"{server.log_id}",
+            exit_code=Exit.CONFLICT,
+            hint=_HINT,
+        )
+
+
+async def id_of(log: EventLog, requests: Partition) -> str | None:
+    """The id in the first record of a cell; None: it has no such record."""
+    try:
+        first = await log.read(requests, 0, max_records=1)
+        event = decode(first[0].record).data if first else None
+    except (UnknownTopic, SchemaError):
+        return None
+    return event.log_id if isinstance(event, LogCreatedV1) else None
 
 
 def _auditor(settings: SharedSettings, credentials: str) -> KafkaOptions:
@@ -93,8 +206,9 @@ def _is_url(text: str) -> bool:
 
 
 def file_source(path: Path, cell: str = "main") -> LogSource:
-    """Return the source for a cell of a log in a SQLite file."""
-    return LogSource(SharedSettings(log=f"sqlite:///{path}", cell=cell), cell, 0, str(path))
+    """Return the source for a cell of a log in a SQLite file; nothing is printed about it."""
+    settings = SharedSettings(log=f"sqlite:///{path}", cell=cell)
+    return LogSource(settings, cell, 0, str(path), note=lambda _: None)
 
 
 @asynccontextmanager
@@ -114,10 +228,14 @@ async def opened(source: LogSource) -> AsyncIterator[EventLog]:
 
 
 def on_log(source: LogSource, work: Callable[[EventLog], Awaitable[T]]) -> T:
-    """Run `work` on the log and return its result."""
+    """Print which log it is, run `work` on it and return the result.
+
+    Raises: CliError: it is not the log of the server.
+    """
 
     async def run() -> T:
         async with opened(source) as log:
+            await identify(log, source)
             return await work(log)
 
     return asyncio.run(run())

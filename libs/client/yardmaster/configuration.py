@@ -69,18 +69,20 @@ class Config:
     path: Path
     contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     token_command: tuple[str, ...] = ()
-    #: The cluster on this machine, if the settings name it.
+    #: The cluster on this machine, if the context `dev` names it.
     dev: "DevServer | None" = None
-
-    @property
-    def log(self) -> str | None:
-        """The URL of the log of the cluster on this machine; None: a file in its data directory."""
-        return None if self.dev is None else self.dev.log
+    #: The cluster on this machine that serves `server`, under any context.
+    here: "DevServer | None" = None
 
     @property
     def data_dir(self) -> Path:
         """The data directory of the cluster on this machine."""
         return Path(self.data.value or "").expanduser()
+
+    @property
+    def cluster_dir(self) -> Path:
+        """The folder of the cluster here that serves `server`; `data_dir` without such a one."""
+        return self.data_dir if self.here is None else self.here.folder
 
     @property
     def default_project(self) -> str | None:
@@ -92,10 +94,21 @@ class Config:
         """Whether the tasks of the server see the files of this machine."""
         return self.dev is not None and self.dev.programs is None
 
+    @property
+    def server_named(self) -> bool:
+        """Whether a flag, the environment or a context names the server."""
+        return self.server.value is not None and (
+            self.dev is None or self.server.source != self.dev.running
+        )
+
     def settings(self) -> list[tuple[str, Setting]]:
         """All settings by name, for `yard config`."""
         names = ("context", "server", "project", "output", "data", "ca", "token")
-        return [(name, getattr(self, name)) for name in names]
+        found = {name: getattr(self, name) for name in names}
+        if self.here is not None:
+            # Commands that read the files of this server's cluster read them there.
+            found["data"] = Setting(str(self.here.folder), self.here.running)
+        return list(found.items())
 
     def address(self) -> str:
         """The URL of the server.
@@ -287,16 +300,17 @@ def resolve(flags: Flags | None = None, env: Mapping[str, str] | None = None) ->
         return Setting(None if value is None else str(value), f"context {name} in {path}")
 
     data = pick(flags.data, "--data", "YARD_DATA", Setting(str(default_data_dir(env)), "default"))
-    dev = read_dev(Path(data.value or "").expanduser()) if name == DEV else None
-    if dev is None and name == DEV and data.source == "default":
-        dev = read_dev(default_up_dir(env))
-    running = (f"{dev.what}, pid {dev.pid}" if dev.pid else dev.what) if dev else ""
+    folders = [Path(data.value or "").expanduser()]
+    if data.source == "default":
+        folders.append(default_up_dir(env))
+    clusters = [found for folder in folders if (found := read_dev(folder)) is not None]
+    dev = clusters[0] if clusters and name == DEV else None
     server = pick(
         flags.server,
         "--server",
         "YARD_SERVER",
         of_context("server"),
-        Setting(dev.server if dev else None, running),
+        Setting(dev.server, dev.running) if dev else Setting(None, ""),
     )
     token = Setting(None, "not set", secret=True)
     command = chosen.get("token_command")
@@ -306,7 +320,7 @@ def resolve(flags: Flags | None = None, env: Mapping[str, str] | None = None) ->
     elif words:
         token = Setting(None, f"token_command of context {name}", secret=True)
     elif dev is not None and server.value == dev.server:
-        token = Setting(dev.token, running, secret=True)
+        token = Setting(dev.token, dev.running, secret=True)
     return Config(
         context=context,
         server=server,
@@ -323,4 +337,5 @@ def resolve(flags: Flags | None = None, env: Mapping[str, str] | None = None) ->
         contexts=contexts,
         token_command=words,
         dev=dev if dev is not None and server.value == dev.server else None,
+        here=next((found for found in clusters if found.serves(server.value)), None),
     )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 #: By the state of a process that does not run.
 _UNSTEADY: Final = {
     "waiting": "is restarted",
@@ -35,6 +37,20 @@ class DevServer:
     programs: Mapping[str, str] | None = None
     #: Its data directory.
     folder: Path = Path()
+
+    @property
+    def running(self) -> str:
+        """The command that started it and its process: `yard dev, pid 4711`."""
+        # A cluster of containers has the pid 0.
+        return f"{self.what}, pid {self.pid}" if self.pid else self.what
+
+    def serves(self, url: str | None) -> bool:
+        """Whether `url` is the address of its gateway, by any name of this machine."""
+        try:
+            parts = urlsplit(url or "")
+            return parts.hostname in _LOOPBACK and parts.port == urlsplit(self.server).port
+        except ValueError:
+            return False
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:

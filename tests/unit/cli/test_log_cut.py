@@ -1,7 +1,9 @@
 """`yard log cut`: a log that lost records becomes a consistent shorter one."""
 
 import asyncio
+import json
 import lzma
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -82,6 +84,16 @@ def last_cycle(path: Path) -> int:
     return found
 
 
+def submitted_jobs(path: Path) -> list[str]:
+    async def find(log: EventLog) -> list[str]:
+        found = [decode(stored.record) for stored in await log.read(Partition("requests"), 0)]
+        return [one.subject for one in found if one.type == "TaskSubmitted"]
+
+    found = on_log(path, find)
+    assert isinstance(found, list)
+    return found
+
+
 async def only_cut(log: EventLog) -> object:
     (stored,) = await log.read(Partition("cuts"), 0)
     return decode(stored.record).data
@@ -124,6 +136,53 @@ def test_a_cut_at_a_cycle_keeps_exactly_that_cycle_and_a_copy_of_the_log(
     assert yard("replay", "verify").code == 0
     assert copy.stat().st_size > before // 2
     assert last_cycle(copy) > wanted
+
+
+def test_the_copy_is_in_the_folder_of_the_log_and_has_its_id_in_the_name(
+    yard: Yard, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = yard("log", "cut", "--to", "cycle:5", "--yes")
+    assert said.code == 0, said.err
+    log_id = re.search(r"log (\w{32})", said.err)
+    assert log_id is not None
+    copy = path.with_name(f"main.before-cut-1.{log_id[1][:8]}.db")
+    assert f"{copy} has the log before the cut" in said.err
+    assert last_cycle(copy) > 5
+    assert not list(elsewhere.iterdir())
+
+
+def test_jobs_whose_requests_or_commands_are_lost_are_named(yard: Yard, path: Path) -> None:
+    whole = yard("log", "cut", "--to", "last", "--dry-run")
+    assert "lost" not in whole.out
+    jobs = submitted_jobs(path)
+    lose(path, "details", 2)
+    lose(path, "requests", 3)
+    found = json.loads(yard("log", "cut", "--to", "last", "--dry-run", "-o", "json").out)
+    kept = submitted_jobs(path)
+    assert found["lost_requests"] == [job for job in jobs if job not in kept]
+    assert found["lost_requests"]
+    said = yard("log", "cut", "--to", "last", "--yes")
+    assert said.code == 0, said.err
+    lost = ", ".join(found["lost_requests"])
+    assert f"the log has lost the requests of these jobs: {lost}\n" in said.out
+
+
+def test_jobs_whose_commands_are_lost_are_named_as_verify_names_them(
+    yard: Yard, path: Path
+) -> None:
+    lose(path, "details", 2)
+    found = json.loads(yard("log", "cut", "--to", "last", "--dry-run", "-o", "json").out)
+    assert found["lost_requests"] == []
+    assert found["lost_details"]
+    verified = json.loads(yard("replay", "verify", "-o", "json").out)
+    about = [one["found"] for one in verified["findings"] if one["topic"] == "details"]
+    assert len(about) == len(found["lost_details"])
+    assert all(
+        f" about {job} " in text for job, text in zip(found["lost_details"], about, strict=True)
+    )
 
 
 def test_a_cycle_after_the_damage_is_refused_with_the_last_consistent_one(

@@ -144,16 +144,36 @@ def test_what_yard_up_runs_is_found_where_no_yard_dev_runs(tmp_path: Path) -> No
     assert config.server.value == "http://127.0.0.1:7450"
     assert config.server.source.startswith("yard up")
     assert config.bearer() == "t"
-    assert config.log == "kafka://h:1"
+    assert config.dev is not None
+    assert config.dev.log == "kafka://h:1"
     assert config.data_dir == tmp_path / "yardmaster" / "dev"
     # Another server's log is not asked of the one that runs here.
-    assert resolve(Flags(server="http://else"), env).log is None
+    assert resolve(Flags(server="http://else"), env).here is None
 
     dev = tmp_path / "yardmaster" / "dev"
     dev.mkdir()
     (dev / "dev.json").write_text(json.dumps({"port": 1, "token": "d", "pid": os.getpid()}))
     assert resolve(Flags(), env).server.value == "http://127.0.0.1:1"
-    assert resolve(Flags(), env).log is None
+    assert resolve(Flags(), env).here == read_dev(dev)
+
+
+def test_a_context_with_the_address_of_a_cluster_here_finds_its_files_but_not_its_token(
+    tmp_path: Path,
+) -> None:
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    write(env, "current: olga\ncontexts: {olga: {server: 'http://localhost:7450/'}}\n")
+    up, dev = (tmp_path / "yardmaster" / name for name in ("up", "dev"))
+    for folder, port in ((up, 7450), (dev, 1)):
+        folder.mkdir(parents=True)
+        found = {"port": port, "token": "operator", "pid": os.getpid()}
+        (folder / "dev.json").write_text(json.dumps(found))
+    config = resolve(Flags(), env)
+    assert config.cluster_dir == up
+    assert dict(config.settings())["data"].value == str(up)
+    assert config.server_named
+    assert config.bearer() is None
+    assert not resolve(Flags(context="dev"), env).server_named
+    assert resolve(Flags(server="http://other:7450"), env).cluster_dir == dev
 
 
 @pytest.fixture

@@ -1,13 +1,48 @@
 """How to reach Kafka's brokers, and how the catalog's topics are configured there."""
 
+import logging
 import ssl
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from yardmaster_eventlog.errors import TlsUnusable
 from yardmaster_schemas.topics import DAY_MS, Topic
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+class _ClearTextOnce(logging.Filter):
+    """Passes aiokafka's warning about PLAIN without TLS once for each address of brokers.
+
+    aiokafka (0.14) logs it for each connection. To brokers on this machine it says nothing: the
+    password does not leave it.
+    """
+
+    _TEXT: Final = "Sending username and password in the clear"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[str] = set()
+        self._due = False
+
+    def connects(self, bootstrap: str) -> None:
+        """Let the next warning pass if `bootstrap` is new and names another machine."""
+        hosts = {address.strip().rpartition(":")[0] for address in bootstrap.split(",")}
+        if bootstrap not in self._known and not hosts.issubset(_LOOPBACK):
+            self._known.add(bootstrap)
+            self._due = True
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg != self._TEXT:
+            return True
+        due, self._due = self._due, False
+        return due
+
+
+_CLEAR_TEXT: Final = _ClearTextOnce()
+logging.getLogger("aiokafka.conn").addFilter(_CLEAR_TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +80,8 @@ class KafkaSettings:
 
         Raises: TlsUnusable.
         """
+        if self.security_protocol == "SASL_PLAINTEXT" and self.sasl_mechanism == "PLAIN":
+            _CLEAR_TEXT.connects(self.bootstrap)
         return {
             "bootstrap_servers": self.bootstrap,
             "client_id": self.client_id,

@@ -98,6 +98,10 @@ class _Password(CredentialProvider):
         username = self._settings.username
         return (secret,) if username is None else (username, secret)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        # The method of the base class does the same, and logs a warning for each connection.
+        return self.get_credentials()
+
 
 @contextmanager
 def _translated() -> Iterator[None]:

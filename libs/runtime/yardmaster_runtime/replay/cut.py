@@ -6,7 +6,7 @@ scheduler keeps what that cycle has read and written. Requests after it are kept
 acknowledged, and quota judges them again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,33 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.errors import CoreError
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import encode
-from yardmaster_eventlog.errors import LogCorrupt, LogTruncated
+from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.reader import decoded
 from yardmaster_runtime.errors import MachineError
 from yardmaster_runtime.fence import last_cut
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.replay.details import check_details
+from yardmaster_runtime.replay.prover import DetailsRefs
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.machine import KeptCycle, KeptRange, LogCutV1
-from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER, NODE_EVENTS
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER, NODE_EVENTS, REQUESTS
 
 #: Errors of a log that contradicts itself.
 INCONSISTENT = (MachineError, CoreError, LogCorrupt, LogTruncated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostJobs:
+    """Jobs of which the log has lost records that no cut restores; in the order of their records.
+
+    `requests`: jobs that quota has judged, and whose requests are gone. `details`: jobs and other
+    requests whose command, names or notes are gone.
+    """
+
+    requests: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +51,7 @@ class CutPlan:
     number: int
     event: LogCutV1
     broken: str | None
+    lost: LostJobs = LostJobs()
 
     @property
     def cycle(self) -> int:
@@ -109,7 +126,46 @@ async def plan_cut(
             for topic in INPUT_ORDER
         ),
     )
-    return CutPlan(cell=cell, number=number, event=event, broken=judged.broken or decided.broken)
+    return CutPlan(
+        cell=cell,
+        number=number,
+        event=event,
+        broken=judged.broken or decided.broken,
+        lost=await _lost(log, number),
+    )
+
+
+async def _lost(log: EventLog, number: int) -> LostJobs:
+    """Compare what quota has judged, and what requests refer to, with what the log still has."""
+    refs = DetailsRefs()
+    requested: set[str] = set()
+    async for envelope in _events(log, Partition(REQUESTS.name, number)):
+        refs.note_request(envelope)
+        requested.add(envelope.subject)
+    judged: dict[str, None] = {}
+    async for envelope in _events(log, Partition(ADMISSIONS.name, number)):
+        refs.note_decision(envelope)
+        if isinstance(envelope.data, TaskAdmittedV1 | TaskRejectedV1):
+            judged[envelope.data.job_id] = None
+    details = await check_details(log, refs)
+    return LostJobs(
+        requests=tuple(job for job in judged if job not in requested),
+        details=tuple(dict.fromkeys(details.missing)),
+    )
+
+
+async def _events(log: EventLog, partition: Partition) -> AsyncIterator[Envelope[Event]]:
+    """The readable records of a partition."""
+    offset = 0
+    try:
+        while records := await log.read(partition, offset):
+            for stored in records:
+                envelope = decoded(stored)
+                if envelope is not None:
+                    yield envelope
+            offset = records[-1].offset + 1
+    except (LogCorrupt, UnknownTopic):
+        return
 
 
 async def _fold(

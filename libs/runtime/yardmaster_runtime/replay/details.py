@@ -23,6 +23,8 @@ class DetailsProof:
     """The records of `details`: findings and counts."""
 
     wrong: list[Finding] = field(default_factory=list)
+    #: The subjects of the requests whose details are missing without a DetailsErased.
+    missing: list[str] = field(default_factory=list)
     checked: int = 0
     gone: int = 0
     unnamed: int = 0
@@ -38,7 +40,7 @@ async def check_details(log: EventLog, refs: DetailsRefs) -> DetailsProof:
             digest = None if value is None else details_digest(value)
             there[number, stored.offset] = (digest, _as_written(stored))
     damaged = {(one.partition, one.offset) for one in found.wrong}
-    for ref, keys, request in refs.wanted:
+    for ref, keys, (request, subject) in refs.wanted:
         digest, as_written = there.get((ref.partition, ref.offset), (None, False))
         if (ref.partition, ref.offset) in damaged:
             continue
@@ -53,7 +55,11 @@ async def check_details(log: EventLog, refs: DetailsRefs) -> DetailsProof:
             found.gone += 1
             continue
         else:
-            text = f"it is missing without a DetailsErased; request {request} refers to it"
+            text = (
+                f"it is missing without a DetailsErased; request {request} about {subject} "
+                "refers to it"
+            )
+            found.missing.append(subject)
         if text:
             found.wrong.append(Finding(DETAILS.name, ref.partition, ref.offset, text))
     named = {(ref.partition, ref.offset) for ref, _, _ in refs.wanted}

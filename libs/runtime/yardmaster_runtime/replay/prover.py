@@ -52,11 +52,32 @@ UNLIMITED: Final = 1 << 31
 class DetailsRefs:
     """References of proved requests to `details`, and what was erased."""
 
-    #: (reference, keys that the record may have, id of the request)
-    wanted: list[tuple[DetailsRef, frozenset[bytes], str]] = field(default_factory=list)
+    #: (reference, keys that the record may have, the request by its id and subject)
+    wanted: list[tuple[DetailsRef, frozenset[bytes], tuple[str, str]]] = field(default_factory=list)
     erased: set[str] = field(default_factory=set)
     #: Ids of submissions that quota refused as repeats; a gateway removes their details.
     repeats: set[str] = field(default_factory=set)
+
+    def note_request(self, envelope: Envelope[Event]) -> None:
+        """Note the details to which a request refers."""
+        for name in ("details", "note"):
+            ref = getattr(envelope.data, name, None)
+            if isinstance(ref, DetailsRef):
+                keys = {envelope.subject, envelope.id, getattr(envelope.data, "job_id", "")}
+                request = (envelope.id, envelope.subject)
+                self.wanted.append((ref, frozenset(key.encode() for key in keys), request))
+
+    def note_decision(self, envelope: Envelope[Event]) -> None:
+        """Note which details quota erased, or had removed as those of a repeated submission."""
+        event = envelope.data
+        if isinstance(event, DetailsErasedV1):
+            self.erased.add(event.job_id)
+        elif (
+            isinstance(event, RequestRefusedV1)
+            and event.code is AdmissionCode.DUPLICATE_ID
+            and envelope.cause is not None
+        ):
+            self.repeats.add(envelope.cause)
 
 
 class Prover(Fold[S]):
@@ -92,7 +113,8 @@ class Prover(Fold[S]):
         else:
             self.refused += await self._fold(counted)
         self._note_rules(counted, derived)
-        self._note_erased(counted)
+        for _, envelope in counted.decisions:
+            self.refs.note_decision(envelope)
         self.cycles += 1
         self.decisions += len(counted.decisions)
         self._raw.clear()
@@ -104,7 +126,7 @@ class Prover(Fold[S]):
         for wanted in self.ordered(counted):
             self.taken += wanted.next - wanted.first
             for envelope in await self.take(counted, wanted):
-                self._note_details(envelope)
+                self.refs.note_request(envelope)
                 self.apply(envelope)
         self.finish(counted, ())
         return sum(one.last - one.first + 1 for one in commit.refused)
@@ -158,7 +180,7 @@ class Prover(Fold[S]):
             if isinstance(checked, RefusedRecord):
                 refused.append(checked)
             else:
-                self._note_details(checked)
+                self.refs.note_request(checked)
                 self.apply(checked)
                 accepted.append(checked)
         return accepted, refused
@@ -221,31 +243,12 @@ class Prover(Fold[S]):
             self.own, offset, counted.commit.cycle, difference(self._raw[offset], made)
         )
 
-    def _note_details(self, envelope: Envelope[Event]) -> None:
-        for name in ("details", "note"):
-            ref = getattr(envelope.data, name, None)
-            if isinstance(ref, DetailsRef):
-                keys = {envelope.subject, envelope.id, getattr(envelope.data, "job_id", "")}
-                self.refs.wanted.append((ref, frozenset(key.encode() for key in keys), envelope.id))
-
     def _note_rules(self, counted: CountedCycle, derived: bool) -> None:
         last = self._ranges[-1] if self._ranges else None
         rules, first = counted.rules, counted.commit.cycle
         if last is not None and last.rules == rules:
             first = self._ranges.pop().first_cycle
         self._ranges.append(RulesRange(rules, first, counted.commit.cycle, derived=derived))
-
-    def _note_erased(self, counted: CountedCycle) -> None:
-        for _, envelope in counted.decisions:
-            event = envelope.data
-            if isinstance(event, DetailsErasedV1):
-                self.refs.erased.add(event.job_id)
-            elif (
-                isinstance(event, RequestRefusedV1)
-                and event.code is AdmissionCode.DUPLICATE_ID
-                and envelope.cause is not None
-            ):
-                self.refs.repeats.add(envelope.cause)
 
     def proved(self) -> MachineProof:
         """Return what is proved so far."""

@@ -20,7 +20,6 @@ from tests.support.logs import (
 from yardmaster_cli.commands.log import between, count_topics, record_json
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.log.moments import Moment, parse_moment
-from yardmaster_cli.log.source import file_source, opened
 from yardmaster_cli.main import run
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.order import Entry, LogOrder
@@ -131,8 +130,9 @@ async def written(path: Path, builder: LogBuilder | None = None) -> Path:
 
 
 async def test_a_topic_is_counted_by_records_types_and_cycles(tmp_path: Path) -> None:
-    async with opened(file_source(await written(tmp_path / "log.db"))) as log:
-        rows = {row["topic"]: row for row in await count_topics(log)}
+    log = await SqliteLog.open(await written(tmp_path / "log.db"), ManualClock())
+    rows = {row["topic"]: row for row in await count_topics(log)}
+    await log.close()
     assert rows["admissions"]["cycles"] == 3
     assert rows["decisions"]["term"] == 1
     assert rows["requests"]["types"]["TaskSubmitted"] == 2
@@ -170,7 +170,7 @@ def test_dump_takes_the_beginning_of_an_id_and_a_job_means_all_its_tasks(
 ) -> None:
     of_job = ["TaskSubmitted", "TaskAdmitted", "SlotsAllocated"]
     for text in (JOB, JOB[:4], f"{JOB}.0", f"{JOB[:4]}.0"):
-        assert dumped(log_file, capsys, "--task", text) == (of_job, "")
+        assert dumped(log_file, capsys, "-q", "--task", text) == (of_job, "")
     assert (
         "no job id of the log starts with zz"
         in dumped(log_file, capsys, "--task", "zz", code=101)[1]
@@ -189,6 +189,22 @@ def test_an_id_that_several_jobs_begin_with_is_ambiguous(
     found, said = dumped(tmp_path / "log.db", capsys, "--task", JOB[:4], code=101)
     assert found == []
     assert f"{JOB[:4]} is ambiguous: {JOB}, {JOB[:-1]}z" in said
+
+
+def test_one_option_names_several_types(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["TaskSubmitted", "TaskSubmitted", "SlotsAllocated"]
+    assert sorted(dumped(log_file, capsys, "--type", "TaskSubmitted,SlotsAllocated")[0]) == sorted(
+        types
+    )
+    assert (
+        "unknown event type Foo"
+        in dumped(log_file, capsys, "--type", "TaskSubmitted,Foo", code=2)[1]
+    )
+
+
+def test_the_log_that_is_read_is_named(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = dumped(log_file, capsys, "--limit", "0")[1]
+    assert said == f"reading {log_file}: log {log_created().log_id}, cell main\n"
 
 
 def test_a_type_that_does_not_exist_is_an_error_that_names_the_types(

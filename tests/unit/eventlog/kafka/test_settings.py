@@ -1,6 +1,9 @@
 """Settings of Kafka: what the catalogue says reaches the brokers, and no secret a log line."""
 
+import logging
 import ssl
+
+import pytest
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
@@ -54,3 +57,25 @@ def test_tls_is_1_3_and_checks_the_broker_name() -> None:
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert client["sasl_mechanism"] == "SCRAM-SHA-512"
+
+
+def test_a_password_in_the_clear_is_reported_once_for_each_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def connect(bootstrap: str) -> None:
+        KafkaSettings(
+            bootstrap=bootstrap, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN"
+        ).client()
+        logging.getLogger("aiokafka.conn").warning("Sending username and password in the clear")
+
+    for bootstrap in (
+        "127.0.0.1:1",
+        "localhost:2,127.0.0.1:3",
+        "brokers:1",
+        "brokers:1",
+        "other:1",
+    ):
+        connect(bootstrap)
+    logging.getLogger("aiokafka.conn").warning("another warning")
+    clear = "Sending username and password in the clear"
+    assert caplog.messages == [clear, clear, "another warning"]
