@@ -99,10 +99,10 @@ format: install ## repair style with ruff
 schemas: install ## generate JSON Schema and the AsyncAPI document again
 	$(BIN)/python -m yardmaster_schemas.generate
 
-golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
+golden: install ## rewrite the expected traces and records of tests/golden; commit a diff only when you understand it
 	YARDMASTER_GOLDEN=rewrite $(BIN)/python -m pytest tests/golden $(PYTEST_ARGS)
 
-kept-log: install ## keep logs of the newest rules in tests/data/logs; after each increase of RULES
+kept-log: install ## keep a log of the newest rules in tests/data/logs; until 0.1, after each change of events or digests
 	$(BIN)/python -m tests.support.keep_logs
 
 bench: install ## run the benchmarks; writes bench/results/*.json

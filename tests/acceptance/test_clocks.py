@@ -15,7 +15,7 @@ from tests.support.cluster import Cluster
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_schemas.events.decisions import NodeLostV1
-from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.node_events import TaskExitedV1
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("clocks")]
@@ -58,7 +58,7 @@ def cycle_lateness_ms(cluster: Cluster, topic: str) -> list[int]:
         while stored := await log.read(Partition(topic), offset, max_records=5000):
             for each in stored:
                 event = decode(each.record).data
-                if isinstance(event, CycleCommittedV2):
+                if isinstance(event, CycleCommittedV1):
                     found.append(each.appended_ms - event.now_ms)
             offset = stored[-1].offset + 1
         return found

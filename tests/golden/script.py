@@ -24,7 +24,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
-from yardmaster_schemas.reasons import Stop
+from yardmaster_schemas.reasons import PolicyStop, Stop
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.sources import next_incarnation
 
@@ -310,7 +310,7 @@ def _shares(placement: dec.Placement) -> bool:
     return 0 < placement.gpu_milli < 1000
 
 
-def _stop(cell: Cell, stop: Stop) -> list[str]:
+def _stop(cell: Cell, stop: Stop | PolicyStop) -> list[str]:
     words: list[str] = [stop.code]
     words += [f"for={_name(cell, stop.for_task)}"] if stop.for_task else []
     words += [stop.rule] if stop.rule else []

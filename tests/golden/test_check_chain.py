@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parents[2] / "examples/check_chain.py"
 Row = dict[str, Any]
 
 
-@pytest.fixture(params=[name for name in KEPT if "yard_dev" in name or "live_changes" in name])
+@pytest.fixture(params=KEPT)
 def rows(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> list[Row]:
@@ -73,4 +73,5 @@ def test_a_missing_decision_is_found(rows: list[Row]) -> None:
     rows.remove(decision)
     done = check(rows)
     assert done.returncode == 1
-    assert "the digest of its decisions differs" in done.stderr
+    # Of the scheduler's own commit, or of quota's, which takes its decisions as inputs.
+    assert "decisions differs" in done.stderr

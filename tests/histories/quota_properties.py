@@ -314,7 +314,7 @@ class Batch:
 
     for_task: str
     pool: str
-    stops: list[dec.PreemptionRequestedV2]
+    stops: list[dec.PreemptionRequestedV1]
     #: The slots reserved for the task, and for victims that are moved, by task.
     reserved: dict[str, dec.SlotsReservedV1] = field(default_factory=dict)
 
@@ -343,18 +343,18 @@ def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch 
     """
     first = decisions[at]
     before = decisions[at - 1] if at else None
-    if not isinstance(first, dec.PreemptionRequestedV2) or first.stop.policy != "quota":
+    if not isinstance(first, dec.PreemptionRequestedV1) or first.stop.policy != "quota":
         return None
     for_task = first.stop.for_task
     assert for_task is not None
-    if isinstance(before, dec.PreemptionRequestedV2) and before.stop.for_task == for_task:
+    if isinstance(before, dec.PreemptionRequestedV1) and before.stop.for_task == for_task:
         return None
     run = state.task(first.task_id).run
     assert run is not None
     batch = Batch(for_task, run.pool_name, [])
     for decision in decisions[at:]:
         match decision:
-            case dec.PreemptionRequestedV2() if not batch.reserved:
+            case dec.PreemptionRequestedV1() if not batch.reserved:
                 if decision.stop.for_task != for_task:
                     break
                 batch.stops.append(decision)

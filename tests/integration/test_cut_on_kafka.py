@@ -32,7 +32,7 @@ from yardmaster_schemas.topics import (
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("cut")]
 
-KEPT = Path(__file__).parents[1] / "data" / "logs" / "rules-7" / "priority.db.xz"
+KEPT = Path(__file__).parents[1] / "data" / "logs" / "rules-1" / "priority.db.xz"
 #: The cell that is cut has the first partition of each topic.
 CELLS, CUT, OTHER = "main,lab", 0, 1
 ASSIGNED = assignments("n1")

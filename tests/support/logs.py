@@ -13,6 +13,7 @@ from typing import Any
 
 from yardmaster_core.audit import record_digest
 from yardmaster_core.commit import GENESIS, marks, range_digest, source_of
+from yardmaster_core.rules import RULES
 from yardmaster_eventlog import codec
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
@@ -26,7 +27,6 @@ from yardmaster_schemas.events.admissions import (
 from yardmaster_schemas.events.decisions import Placement, SlotsAllocatedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
-    CycleCommittedV2,
     InputRange,
     PolicyInUse,
     RefusedRange,
@@ -122,8 +122,8 @@ class MachineWriter:
         self.term = 0
         self.head = GENESIS
         self.cycles = 0
-        #: The rules that its commits name; 0: none, as in logs from before versions.
-        self.rules = 0
+        #: The rules that its commits name.
+        self.rules = RULES
         self.taken = dict.fromkeys(inputs, 0)
         self.writer = Writer(log, f"{machine}/none", ActorKind.SERVICE)
 
@@ -169,7 +169,7 @@ class MachineWriter:
             envelopes.append(self.writer.envelope(event, subject_of(event), cause=cause))
         records = [codec.encode(e, log.cell) for e in envelopes]
         digests = [record_digest(r.key, r.headers, r.value) for r in records]
-        body: CycleCommittedV1 | CycleCommittedV2 = CycleCommittedV1(
+        body = CycleCommittedV1(
             cell=log.cell,
             machine=self.machine,
             term=self.term,
@@ -187,10 +187,8 @@ class MachineWriter:
             state_digest=state or f"{self.cycles:064x}",
             prev=self.head,
             complete=complete,
+            rules=self.rules,
         )
-        if self.rules:
-            fields = {one.name: getattr(body, one.name) for one in dataclasses.fields(body)}
-            body = CycleCommittedV2(**fields, rules=self.rules)
         body = dataclasses.replace(body, **(commit or {}))
         envelopes.append(self.writer.envelope(body, log.cell))
         batch = [e for i, e in enumerate(envelopes) if keep is None or i in keep]

@@ -31,7 +31,6 @@ from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     Placement,
     PreemptionRequestedV1,
-    PreemptionRequestedV2,
     SlotsAllocatedV1,
     StopRequestedV1,
 )
@@ -210,28 +209,31 @@ class AgentWorld:
         *,
         attempt: int = 1,
         grace_s: int = 20,
-        code: StopCode = StopCode.PRIORITY,
+        code: StopCode | None = None,
         unstarted: tuple[str, tuple[int, ...]] = ("", ()),
         scheduler_ahead_ms: int = 0,
     ) -> None:
-        """Preempt an attempt (`code` priority), or stop it for another reason."""
-        cls = PreemptionRequestedV1 if code is StopCode.PRIORITY else StopRequestedV1
-        await self.assign(
-            cls(
-                task_id=task_id,
-                attempt=attempt,
-                nodes=(self.node,),
-                stop=Stop(code=code),
-                grace_s=grace_s,
-                deadline_at_ms=self.clock.now_ms() + scheduler_ahead_ms + grace_s * 1000,
-            ),
-            unstarted=unstarted,
+        """Preempt an attempt (without a `code`), or stop it for another reason."""
+        fields: dict[str, Any] = {
+            "task_id": task_id,
+            "attempt": attempt,
+            "nodes": (self.node,),
+            "grace_s": grace_s,
+            "deadline_at_ms": self.clock.now_ms() + scheduler_ahead_ms + grace_s * 1000,
+        }
+        event = (
+            PreemptionRequestedV1(
+                stop=PolicyStop(policy="priority", rule="better_priority"), **fields
+            )
+            if code is None
+            else StopRequestedV1(stop=Stop(code=code), **fields)
         )
+        await self.assign(event, unstarted=unstarted)
 
     async def preempt(self, task_id: str, policy: str, *, grace_s: int = 20) -> None:
         """Preempt an attempt for another task, by a policy."""
         await self.assign(
-            PreemptionRequestedV2(
+            PreemptionRequestedV1(
                 task_id=task_id,
                 attempt=1,
                 nodes=(self.node,),

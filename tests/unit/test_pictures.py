@@ -24,7 +24,7 @@ from yardmaster_schemas.position import Position
 ROOT: Final = Path(__file__).parents[2]
 COMMITTED: Final = ROOT / "docs" / "pictures" / "demo.svg"
 #: A log with preemptions, resumed attempts, gangs and checkpoints.
-KEPT: Final = "before-1/sqlite.db"
+KEPT: Final = "rules-1/priority.db"
 NAMESPACE: Final = "{http://www.w3.org/2000/svg}"
 
 
@@ -116,9 +116,12 @@ async def test_checkpoints_preemptions_and_resumed_attempts_are_marked(
     }
     resumed = 0
     stopped = 0
+    on_gpus = set()
     for event in events:
         if isinstance(event, SlotsAllocatedV1):
             slots = sum(len(placement.slots) for placement in event.placements)
+            if slots:
+                on_gpus.add((event.task_id, event.attempt))
             resumed += slots * (event.attempt > 1 and event.checkpoint is not None)
             stopped += slots * ((event.task_id, event.attempt) in preempted)
     in_the_legend = 1
@@ -126,7 +129,10 @@ async def test_checkpoints_preemptions_and_resumed_attempts_are_marked(
     assert stopped > 0
     assert len(of_class(svg, "resumed")) == resumed + in_the_legend
     assert len(of_class(svg, "preempted")) == stopped + in_the_legend
-    saved = sum(isinstance(event, CheckpointDoneV1) for event in events)
+    saved = sum(
+        isinstance(event, CheckpointDoneV1) and (event.task_id, event.attempt) in on_gpus
+        for event in events
+    )
     assert len(of_class(svg, "checkpoint")) == saved + in_the_legend
 
 

@@ -328,13 +328,12 @@ def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
 
 
 def _range_line(one: RulesRange) -> str:
-    rules = f"rules {one.rules}" if one.rules else "rules before 1"
     proof = (
         "every decision recomputed"
         if one.derived
         else "chain, digests, states and invariants checked; decisions of old rules not recomputed"
     )
-    return f"  cycles {one.first_cycle} to {one.last_cycle} ({rules}): {proof}"
+    return f"  cycles {one.first_cycle} to {one.last_cycle} (rules {one.rules}): {proof}"
 
 
 def _report_lines(report: Report, took_s: float) -> list[str]:

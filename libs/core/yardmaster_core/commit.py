@@ -421,8 +421,7 @@ class CommitReader:
             reader.term, reader.owner = int(dump["term"]), str(dump["owner"])
             reader.seq, reader.head = int(dump["seq"]), str(dump["head"])
             reader.dropped, reader.cycle = int(dump["dropped"]), int(dump["cycle"])
-            # Snapshots taken before rules were recorded do not have them.
-            reader.rules = int(dump.get("rules", 0))
+            reader.rules = int(dump["rules"])
             reader.now_ms, reader.complete = int(dump["now_ms"]), bool(dump["complete"])
             reader.state_digest = str(dump["state_digest"])
             reader.inputs = {(str(t), int(n)): int(at) for t, n, at in dump["inputs"]}

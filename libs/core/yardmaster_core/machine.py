@@ -74,11 +74,7 @@ class Machine(Protocol[S]):
 
     @property
     def oldest_rules(self) -> int:
-        """The oldest version of the rules by which it can decide."""
-
-    @property
-    def oldest_recomputed(self) -> int:
-        """The oldest rules whose decisions it repeats exactly, so that `verify` recomputes them."""
+        """The oldest version of the rules by which it can decide, and recompute."""
 
     def initial(self, cell: str) -> S:
         """The state before any record."""
@@ -88,9 +84,6 @@ class Machine(Protocol[S]):
 
         `rules` are in force until an applied event enables newer ones.
         """
-
-    def takes(self, topic: Topic, rules: int) -> bool:
-        """Whether a cycle of these rules takes records of `topic`, one of `inputs`."""
 
     def calls_for_cycle(self, event: Event) -> bool:
         """Whether an event of another machine calls for a cycle.

@@ -5,8 +5,8 @@ whose headers and value disagree is refused. Decoding is one pass of the validat
 event's type; only bodies of old versions are parsed twice, to be upcast before validation.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Callable
+from functools import cache, lru_cache
 from struct import Struct
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from yardmaster_eventlog.port import Header, Headers, Record, frame, sized, write_framed
-from yardmaster_schemas.construct import is_sparse, later_fields, sparse
 from yardmaster_schemas.envelope import SPEC_VERSION, Envelope, Event
 from yardmaster_schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster_schemas.events import EVENTS
@@ -57,24 +56,8 @@ def _known(type_: str, version: int) -> type[Event]:
 
 @cache
 def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
-    cls = _known(type_, version)
-    if type_ == JobDetailedV1.TYPE:
-        return _dump_details
-    if is_sparse(cls):
-        return lambda envelope: _ENCODER.encode(sparse(envelope))
-    left_out = [_ENCODER.encode(added)[1:] for added in later_fields(cls)]
-    return partial(_dump_without, left_out) if left_out else _ENCODER.encode
-
-
-def _dump_without(left_out: Sequence[bytes], envelope: Envelope[Any]) -> bytes:
-    """Encode an event without the fields that were added later, if they have their defaults.
-
-    These fields are the last of their objects; within strings a quotation mark is escaped.
-    """
-    value = _ENCODER.encode(envelope)
-    for added in left_out:
-        value = value.replace(b"," + added, b"}")
-    return value
+    _known(type_, version)
+    return _dump_details if type_ == JobDetailedV1.TYPE else _ENCODER.encode
 
 
 def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:

@@ -20,7 +20,7 @@ _UNITS: Final[Mapping[str, str]] = {
 }
 #: Numbers of nodes, whatever is missing.
 _NODES: Final = frozenset({"blocked", "unknown_nodes"})
-_IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE, WaitCode.TOPOLOGY_IMPOSSIBLE})
+_IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE})
 
 
 def with_units(

@@ -7,12 +7,11 @@ writes nothing and exits 1 when the tree differs. The files:
     reasons.json              every code with the numbers it carries
     index.json                topics, and the events of each
     asyncapi.json             channels, messages, senders and receivers (AsyncAPI 3)
-    published.json            a digest of each schema's meaning, descriptions apart
+    published.json            a digest of each released schema's meaning, descriptions apart
 
 An event in `published.json` cannot change: models are closed, so any change of a schema (except its
 descriptions) would make readers and writers of the same version disagree. Make a new version. A
-version that was never released may be changed: delete its line from `published.json` by hand, and
-give the reason in the commit.
+release adds its versions to that file (`--publish`); there is none before the first release.
 """
 
 import argparse
@@ -198,6 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the files; return 1 when a version changed or a file differs."""
     parser = argparse.ArgumentParser(prog="python -m yardmaster_schemas.generate")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when files differ")
+    parser.add_argument(
+        "--publish", action="store_true", help="note each version as released: it cannot change"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="the folder of the schemas")
     options = parser.parse_args(argv)
     folder: Path = options.folder
@@ -205,12 +207,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if changed := broken(published):
         print(
             f"published schemas changed: {', '.join(changed)}. Existing records must stay "
-            "readable: make a new version of the event. (If it was never released, delete its "
-            f"line from {PUBLISHED}.)",
+            "readable: make a new version of the event.",
             file=sys.stderr,
         )
         return 1
-    files = {**documents(), PUBLISHED: _text(dict(sorted((published | digests()).items())))}
+    if options.publish:
+        published |= digests()
+    files = documents()
+    if published:
+        files[PUBLISHED] = _text(dict(sorted(published.items())))
     there = {
         path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(folder.glob("**/*.json"))

@@ -2,7 +2,7 @@
 
 The codes are part of the public interface. `NUMBERS` lists the numbers of each code; a decision
 carries no others. Numbers named `*_milli` are in gpu_milli, `*_at_ms` in milliseconds since the
-epoch. `size` and `score` of a task that FitGpp preempts are in thousandths.
+epoch.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,6 @@ class WaitCode(StrEnum):
     EXCEEDS_EVERY_NODE = "exceeds_every_node"
     EXCEEDS_POOL = "exceeds_pool"
     GANG_INDIVISIBLE = "gang_indivisible"
-    TOPOLOGY_IMPOSSIBLE = "topology_impossible"
     NO_EXECUTOR = "no_executor"
     EXCEEDS_LIMIT = "exceeds_limit"
     EXCEEDS_MAX_SLOTS = "exceeds_max_slots"
@@ -42,7 +41,6 @@ class WaitCode(StrEnum):
     NOT_CONSIDERED = "not_considered"
     INSUFFICIENT_FREE = "insufficient_free"
     FRAGMENTED = "fragmented"
-    TOPOLOGY_FULL = "topology_full"
     NODES_UNAVAILABLE = "nodes_unavailable"
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     BEHIND_TASK = "behind_task"
@@ -56,7 +54,6 @@ class WaitCode(StrEnum):
     PREEMPTION_DELAY = "preemption_delay"
     RESTART_BACKOFF = "restart_backoff"
     START_BACKOFF = "start_backoff"
-    BUDGET_EXHAUSTED = "budget_exhausted"
 
     @property
     def wait_class(self) -> WaitClass:
@@ -72,7 +69,6 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
     WaitCode.EXCEEDS_EVERY_NODE: WaitClass.NEVER,
     WaitCode.EXCEEDS_POOL: WaitClass.NEVER,
     WaitCode.GANG_INDIVISIBLE: WaitClass.NEVER,
-    WaitCode.TOPOLOGY_IMPOSSIBLE: WaitClass.NEVER,
     WaitCode.NO_EXECUTOR: WaitClass.NEVER,
     WaitCode.EXCEEDS_LIMIT: WaitClass.NEVER,
     WaitCode.EXCEEDS_MAX_SLOTS: WaitClass.NEVER,
@@ -83,20 +79,9 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
 
 @plain_members
 class StopCode(StrEnum):
-    """Why an attempt was stopped.
+    """Why an attempt was stopped, where no policy decided it (`PolicyStop`)."""
 
-    Codes that are names of policies occur only in logs of rules below 7: see `PolicyStop`.
-    """
-
-    PRIORITY = "priority"
-    FAIR_SHARE = "fair_share"
-    RECLAIM = "reclaim"
-    FITGPP = "fitgpp"
-    LRTP = "lrtp"
-    RAND = "rand"
-    CONSOLIDATION = "consolidation"
     GANG_INCOMPLETE = "gang_incomplete"
-    SCALED_DOWN = "scaled_down"
     START_TIMEOUT = "start_timeout"
     NODE_DRAINED = "node_drained"
     NODE_LOST = "node_lost"
@@ -104,8 +89,6 @@ class StopCode(StrEnum):
     PAUSED = "paused"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
-    IDLE_LIMIT = "idle_limit"
-    BUDGET = "budget"
 
 
 @plain_members
@@ -127,7 +110,7 @@ class DropCode(StrEnum):
 
 @plain_members
 class EndCode(StrEnum):
-    """Why a task ended, or why it was requeued after an attempt."""
+    """Why a task ended, or why it was requeued after an attempt that no policy stopped."""
 
     EXIT = "exit"
     SIGNAL = "signal"
@@ -135,15 +118,6 @@ class EndCode(StrEnum):
     NEVER_STARTED = "never_started"
     RESTARTS_EXHAUSTED = "restarts_exhausted"
     UNSCHEDULABLE = "unschedulable"
-    PRIORITY = "priority"
-    FAIR_SHARE = "fair_share"
-    RECLAIM = "reclaim"
-    FITGPP = "fitgpp"
-    LRTP = "lrtp"
-    RAND = "rand"
-    CONSOLIDATION = "consolidation"
-    GANG_INCOMPLETE = "gang_incomplete"
-    SCALED_DOWN = "scaled_down"
     START_TIMEOUT = "start_timeout"
     NODE_DRAINED = "node_drained"
     NODE_LOST = "node_lost"
@@ -151,8 +125,6 @@ class EndCode(StrEnum):
     PAUSED = "paused"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
-    IDLE_LIMIT = "idle_limit"
-    BUDGET = "budget"
     DETAILS_ERASED = "details_erased"
     START_FAILED = "start_failed"
     NO_EXECUTOR = "no_executor"
@@ -200,7 +172,6 @@ class AdmissionCode(StrEnum):
     KIND_NOT_ALLOWED = "kind_not_allowed"
     NODE_TYPE_NOT_ALLOWED = "node_type_not_allowed"
     LIMIT_EXCEEDED = "limit_exceeded"
-    BUDGET_EXHAUSTED = "budget_exhausted"
     DUPLICATE_ID = "duplicate_id"
     VERSION_MISMATCH = "version_mismatch"
     IN_USE = "in_use"
@@ -309,7 +280,6 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "unknown_nodes", "blocked"),
     WaitCode.EXCEEDS_POOL: ("asked_milli", "pool_milli", "replicas", "places", "blocked"),
     WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
-    WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
     WaitCode.NO_EXECUTOR: ("nodes", "blocked"),
     WaitCode.EXCEEDS_LIMIT: _of_each("asked", "limit"),
     WaitCode.EXCEEDS_MAX_SLOTS: ("asked_milli", "limit_milli"),
@@ -327,7 +297,6 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
         *("others_above", *_of_each("fair_share", "used", "deserved")),
         *("asked_cpu_milli", "asked_memory_mib"),
     ),
-    WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),
     WaitCode.WAITING_FOR_VICTIMS: ("victims", "asked_milli", "until_at_ms"),
     WaitCode.BEHIND_TASK: (
@@ -347,19 +316,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.PREEMPTION_DELAY: ("until_at_ms",),
     WaitCode.RESTART_BACKOFF: ("until_at_ms", "restarts"),
     WaitCode.START_BACKOFF: ("until_at_ms", "failed_starts", "limit"),
-    WaitCode.BUDGET_EXHAUSTED: ("budget", "used", "resets_at_ms"),
-    StopCode.PRIORITY: ("priority", "for_priority", "held_milli", "asked_milli"),
-    StopCode.FAIR_SHARE: (
-        *("fair_share_milli", "weight", "used_milli"),
-        *("for_fair_share_milli", "for_weight", "for_used_milli"),
-    ),
-    StopCode.RECLAIM: ("deserved_milli", "fair_share_milli", "used_milli"),
-    StopCode.FITGPP: ("size", "grace_s", "score", "times_stopped", "limit"),
-    StopCode.LRTP: ("remaining_s", "held_milli", "asked_milli"),
-    StopCode.RAND: ("candidates", "held_milli", "asked_milli"),
-    StopCode.CONSOLIDATION: (),
     StopCode.GANG_INCOMPLETE: ("replicas", "open"),
-    StopCode.SCALED_DOWN: ("replicas", "kept"),
     StopCode.START_TIMEOUT: ("active", "needed", "limit_s"),
     StopCode.NODE_DRAINED: ("until_at_ms",),
     StopCode.NODE_LOST: ("last_heard_at_ms",),
@@ -367,6 +324,4 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     StopCode.PAUSED: (),
     StopCode.CANCELLED: (),
     StopCode.TIME_LIMIT: ("limit_s", "ran_s"),
-    StopCode.IDLE_LIMIT: ("limit_s", "idle_s"),
-    StopCode.BUDGET: ("limit", "used"),
 }

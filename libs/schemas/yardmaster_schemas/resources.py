@@ -1,15 +1,12 @@
 """The resources of replicas, in integers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER
 from yardmaster_schemas.fields import CLOSED, MAX_SLOTS, Count
 
-#: The rules that introduce requests by the memory of GPUs.
-GPU_MEMORY_RULES: Final = 8
 #: gpu_milli of a share that is larger than the GPU.
 TOO_LARGE: Final = 1001
 
@@ -45,7 +42,7 @@ class Resources:
     gpu_milli: Annotated[int, Field(ge=0, le=1000)] = 0
     cpu_milli: Count = 0
     memory_mib: Count = 0
-    gpu_memory_mib: Count = field(default=0, metadata=LATER)
+    gpu_memory_mib: Count = 0
 
     def __post_init__(self) -> None:
         if self.gpu_memory_mib and self.gpu_milli:

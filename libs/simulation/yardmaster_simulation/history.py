@@ -9,7 +9,7 @@ Reserved slots count as free until their task starts on them, and also as idle b
 Times are milliseconds, GPUs are gpu_milli.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from yardmaster_schemas.envelope import Event
@@ -29,16 +29,13 @@ from yardmaster_schemas.events.decisions import (
     Outcome,
     Placement,
     PreemptionRequestedV1,
-    PreemptionRequestedV2,
     ReservationDroppedV1,
     SharesDividedV1,
     SlotsAllocatedV1,
     SlotsReservedV1,
     StopRequestedV1,
-    StopRequestedV2,
     TaskEndedV1,
     TaskRequeuedV1,
-    TaskRequeuedV2,
 )
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -59,7 +56,7 @@ STOPPED: Final = "stopped"
 NEVER_STARTED: Final = "never_started"
 FAILED: Final = "failed"
 
-_CODES: Final = {
+_CODES: Final[Mapping[str, str]] = {
     EndCode.EXIT: FAILED,
     EndCode.SIGNAL: FAILED,
     EndCode.OUT_OF_MEMORY: FAILED,
@@ -149,14 +146,11 @@ class History:
             TaskStartedV1: self._started,
             CheckpointDoneV1: self._saved,
             PreemptionRequestedV1: self._preempted,
-            PreemptionRequestedV2: self._preempted,
             StopRequestedV1: self._stopped,
-            StopRequestedV2: self._stopped,
             AllocationRevokedV1: self._stopped,
             TaskExitedV1: self._exited,
             SlotsReleasedV1: self._released,
             TaskRequeuedV1: self._requeued,
-            TaskRequeuedV2: self._requeued,
             TaskEndedV1: self._ended,
         }
 

@@ -8,7 +8,6 @@ from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.bodies import body_of, request_body
 from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.quota_checks import refuse_newer_settings
 from yardmaster_gateway.writes import (
     IfMatch,
     Origin,
@@ -60,7 +59,6 @@ async def change_cell(
 ) -> Accepted:
     """Replace the configuration of the cell. Tasks that were admitted stay when a limit falls."""
     authorize(read.caller, Action.OPERATE)
-    await refuse_newer_settings(read, config)
     found = check_condition("the cell", (await _find(read)).revision, if_match)
     event = CellChangeRequestedV1(config=config, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, read.gateway.cell)], origin, response)

@@ -19,7 +19,6 @@ from yardmaster_gateway.context import (
 from yardmaster_gateway.filters import job_filters
 from yardmaster_gateway.pages import page_of
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.quota_checks import refuse_newer_requests
 from yardmaster_gateway.recent_submissions import Submission
 from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.writes import (
@@ -113,7 +112,6 @@ async def submit_job(
     repetition older than the setting `recent_requests` is then detected by quota only.
     """
     await _authorize_submission(gateway, caller, spec.project)
-    await refuse_newer_requests(gateway, spec)
     key = ensure_key(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
     id_ = submission.job_id(log.log_id, spec.project, caller.user, key)

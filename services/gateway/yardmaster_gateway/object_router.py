@@ -18,7 +18,6 @@ from yardmaster_gateway.filters import Cursor, Limit
 from yardmaster_gateway.names import valid_name
 from yardmaster_gateway.pages import page_of
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.quota_checks import refuse_newer_settings
 from yardmaster_gateway.writes import (
     IfMatch,
     IfNoneMatch,
@@ -167,7 +166,6 @@ def object_router(kind: ObjectKind[R, C, M]) -> APIRouter:
     ) -> Accepted:
         authorize(read.caller, Action.OPERATE)
         kind.validate(config)
-        await refuse_newer_settings(read, config)
         row = await kind.find(read, valid_name(name, name_of_kind))
         current = row.revision if row is not None else None
         revision = check_condition(f"{name_of_kind} {name}", current, if_match, if_none_match)

@@ -18,7 +18,7 @@ from yardmaster_gateway.object_router import (
     ObjectKind,
     object_router,
 )
-from yardmaster_gateway.quota_checks import refuse_newer_settings, refuse_quota, refuse_quotas
+from yardmaster_gateway.quota_checks import refuse_quota, refuse_quotas
 from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.writes import IfMatch, Origin, check_condition, record_requests
 from yardmaster_projections import queries
@@ -108,7 +108,6 @@ async def set_quota(
     """Set a project's quota in one pool. The ETag is the project's."""
     authorize(read.caller, Action.OPERATE)
     refuse_quota(quota)
-    await refuse_newer_settings(read, quota)
     row = await _PROJECTS.get(read, name)
     check_condition(f"project {name}", row.revision, if_match)
     quotas = {**row.config.quotas, valid_name(pool, "pool"): quota}

@@ -62,7 +62,7 @@ from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import happens_within, together
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
-from yardmaster_schemas.events.node_events import Isolation, NodeJoinedV1, ReplicaRef, ShareLimits
+from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import HEARTBEATS, assignments
@@ -422,10 +422,7 @@ class _Incarnation:
                 sent_s, last, joined = clock.monotonic_s(), None, False
             if joined:
                 continue
-            if code is RefusalCode.MALFORMED and self._weaken_join():
-                self._send_join(context)
-                sent_s = clock.monotonic_s()
-            elif code is not None:
+            if code is not None:
                 last, self._join_refused = code, True
                 self._say_refused(code)
             if last is RefusalCode.NODE_TAKEN and await rival.beats():
@@ -443,20 +440,6 @@ class _Incarnation:
                     continue
             self._send_join(context)
             sent_s, last = clock.monotonic_s(), None
-
-    def _weaken_join(self) -> bool:
-        """Leave out of the join what older rules cannot read; False: it has nothing of that.
-
-        One value at a time, the newest first: rules from 2 to 7 read the isolation of users.
-        """
-        event = self._joining
-        if event is not None and event.share_limits is not ShareLimits.NONE:
-            self._joining = replace(event, share_limits=ShareLimits.NONE)
-        elif event is not None and event.isolation is Isolation.USER:
-            self._joining = replace(event, isolation=Isolation.NONE)
-        else:
-            return False
-        return True
 
     def _kill_not_here(self, keys: list[ReplicaKey]) -> None:
         """Kill replicas whose start the cell refused: the log places their attempt elsewhere."""

@@ -20,7 +20,7 @@ from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.machine import CycleCommittedV1, LogCutV1
 
-KEPT = Path(__file__).parents[2] / "data" / "logs" / "rules-2" / "priority.db.xz"
+KEPT = Path(__file__).parents[2] / "data" / "logs" / "rules-1" / "priority.db.xz"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.events import any_envelope, sample
 from yardmaster_eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode
 from yardmaster_eventlog.port import Headers, Record, frame
-from yardmaster_schemas.construct import later_fields
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.errors import MalformedRecord, SchemaError, UnknownEventType, UnknownVersion
 from yardmaster_schemas.events import EVENTS
@@ -139,60 +137,14 @@ def test_the_last_moment_of_the_year_9999_is_a_time() -> None:
 
 
 def as_its_schema_writes_it(envelope: Envelope[Any]) -> bytes:
-    """Encode with pydantic, without later fields of a published version that have their default."""
+    """Encode with pydantic."""
     written: bytes = adapter(envelope.type, envelope.version).dump_json(envelope)
-    if not later_fields(type(envelope.data)):
-        return written
-    plain = json.loads(written)
-    for part, of in ((envelope.data, plain["data"]), *_parts(envelope.data, plain["data"])):
-        later = [f for f in dataclasses.fields(part) if f.metadata.get("later")]
-        for f in later:
-            default = f.default_factory() if callable(f.default_factory) else f.default
-            if "rules" in f.metadata and getattr(part, f.name) == default:
-                # Of configurations, each field by itself.
-                del of[f.name]
-        added = {f.name: f.default for f in later if "rules" not in f.metadata}
-        if added and all(getattr(part, name) == default for name, default in added.items()):
-            for name in added:
-                del of[name]
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _parts(of: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
-    for field in dataclasses.fields(of):
-        part, inner = getattr(of, field.name), plain.get(field.name)
-        if isinstance(part, dict):
-            found = [(each, inner[name]) for name, each in part.items()]
-        elif isinstance(part, tuple):
-            found = list(zip(part, inner, strict=True))
-        else:
-            found = [(part, inner)]
-        for each, its in found:
-            if dataclasses.is_dataclass(each):
-                yield each, its
-                yield from _parts(each, its)
+    return written
 
 
 @given(any_envelope())
 def test_a_value_is_encoded_as_by_its_schema(envelope: Envelope[Any]) -> None:
     assert encode(envelope, "main").value == as_its_schema_writes_it(envelope)
-
-
-def test_a_field_added_later_is_written_only_if_it_differs_from_its_default() -> None:
-    plain = sample(EVENTS["TaskRequeued", 1], full=False)
-    assert b"failed_starts" not in (encode(plain, "main").value or b"")
-    counted = dataclasses.replace(plain, data=dataclasses.replace(plain.data, failed_starts=1))
-    record = encode(counted, "main")
-    assert b'"failed_starts":1,"failed_nodes":[]}}' in (record.value or b"")
-    assert decode(record) == counted
-    admitted = sample(EVENTS["TaskAdmitted", 1], full=False)
-    assert b"image" not in (encode(admitted, "main").value or b"")
-    spec = dataclasses.replace(admitted.data.spec, image=True)
-    with_image = dataclasses.replace(admitted, data=dataclasses.replace(admitted.data, spec=spec))
-    assert decode(encode(with_image, "main")) == with_image
-    assert b'"user"' not in (encode(with_image, "main").value or b"")
-    of_user = dataclasses.replace(admitted, data=dataclasses.replace(admitted.data, user="ada"))
-    assert decode(encode(of_user, "main")) == of_user
 
 
 @pytest.mark.parametrize("key", sorted(EVENTS))

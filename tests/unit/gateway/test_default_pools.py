@@ -4,23 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
-from yardmaster_core.admission.machine import QuotaMachine
-from yardmaster_core.rules import RULES
-from yardmaster_core.scheduling.machine import SchedulerMachine
-from yardmaster_schemas.events.requests import QUOTA_SETTINGS
+from tests.support.gateway import TestCell
 
 ANY = {"If-Match": "*"}
 POOL: dict[str, Any] = {"policy": {"name": "priority"}}
 PROJECT: dict[str, Any] = {"department": "research"}
-#: What a program of older rules cannot read.
-NEW: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/cell", {"default_pools": ["h100"]}),
-    ("/v1/projects/nlp", PROJECT | {"default_pools": ["h100"]}),
-    ("/v1/projects/nlp", PROJECT | {"kind_node_types": {"interactive": ["pcie"]}}),
-    ("/v1/pools/h100", POOL | {"pool_order": "strict"}),
-    ("/v1/pools/h100", POOL | {"gpu_placement": "spread"}),
-]
 
 
 async def put(cell: TestCell, path: str, body: dict[str, Any]) -> Any:
@@ -100,29 +88,3 @@ async def test_an_invalid_value_is_refused_with_its_place(
 ) -> None:
     problem = await cell.call("PUT", path, status=422, json=config, headers=ANY)
     assert [error["pointer"] for error in problem["errors"]] == [pointer]
-
-
-async def test_below_their_rules_the_new_fields_are_refused_until_the_upgrade_is_finished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    older = QUOTA_SETTINGS - 1
-    monkeypatch.setattr(QuotaMachine, "rules", older)
-    monkeypatch.setattr(SchedulerMachine, "rules", older)
-    async with test_cell() as cell:
-        await cell.run_until_idle()
-        monkeypatch.undo()
-        for path, config in NEW:
-            problem = await cell.call("PUT", path, status=422, json=config, headers=ANY)
-            (found,) = problem["errors"]
-            assert (found["code"], found["pointer"][1:] in config) == ("needs_newer_rules", True)
-        job = {"project": "nlp", "run": {"command": ["a"]}, "resources": {"gpu_memory": "20Gi"}}
-        problem = await cell.call("POST", "/v1/jobs", status=422, json=job)
-        (found,) = problem["errors"]
-        assert (found["code"], found["pointer"]) == ("needs_newer_rules", "/resources/gpu_memory")
-        assert (await admitted(cell))["spec"]["pools"] == ["default", "h100"]
-        await cell.call("PUT", "/v1/rules", status=202, json={"rules": RULES}, headers=ANY)
-        for path, config in NEW:
-            assert await put(cell, path, config) is None, path
-        assert (await admitted(cell))["spec"]["pools"] == ["h100"]
-        found = (await admitted(cell, resources=job["resources"]))["spec"]["resources"]
-        assert (found["gpus"], found["gpu_memory_mib"]) == (1, 20_480)

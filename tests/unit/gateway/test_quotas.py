@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
-from yardmaster_core.admission.machine import QuotaMachine
-from yardmaster_core.rules import RULES
-from yardmaster_core.scheduling.machine import SchedulerMachine
+from tests.support.gateway import TestCell
 
 NEW = {"If-None-Match": "*"}
 ANY = {"If-Match": "*"}
@@ -118,38 +115,3 @@ async def test_a_caller_sees_the_departments_above_its_projects(cell: TestCell) 
     company = await cell.call("GET", "/v1/departments/company", token="vision")
     assert (company["departments"], company["used_milli"]) == (["research"], 0)
     await cell.call("GET", "/v1/departments/other", status=404, token="vision")
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "pointer"),
-    [
-        ("/v1/departments/research", {"parent": "company"}, "/parent"),
-        ("/v1/projects/nlp", NLP | {"rank": 200}, "/rank"),
-        (
-            "/v1/departments/research",
-            {"quotas": {"h100": {"deserved_cpu_milli": 1}}},
-            "/quotas/h100/deserved_cpu_milli",
-        ),
-        ("/v1/projects/nlp/quotas/h100", {"over_quota": False}, "/over_quota"),
-    ],
-)
-async def test_a_cell_of_older_rules_refuses_the_settings_by_name(
-    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], pointer: str
-) -> None:
-    monkeypatch.setattr(QuotaMachine, "rules", 7)
-    monkeypatch.setattr(SchedulerMachine, "rules", 7)
-    async with test_cell() as cell:
-        await cell.joins("n2")
-        await cell.run_until_idle()
-        monkeypatch.undo()
-        problem = await cell.call("PUT", path, status=422, json=body, headers=ANY)
-        (error,) = problem["errors"]
-        assert (error["pointer"], error["code"]) == (pointer, "needs_newer_rules")
-        assert error["detail"] == (
-            "needs rules 8, and the cell has rules 7; omit it, or upgrade all services and run "
-            "yard upgrade finish"
-        )
-        await create_departments(cell, company=None)
-        switch = {"If-Match": '"7"'}
-        await cell.call("PUT", "/v1/rules", status=202, json={"rules": RULES}, headers=switch)
-        await cell.call("PUT", path, status=202, json=body, headers=ANY)

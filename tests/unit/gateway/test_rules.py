@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.gateway import TestCell, test_cell
 from yardmaster_core.admission.machine import QuotaMachine
-from yardmaster_core.rules import OLDEST_RULES, RULES
+from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.machine import SchedulerMachine
 
 
@@ -21,17 +21,18 @@ async def test_a_new_cell_has_the_newest_rules(cell: TestCell) -> None:
 async def test_a_cell_of_the_release_before_is_switched_to_newer_rules_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(QuotaMachine, "rules", OLDEST_RULES)
-    monkeypatch.setattr(SchedulerMachine, "rules", OLDEST_RULES)
+    newer = RULES + 1
     async with test_cell() as cell:
         await cell.joins("n2")
         await cell.run_until_idle()
-        monkeypatch.undo()
-        path, body = "/v1/rules", {"rules": RULES}
-        assert await cell.call("GET", path) == {"rules": OLDEST_RULES, "newest": RULES}
-        match = {"If-Match": f'"{OLDEST_RULES}"'}
+        monkeypatch.setattr(QuotaMachine, "rules", newer)
+        monkeypatch.setattr(SchedulerMachine, "rules", newer)
+        monkeypatch.setattr("yardmaster_gateway.rules.RULES", newer)
+        path, body = "/v1/rules", {"rules": newer}
+        assert await cell.call("GET", path) == {"rules": RULES, "newest": newer}
+        match = {"If-Match": f'"{RULES}"'}
         await cell.call("PUT", path, status=428, json=body)
         await cell.call("PUT", path, status=422, json={"rules": 0}, headers=match)
         await cell.call("PUT", path, status=202, json=body, headers=match)
-        assert await cell.call("GET", path) == {"rules": RULES, "newest": RULES}
+        assert await cell.call("GET", path) == {"rules": newer, "newest": newer}
         await cell.call("PUT", path, status=412, json=body, headers=match)

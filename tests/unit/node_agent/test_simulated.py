@@ -19,23 +19,17 @@ from yardmaster_node_agent.executors.simulated import SimulatedExecutor
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_runtime.machine.inputs import RefusedRecord
-from yardmaster_runtime.machine.quarantine import Quarantine
 from yardmaster_runtime.replay.cut import CutPlan
-from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
-    Isolation,
     NodeJoinedV1,
-    ShareLimits,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import CUTS, assignments
 
 
@@ -216,51 +210,6 @@ async def test_a_node_without_assignments_repeats_its_join(machine: Machine) -> 
         await world.allocate(sh("x", env={"SIM_SECONDS": "1"}))
         await machine.after(60)
         assert await world.of_type(NodeJoinedV1) == [joined] * 3, "it is in"
-
-
-async def test_a_join_that_older_rules_cannot_read_is_sent_again_without_the_new_value(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = machine.world
-    world.configure(ask_again_s=60)
-    monkeypatch.setattr(SimulatedExecutor, "isolation", Isolation.USER)
-    async with world.agent(machine.ports()) as joined:
-        assert joined.isolation is Isolation.USER
-        partition = Partition("node-events")
-        (refused,) = await world.log.read(partition, 0)
-        quarantine = Quarantine(
-            *(world.log, "scheduler", "scheduler/main.0123456789ab", 1),
-            RuntimeMetrics(Telemetry("scheduler", now_ms=machine.clock.now_ms, level="error")),
-        )
-        await quarantine.put([RefusedRecord(refused, RefusalCode.MALFORMED, "")], 0, 10)
-        await machine.after(15)
-        joins = await world.of_type(NodeJoinedV1)
-        assert joins == [joined, replace(joined, isolation=Isolation.NONE)]
-        await machine.after(70)
-        assert (await world.of_type(NodeJoinedV1))[-1] == joins[-1]
-
-
-async def test_a_join_is_weakened_one_value_at_a_time_the_newest_first(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = machine.world
-    world.configure(ask_again_s=60)
-    monkeypatch.setattr(SimulatedExecutor, "isolation", Isolation.USER)
-    ports = replace(machine.ports(), limiter=mps_limiter())
-    async with world.agent(ports) as joined:
-        assert joined.share_limits is ShareLimits.MPS
-        partition = Partition("node-events")
-        quarantine = Quarantine(
-            *(world.log, "scheduler", "scheduler/main.0123456789ab", 1),
-            RuntimeMetrics(Telemetry("scheduler", now_ms=machine.clock.now_ms, level="error")),
-        )
-        read = replace(joined, share_limits=ShareLimits.NONE)
-        expected = [joined, read, replace(read, isolation=Isolation.NONE)]
-        for count in (1, 2):
-            refused = (await world.log.read(partition, 0))[-1]
-            await quarantine.put([RefusedRecord(refused, RefusalCode.MALFORMED, "")], 0, 10)
-            await machine.after(15)
-            assert await world.of_type(NodeJoinedV1) == expected[: count + 1]
 
 
 async def test_a_share_does_not_start_when_what_enforces_it_has_ended(machine: Machine) -> None:

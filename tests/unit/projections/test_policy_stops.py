@@ -1,6 +1,4 @@
-"""Views show the policy of a stop as the code that stops of older rules have."""
-
-import pytest
+"""Views show the policy of a stop as its code."""
 
 from tests.support import logs
 from tests.support.logs import LogBuilder
@@ -10,27 +8,16 @@ from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.rows import AttemptRow, TaskRow
 from yardmaster_schemas import api
 from yardmaster_schemas.events import decisions as d
-from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
+from yardmaster_schemas.reasons import PolicyStop
 
 JOB = "a" * 12
 TASK = f"{JOB}.0"
 OTHER = f"{'b' * 12}.0"
 
 
-def preempted(policy: str, *, coded: bool) -> d.PreemptionRequestedV1:
+def preempted(policy: str) -> d.PreemptionRequestedV1:
     numbers = {"priority": 60, "for_priority": 10}
-    if coded:
-        return d.PreemptionRequestedV1(
-            task_id=TASK,
-            attempt=1,
-            nodes=("n1",),
-            stop=Stop(
-                code=StopCode(policy), rule="better_priority", for_task=OTHER, numbers=numbers
-            ),
-            grace_s=60,
-            deadline_at_ms=99,
-        )
-    return d.PreemptionRequestedV2(
+    return d.PreemptionRequestedV1(
         task_id=TASK,
         attempt=1,
         nodes=("n1",),
@@ -40,17 +27,13 @@ def preempted(policy: str, *, coded: bool) -> d.PreemptionRequestedV1:
     )
 
 
-def requeued(policy: str, *, coded: bool) -> d.TaskRequeuedV1:
-    if coded:
-        return d.TaskRequeuedV1(task_id=TASK, attempt=1, code=EndCode(policy), restarts=0)
-    return d.TaskRequeuedV2(task_id=TASK, attempt=1, code=policy, restarts=0)
+def requeued(policy: str) -> d.TaskRequeuedV1:
+    return d.TaskRequeuedV1(task_id=TASK, attempt=1, code=policy, restarts=0)
 
 
-def stopping(policy: str, *, coded: bool) -> LogBuilder:
-    """A log in which a running task is preempted by a policy; `coded`: as older rules do."""
+def stopping(policy: str) -> LogBuilder:
+    """A log in which a running task is preempted by a policy."""
     log = LogBuilder()
-    rules = d.PreemptionRequestedV2.RULES
-    log.quota.rules = log.scheduler.rules = rules - 1 if coded else rules
     log.request(logs.log_created())
     log.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
     log.claim(logs.joined("n1"))
@@ -59,7 +42,7 @@ def stopping(policy: str, *, coded: bool) -> LogBuilder:
     log.judged(logs.submitted(JOB, resources=admitted.spec.resources), admitted)
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
     log.claim(logs.started(TASK, "n1"))
-    log.scheduler.cycle(preempted(policy, coded=coded))
+    log.scheduler.cycle(preempted(policy))
     return log
 
 
@@ -75,25 +58,13 @@ async def shown_attempt(store: MemoryViewStore) -> api.Attempt:
     return await Presenter(store, 0).attempt(row)
 
 
-@pytest.mark.parametrize("policy", ["priority", "fair_share", "fitgpp", "lrtp", "rand"])
-async def test_rest_shows_both_versions_of_a_stop_alike(policy: str) -> None:
-    shown = []
-    for coded in (True, False):
-        log = stopping(policy, coded=coded)
-        task = (await shown_task(await viewed(log))).model_dump_json()
-        log.claim(logs.released(TASK, "n1"))
-        log.scheduler.cycle(requeued(policy, coded=coded))
-        shown.append((task, (await shown_attempt(await viewed(log))).model_dump_json()))
-    assert shown[0] == shown[1]
-
-
 async def test_rest_shows_a_policy_that_no_schema_knows_as_the_code_of_the_stop() -> None:
-    log = stopping("toy", coded=False)
+    log = stopping("toy")
     stop = (await shown_task(await viewed(log))).stop
     assert stop is not None
     assert (stop.code, stop.rule, stop.for_task) == ("toy", "better_priority", OTHER)
     log.claim(logs.released(TASK, "n1"))
-    log.scheduler.cycle(requeued("toy", coded=False))
+    log.scheduler.cycle(requeued("toy"))
     attempt = await shown_attempt(await viewed(log))
     assert attempt.end == "toy"
     assert attempt.stop is not None

@@ -35,11 +35,11 @@ from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import decisions as d
 from yardmaster_schemas.events import node_events as n
 from yardmaster_schemas.events import requests as r
-from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import (
     AdmissionCode,
     DropCode,
     EndCode,
+    PolicyStop,
     RefusalCode,
     Stop,
     StopCode,
@@ -307,7 +307,7 @@ async def test_a_gang_runs_when_its_last_replica_started() -> None:
 async def test_a_preempted_task_is_pending_again_with_its_checkpoint() -> None:
     log = cell()
     running(log)
-    stop = Stop(code=StopCode.PRIORITY, rule="lower_priority", for_task=f"{'b' * 12}.0")
+    stop = PolicyStop(policy="priority", rule="lower_priority", for_task=f"{'b' * 12}.0")
     log.scheduler.cycle(
         d.PreemptionRequestedV1(
             task_id=TASK, attempt=1, nodes=("n1",), stop=stop, grace_s=60, deadline_at_ms=99
@@ -331,9 +331,7 @@ async def test_a_preempted_task_is_pending_again_with_its_checkpoint() -> None:
         )
     )
     log.claim(logs.released(TASK, "n1"))
-    log.scheduler.cycle(
-        d.TaskRequeuedV1(task_id=TASK, attempt=1, code=EndCode.PRIORITY, restarts=0)
-    )
+    log.scheduler.cycle(d.TaskRequeuedV1(task_id=TASK, attempt=1, code="priority", restarts=0))
     await followed.catch_up()
     row = await task(store)
     assert (row.phase, row.attempt, row.nodes, row.stopping) == (Phase.PENDING, 1, (), None)
@@ -457,8 +455,6 @@ def revoke(log: LogBuilder, name: str) -> None:
 async def test_a_reservation_is_on_each_of_its_nodes_until_it_is_dropped_or_starts() -> None:
     log = cell()
     followed = Followed(log, cached=2)
-    log.scheduler.rules = d.SlotsReservedV1.RULES
-    log.scheduler.cycle(RulesEnabledV1(rules=d.SlotsReservedV1.RULES))
     log.claim(logs.joined("n2"))
     admit(log)
     placements = (logs.placed("n1", 0, 1), logs.placed("n2", 3, replica=1))
@@ -641,8 +637,6 @@ def share(name: str) -> d.QueueShare:
 
 async def test_a_division_replaces_all_parts_of_the_former_one() -> None:
     log = cell()
-    log.scheduler.rules = d.SharesDividedV1.RULES
-    log.scheduler.cycle(RulesEnabledV1(rules=d.SharesDividedV1.RULES))
     followed = Followed(log, cached=2)
     store = await followed.catch_up()
 
@@ -655,11 +649,11 @@ async def test_a_division_replaces_all_parts_of_the_former_one() -> None:
         return d.SharesDividedV1(pool=pool, part=number, queues=tuple(map(share, names)))
 
     log.scheduler.cycle(part(0, "a", "b"), part(1, "c"), part(0, "x", pool="other"))
-    assert await found() == [("default/000000", 3, ("a", "b")), ("default/000001", 3, ("c",))]
+    assert await found() == [("default/000000", 2, ("a", "b")), ("default/000001", 2, ("c",))]
     # Both cycles are projected in one step.
     log.scheduler.cycle(part(0, "a"), part(1, "b"))
     log.scheduler.cycle(part(0, "b"))
-    assert await found() == [("default/000000", 5, ("b",))]
+    assert await found() == [("default/000000", 4, ("b",))]
     pool = await store.get(PoolRow, "default")
     assert pool is not None
     log.quota.cycle(a.PoolConfiguredV1(pool="default", revision=2, config=pool.config))

@@ -18,7 +18,7 @@ from yardmaster_schemas.events.decisions import (
     TaskUnschedulableV1,
 )
 from yardmaster_schemas.events.requests import PauseRequestedV1
-from yardmaster_schemas.reasons import EndCode, StopCode, WaitClass, WaitCode
+from yardmaster_schemas.reasons import EndCode, WaitClass, WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -75,7 +75,7 @@ async def test_the_explanation_of_a_preemption_names_the_preemptor_and_the_rule(
     assert [(a.number, a.ended) for a in now.attempts] == [(1, "priority")]
     assert now.last_stop is not None
     assert now.last_stop.stop is not None
-    assert (now.last_stop.stop.code, now.last_stop.stop.for_task) == (StopCode.PRIORITY, task(1))
+    assert (now.last_stop.stop.code, now.last_stop.stop.for_task) == ("priority", task(1))
     then = await explain_at(world.log, "main", task(0), time_ms=stopping_ms)
     assert then.phase == "stopping"
     assert then.attempts[0].deadline_ms is not None

@@ -7,15 +7,15 @@ import pytest
 
 from tests.support.cell_world import World, job, submission
 from tests.support.logs import LogBuilder, joined, subject_of
-from yardmaster_core.admission.machine import BOUNDED_EPOCHS, QuotaMachine
-from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Partition
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import TaskAdmittedV1
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
-from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.requests import NodeCordonRequestedV1
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
@@ -48,7 +48,7 @@ async def test_a_gateways_requests_are_judged_after_a_forged_one_with_a_large_ep
                 break
         else:
             raise AssertionError(f"the genuine request was not judged: {found}")
-        commits = [each for each in found if isinstance(each, CycleCommittedV2)]
+        commits = [each for each in found if isinstance(each, CycleCommittedV1)]
         refused = [one.code for each in commits for one in each.refused]
         assert refused == [RefusalCode.EPOCH_AHEAD]
         copies = [
@@ -60,30 +60,26 @@ async def test_a_gateways_requests_are_judged_after_a_forged_one_with_a_large_ep
     await world.prove()
 
 
-def test_the_limit_is_an_hour_after_the_time_of_the_append_and_holds_from_rules_4_on() -> None:
+def test_the_limit_is_an_hour_after_the_time_of_the_append() -> None:
     machine = QuotaMachine()
     made = LogBuilder(now_ms=0).gateway.envelope(CORDON, subject_of(CORDON))
     at_ms = 1_700_000_000_000
     limit = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS)
     beyond = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS + 1)
-    assert machine.stored_refusal(limit, at_ms, BOUNDED_EPOCHS) is None
-    assert machine.stored_refusal(beyond, at_ms, BOUNDED_EPOCHS) is RefusalCode.EPOCH_AHEAD
-    assert machine.stored_refusal(beyond, at_ms, BOUNDED_EPOCHS - 1) is None
+    assert machine.stored_refusal(limit, at_ms, RULES) is None
+    assert machine.stored_refusal(beyond, at_ms, RULES) is RefusalCode.EPOCH_AHEAD
 
 
-def test_the_limit_of_an_agents_epoch_is_an_hour_after_its_cycle_and_holds_from_rules_7_on() -> (
-    None
-):
+def test_the_limit_of_an_agents_epoch_is_an_hour_after_its_cycle() -> None:
     machine, at_ms = SchedulerMachine(), 1_700_000_000_000
     made = LogBuilder(now_ms=0).claim(joined("n1", 1)).envelope
     assert made is not None
     limit = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS)
     beyond = replace(made, epoch=at_ms + MAX_EPOCH_AHEAD_MS + 1)
 
-    def refusal(envelope: Envelope[Event], rules: int) -> RefusalCode | None:
-        state = machine.begin_cycle(machine.initial("main"), 1, at_ms, rules)
+    def refusal(envelope: Envelope[Event]) -> RefusalCode | None:
+        state = machine.begin_cycle(machine.initial("main"), 1, at_ms)
         return machine.refusal(state, envelope)
 
-    assert refusal(limit, BOUNDED_AGENT_EPOCHS) is None
-    assert refusal(beyond, BOUNDED_AGENT_EPOCHS) is RefusalCode.EPOCH_AHEAD
-    assert refusal(beyond, BOUNDED_AGENT_EPOCHS - 1) is None
+    assert refusal(limit) is None
+    assert refusal(beyond) is RefusalCode.EPOCH_AHEAD

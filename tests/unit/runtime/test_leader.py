@@ -26,7 +26,7 @@ from yardmaster_runtime.waiting import together
 from yardmaster_schemas.events.admissions import CancelAcceptedV1
 from yardmaster_schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
-from yardmaster_schemas.events.machine import CycleCommittedV1, CycleCommittedV2, TermStartedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
 from yardmaster_schemas.events.requests import PauseRequestedV1
 from yardmaster_schemas.reasons import RefusalCode
 
@@ -50,7 +50,7 @@ async def test_a_cycle_takes_all_inputs_and_appends_decisions_and_commit_in_one_
     assert [type(e) for e in await cell.events("admissions")] == [
         TermStartedV1,
         *[CancelAcceptedV1] * 3,
-        CycleCommittedV2,
+        CycleCommittedV1,
     ]
     assert set(answers(leader.fold)) == {job_id(n) for n in range(3)}
     assert answers(await cell.fold()) == answers(leader.fold)

@@ -20,7 +20,7 @@ from yardmaster_runtime.replay.report import RulesRange
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
 from yardmaster_schemas.events.machine import (
-    CycleCommittedV2,
+    CycleCommittedV1,
     RulesEnabledV1,
     SnapshotTakenV1,
     TermStartedV1,
@@ -51,8 +51,8 @@ async def test_a_new_log_names_the_rules_of_its_first_leader_and_enables_nothing
     cell = await ToyCell().create()
     await lead(cell, 2, requests=1, cycles=1)
     events = await cell.events("admissions")
-    assert [type(one) for one in events] == [TermStartedV1, TaskResumedV1, CycleCommittedV2]
-    assert [one.rules for one in events if isinstance(one, CycleCommittedV2)] == [2]
+    assert [type(one) for one in events] == [TermStartedV1, TaskResumedV1, CycleCommittedV1]
+    assert [one.rules for one in events if isinstance(one, CycleCommittedV1)] == [2]
 
 
 async def test_the_first_cycle_of_newer_rules_enables_them_and_only_that_one(
@@ -60,10 +60,10 @@ async def test_the_first_cycle_of_newer_rules_enables_them_and_only_that_one(
 ) -> None:
     await lead(upgraded, 2, requests=1, cycles=1)
     events = await upgraded.events("admissions")
-    named = [one.rules for one in events if isinstance(one, CycleCommittedV2)]
+    named = [one.rules for one in events if isinstance(one, CycleCommittedV1)]
     assert named == [1, 1, 2, 2]
     assert [one for one in events if isinstance(one, RulesEnabledV1)] == [RulesEnabledV1(rules=2)]
-    assert [type(one) for one in events[6:9]] == [RulesEnabledV1, TaskResumedV1, CycleCommittedV2]
+    assert [type(one) for one in events[6:9]] == [RulesEnabledV1, TaskResumedV1, CycleCommittedV1]
 
 
 async def test_a_cycle_that_was_cut_under_older_rules_is_continued_under_newer_ones() -> None:
@@ -87,8 +87,8 @@ async def test_observations_wait_for_the_cycle_after_the_one_that_enables_rules(
     while await leader.step():
         pass
     assert [type(one) for one in (await cell.events("admissions"))[4:]] == [
-        *(RulesEnabledV1, CycleCommittedV2),
-        *(SnapshotTakenV1, CycleCommittedV2),
+        *(RulesEnabledV1, CycleCommittedV1),
+        *(SnapshotTakenV1, CycleCommittedV1),
     ]
     await cell.fold(ToyMachine.quota(2))
 
@@ -141,7 +141,7 @@ async def test_rules_that_are_not_those_enabled_break_the_chain(
     for one in before:
         reader.feed(one.offset, digest_of(one.record), decode(one.record))
     commit = decode(last.record)
-    assert isinstance(commit.data, CycleCommittedV2)
+    assert isinstance(commit.data, CycleCommittedV1)
     changed = replace(commit, data=replace(commit.data, rules=rules))
     with pytest.raises(ChainBroken, match=f"rules are {rules} after 1"):
         reader.feed(last.offset, digest_of(last.record), changed)

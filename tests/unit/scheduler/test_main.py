@@ -41,7 +41,7 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.requests import CancelRequestedV1, Enrolment, NodeEnrolRequestedV1
 from yardmaster_schemas.instants import LAST_MS, rfc3339
 from yardmaster_schemas.position import Position
@@ -120,7 +120,7 @@ async def test_a_silent_node_is_lost_though_leaders_change_faster_than_its_timeo
     elections = [ManualElection(), ManualElection()]
     async with world.running(), asyncio.TaskGroup() as group:
         await world.claim(joined("n1", 2))
-        await world.happens(lambda e: bool(of(CycleCommittedV2, e)))
+        await world.happens(lambda e: bool(of(CycleCommittedV1, e)))
         ports = [
             replace(world.ports("scheduler"), elections=partial(lambda election, _: election, each))
             for each in elections

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
 )
 from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
-from yardmaster_schemas.reasons import EndCode, Stop, StopCode
+from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
 from yardmaster_schemas.topics import TOPICS, assignments
 
@@ -321,10 +321,11 @@ async def test_a_record_that_cannot_be_decoded_stops_the_relay_with_a_named_erro
 
 
 def test_stops_and_revocations_are_copied_to_the_nodes_they_name() -> None:
-    stop = Stop(code=StopCode.PRIORITY)
+    drawn = PolicyStop(policy="rand", rule="drawn")
     preempted = PreemptionRequestedV1(
-        task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop, grace_s=5, deadline_at_ms=9
+        task_id=task(1), attempt=1, nodes=("a", "b"), stop=drawn, grace_s=5, deadline_at_ms=9
     )
+    stop = Stop(code=StopCode.START_TIMEOUT)
     revoked = AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("c",), stop=stop)
     assert [*nodes_to_notify(preempted)] == ["a", "b"]
     assert [*nodes_to_notify(revoked)] == ["c"]

@@ -6,16 +6,8 @@ from enum import Enum
 
 import pytest
 
-from yardmaster_schemas.construct import (
-    added_in,
-    fields_above,
-    is_sparse,
-    rules_of,
-    sparse,
-    writes_slots,
-)
+from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.events.registry import EVENTS
-from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig, Quota
 from yardmaster_schemas.members import plain_members
 
 
@@ -106,46 +98,3 @@ def test_plain_members_are_the_same_members() -> None:
     assert vars(Colour)["RED"] is Colour.RED is Colour(1) is Colour["RED"]
     with pytest.raises(AttributeError):
         Colour.RED = 3  # type: ignore[misc]
-
-
-# Fields of newer rules -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    a: int = 0
-    b: int = field(default=1, metadata=added_in(7))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    parts: dict[str, Part] = field(default_factory=dict)
-    names: tuple[str, ...] = field(default=(), metadata=added_in(8))
-
-
-def test_a_field_with_its_default_is_left_out_by_itself() -> None:
-    whole = Whole(parts={"x": Part(a=2), "y": Part(b=2)})
-    assert sparse(whole) == {"parts": {"x": {"a": 2}, "y": {"a": 0, "b": 2}}}
-    assert sparse(Whole(names=("n",))) == {"parts": {}, "names": ["n"]}
-    assert is_sparse(Whole)
-    assert not is_sparse(Plain)
-
-
-def test_the_fields_that_older_programs_cannot_read_are_named() -> None:
-    whole = Whole(parts={"x": Part(a=2), "y": Part(b=2)}, names=("n",))
-    assert list(fields_above(whole, 6)) == [(("parts", "y", "b"), 7), (("names",), 8)]
-    assert list(fields_above(whole, 7)) == [(("names",), 8)]
-    assert list(fields_above(whole, 8)) == []
-    assert [rules_of(each) for each in (whole, Whole(), None)] == [8, 0, 0]
-
-
-def test_a_configuration_with_settings_of_the_policy_quota_needs_rules_8() -> None:
-    quotas = {"h100": Quota(deserved_milli=1000, over_quota=False)}
-    assert rules_of(DepartmentConfig(weight=2, quotas={"h100": Quota(over_quota_weight=3)})) == 0
-    assert list(fields_above(DepartmentConfig(parent="all", rank=1, quotas=quotas), 7)) == [
-        (("quotas", "h100", "over_quota"), 8),
-        (("parent",), 8),
-        (("rank",), 8),
-    ]
-    assert rules_of(ProjectConfig(department="all", max_unfinished=1)) == 6
-    assert rules_of(ProjectConfig(department="all", max_unfinished=1, rank=1)) == 8

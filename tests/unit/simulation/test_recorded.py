@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.simulated import job, node, ran
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
-from yardmaster_schemas.events.decisions import PreemptionRequestedV2
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_simulation.driver import CELL
 from yardmaster_simulation.log_sink import TOPICS
@@ -52,7 +52,7 @@ def test_a_job_keeps_its_user_which_decides_under_starved_first(tmp_path: Path) 
     recorded = read_log(path, CELL)
     assert [each.user for each in recorded.jobs] == [*["bob"] * 8, "alice", "simulation"]
     run = ran(recorded.jobs, policy="starved_first")
-    rules = [event.stop.rule for _, event in run.of(PreemptionRequestedV2)]
+    rules = [event.stop.rule for _, event in run.of(PreemptionRequestedV1)]
     assert rules == ["above_equal_part"] * 2
 
 

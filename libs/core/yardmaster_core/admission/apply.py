@@ -25,14 +25,12 @@ from yardmaster_core.admission.state import (
     Project,
 )
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import ENDED_LEAVE
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
-    CycleCommittedV2,
     RulesEnabledV1,
     SnapshotTakenV1,
     TermStartedV1,
@@ -43,13 +41,13 @@ VerdictApplier = Callable[[AdmissionState, Any, Any], None]
 
 #: Records of quota's own topic that only the shell uses.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
-    {TermStartedV1, CycleCommittedV1, CycleCommittedV2, SnapshotTakenV1}
+    {TermStartedV1, CycleCommittedV1, SnapshotTakenV1}
 )
 #: Published events that this version never writes; one in the log is from another version.
 UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
     {
-        *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1),
-        *(a.TokenRevokedV1, a.AccessRevokedV1, a.RunAsBoundV1),
+        *(a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1),
+        a.AccessRevokedV1,
     }
 )
 #: Requests that quota judges.
@@ -172,7 +170,7 @@ def _task_admitted_v1(
     spec = verdict.spec
     body = bytes.fromhex(request.body_digest)
     pools = state.interned(spec.pools)
-    user = intern(state.work[0].actor) if state.rules >= ENDED_LEAVE else ""
+    user = intern(state.work[0].actor)
     project = intern(verdict.project)
     state.put_job(name, Job(project, pools, spec.tasks, spec.priority, 1, body, user=user))
 

@@ -9,23 +9,16 @@ from yardmaster_core.admission.changes import PolicyCheck, any_policy
 from yardmaster_core.admission.decide import decide, decide_in_place
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.rules import ENDED_LEAVE, GPU_MEMORY, OLDEST_RULES, RULES
-from yardmaster_schemas.construct import rules_of
+from yardmaster_core.rules import OLDEST_RULES, RULES
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
-from yardmaster_schemas.events.requests import (
-    LogCreatedV1,
-    RulesRequestedV1,
-    TaskSubmittedV1,
-)
+from yardmaster_schemas.events.requests import LogCreatedV1, RulesRequestedV1
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, REQUESTS, Topic
 
 GATEWAY: Final = "gateway"
-#: Since these rules the epoch of a request is compared with the time of its append.
-BOUNDED_EPOCHS: Final = 4
 #: Services that write only to topics of their own. Any other writer may append LogCreated: it is
 #: the first record, appended by the tool that creates the log, before any gateway runs.
 _OTHER_SERVICES: Final = frozenset({"quota", "scheduler", "node"})
@@ -44,7 +37,6 @@ class QuotaMachine:
     observations: tuple[type[Event], ...] = (RulesEnabledV1, SnapshotTakenV1)
     rules: int = RULES
     oldest_rules: int = OLDEST_RULES
-    oldest_recomputed: int = OLDEST_RULES
 
     def __init__(self, check_policy: PolicyCheck = any_policy) -> None:
         self._check_policy = check_policy
@@ -61,10 +53,6 @@ class QuotaMachine:
         state.cycle = cycle
         state.now_ms = max(state.now_ms, now_ms)
         return state
-
-    def takes(self, topic: Topic, rules: int) -> bool:
-        """Whether a cycle of these rules takes records of the topic."""
-        return topic is not DECISIONS or rules >= ENDED_LEAVE
 
     def calls_for_cycle(self, event: Event) -> bool:
         """Whether a decision of the scheduler is the end of a task; others change no state."""
@@ -88,15 +76,6 @@ class QuotaMachine:
             return RefusalCode.CONTRADICTION if log is not None else None
         if service != GATEWAY or log is None:
             return RefusalCode.NOT_ITS_AUTHOR
-        if rules_of(getattr(event, "config", None)) > state.rules:
-            # Programs of older rules cannot read one of its fields.
-            return RefusalCode.UNKNOWN_VERSION
-        if (
-            isinstance(event, TaskSubmittedV1)
-            and event.spec.resources.gpu_memory_mib
-            and state.rules < GPU_MEMORY
-        ):
-            return RefusalCode.UNKNOWN_VERSION
         if isinstance(event, RulesRequestedV1):
             return self._refused_rules(state, event)
         return None
@@ -106,7 +85,7 @@ class QuotaMachine:
     ) -> RefusalCode | None:
         """See `core.machine.Machine.stored_refusal`."""
         ahead = envelope.epoch > appended_ms + MAX_EPOCH_AHEAD_MS
-        return RefusalCode.EPOCH_AHEAD if ahead and rules >= BOUNDED_EPOCHS else None
+        return RefusalCode.EPOCH_AHEAD if ahead else None
 
     def _refused_rules(self, state: AdmissionState, event: RulesRequestedV1) -> RefusalCode | None:
         """Why a switch to these rules changes nothing.

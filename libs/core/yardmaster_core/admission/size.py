@@ -24,11 +24,9 @@ _LONGEST: Final = Placement(
     cpu_milli=MAX_INT,
     memory_mib=MAX_INT,
 )
-_LONGEST_JSON: Final = plain.dump(_LONGEST)
-#: Left out without a request by memory of GPUs.
-GPU_MEMORY_BYTES: Final = len(f',"gpu_memory_mib":{MAX_INT}')
-del _LONGEST_JSON["gpu_memory_mib"]
-PLACEMENT_BYTES: Final = 1 + len(json.dumps(_LONGEST_JSON, separators=(",", ":")))
+PLACEMENT_BYTES: Final = 1 + len(json.dumps(plain.dump(_LONGEST), separators=(",", ":")))
+#: More bytes of a placement with a request by memory of GPUs, whose other placements have 0 there.
+GPU_MEMORY_BYTES: Final = len(str(MAX_INT)) - 1
 #: The largest record of the topic `decisions`.
 MAX_BYTES: Final = DECISIONS.max_batch_bytes
 #: Bytes of a slot's index with its comma.

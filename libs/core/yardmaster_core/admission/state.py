@@ -7,14 +7,13 @@ input of a decision. Of a job that has ended, the id and the digest of its reque
 import json
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final
 
 from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_core.admission.tables import Table
 from yardmaster_core.digests import MODULUS, row_hash
-from yardmaster_schemas.construct import sparse
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
     CellConfig,
@@ -154,23 +153,9 @@ class Pending:
     actor: str
 
 
-#: Fields that were added to configurations later, with their defaults. A field with its default is
-#: left out of the digest, so that older logs keep their digests.
-_ADDED_FIELDS: Final = {
-    "unequal_gangs": False,
-    "gpuless_per_node": None,
-    "seed": 0,
-}
-
-
 def _config_line(row: Pool | Department | Project | Enrolled | Cell) -> str:
     """Canonical JSON, independent of the order of keys."""
-    fields = {
-        key: value
-        for key, value in sparse(row.config).items()
-        if key not in _ADDED_FIELDS or value != _ADDED_FIELDS[key]
-    }
-    config = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    config = json.dumps(asdict(row.config), sort_keys=True, separators=(",", ":"))
     return f"{row.revision}|{config}"
 
 

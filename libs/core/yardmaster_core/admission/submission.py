@@ -14,7 +14,6 @@ from typing import Final
 
 from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster_core.admission.state import AdmissionState, Pending
-from yardmaster_core.rules import ENDED_LEAVE, USERS_ADMITTED
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
@@ -75,7 +74,7 @@ def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: P
         spec=spec,
         submitted_at_ms=pending.taken_ms,
         details=request.details,
-        user=(pending.actor or None) if state.rules >= USERS_ADMITTED else None,
+        user=pending.actor or None,
     )
 
 
@@ -182,7 +181,7 @@ def _full(
 
     A simulation has no stores that tasks could fill.
     """
-    if state.rules < ENDED_LEAVE or state.simulated:
+    if state.simulated:
         return None
     cell = state.config
     for code, kind, name, limit in (

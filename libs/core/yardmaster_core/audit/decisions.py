@@ -176,10 +176,9 @@ class Decisions:
         stop = body.stop
         label = f"{body.task_id} attempt {body.attempt}"
         attempt = cluster.attempt(body.task_id, body.attempt)
-        if stop.for_task is None or stop.rule is None:
-            missing = "beneficiary" if stop.for_task is None else "rule"
+        if stop.for_task is None:
             self.report.add(
-                "S7", fed, f"{label} is stopped ({stop.code}) without naming a {missing}"
+                "S7", fed, f"{label} is stopped ({stop.code}) without naming a beneficiary"
             )
             return
         other = cluster.tasks.get(stop.for_task)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.rules import OLDEST_RECOMPUTED, OLDEST_RULES, RULES
+from yardmaster_core.rules import OLDEST_RULES, RULES
 from yardmaster_core.scheduling.planner import cycle_boundaries as cycling
 from yardmaster_core.scheduling.planner.draft import CycleFull, Draft
 from yardmaster_core.scheduling.planner.lifecycle import decide_lifecycle
@@ -74,7 +74,6 @@ class SchedulerMachine:
     )
     rules: ClassVar[int] = RULES
     oldest_rules: ClassVar[int] = OLDEST_RULES
-    oldest_recomputed: ClassVar[int] = OLDEST_RECOMPUTED
 
     def __init__(self, policies: PolicyRegistry = REGISTRY) -> None:
         self._policies = policies
@@ -94,10 +93,6 @@ class SchedulerMachine:
     ) -> RefusalCode | None:
         """See `core.machine.Machine.stored_refusal`."""
         return None
-
-    def takes(self, topic: Topic, rules: int) -> bool:
-        """See `core.machine.Machine.takes`."""
-        return True
 
     def calls_for_cycle(self, event: Event) -> bool:
         """See `core.machine.Machine.calls_for_cycle`."""

@@ -30,7 +30,6 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
-    CycleCommittedV2,
     RulesEnabledV1,
     SnapshotTakenV1,
     TermStartedV1,
@@ -163,9 +162,8 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
 #: Events that change no view.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
-        *(TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1),
-        *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1),
-        *(a.AccessRevokedV1, a.RunAsBoundV1),
+        *(TermStartedV1, CycleCommittedV1, RulesEnabledV1, SnapshotTakenV1),
+        *(a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1, a.AccessRevokedV1),
         *scheduling.IGNORED,
     }
 )

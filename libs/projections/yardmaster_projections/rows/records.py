@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 from yardmaster_projections.rows.jobs import Refused
 from yardmaster_projections.rows.row import Facet, Order, Row
 from yardmaster_schemas.api import RequestState
-from yardmaster_schemas.events.machine import CycleCommittedV1, CycleCommittedV2
+from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     CellConfig,
@@ -73,7 +73,7 @@ class CycleRow(Row):
 
     offset: int
     #: In its own version: version 1 does not store the version of the rules.
-    commit: CycleCommittedV2 | CycleCommittedV1
+    commit: CycleCommittedV1
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from yardmaster_runtime.telemetry.tracing import is_sampled
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.machine import (
-    CycleCommittedV2,
+    CycleCommittedV1,
     InputRange,
     PolicyInUse,
     RefusedRange,
@@ -166,7 +166,7 @@ def write_cycle(
     ]
     records = [encode(envelope, cell) for envelope in envelopes]
     digests = [digest_of(record) for record in records]
-    commit = CycleCommittedV2(
+    commit = CycleCommittedV1(
         cell=cell,
         machine=header.machine,
         term=header.term,

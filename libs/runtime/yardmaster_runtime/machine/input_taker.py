@@ -50,13 +50,8 @@ class InputTaker(Generic[S]):
                 filled = await source.cursor.fill(1, buffered_only=True)
 
     def sources(self) -> list[Cursor | MachineInput]:
-        """The inputs from which cycles of the present rules take records."""
-        fold = self._fold
-        return [
-            source
-            for topic, source in zip(fold.machine.inputs, fold.inputs.values(), strict=True)
-            if fold.machine.takes(topic, fold.reader.rules)
-        ]
+        """The inputs from which cycles take records."""
+        return [*self._fold.inputs.values()]
 
     def call_for_cycle(self) -> bool:
         """Whether other machines' cycles call for a cycle, or there are as many as one may take."""

@@ -107,7 +107,7 @@ class Prover(Fold[S]):
 
     async def follow(self, counted: CountedCycle) -> None:
         """Check a cycle: recompute it if this program has the rules that decided, else fold it."""
-        derived = self.machine.oldest_recomputed <= counted.rules <= self.machine.rules
+        derived = self.machine.oldest_rules <= counted.rules <= self.machine.rules
         if derived:
             self.refused += await self._derive(counted)
         else:

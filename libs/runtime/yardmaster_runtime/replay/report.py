@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RulesRange:
-    """Consecutive cycles decided by the same rules (0: before rules had a version)."""
+    """Consecutive cycles decided by the same rules."""
 
     rules: int
     first_cycle: int

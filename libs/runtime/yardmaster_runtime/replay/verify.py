@@ -101,12 +101,10 @@ def _finding(prover: Prover[Any], error: YardmasterError) -> Finding:
 async def _note_unproved(
     log: EventLog, prover: Prover[Any], unproved: dict[Partition, tuple[int, int]]
 ) -> None:
-    machine, rules = prover.machine, prover.reader.rules
+    machine = prover.machine
     reached = {prover.own: prover.reader.boundary}
-    for topic, (partition, source) in zip(machine.inputs, prover.inputs.items(), strict=True):
+    for partition, source in prover.inputs.items():
         taken = prover.reader.inputs.get((partition.topic, partition.number), 0)
-        if not machine.takes(topic, rules):
-            continue
         if not isinstance(source, MachineInput) or await _calls(log, machine, partition, taken):
             reached[partition] = taken
     for partition, offset in reached.items():

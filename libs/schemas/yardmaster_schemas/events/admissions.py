@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER, writes_slots
+from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.events.requests import (
@@ -31,7 +31,6 @@ from yardmaster_schemas.fields import (
     MAX_TASKS,
     CheckpointUri,
     Code,
-    Count,
     Digest,
     JobId,
     Millis,
@@ -87,17 +86,7 @@ class AdmittedSpec:
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
-    image: bool = field(default=False, metadata=LATER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAs:
-    """The user and group that a job's processes run as."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
-
-    uid: Annotated[int, Field(ge=1000, lt=2**32 - 1)]
-    gid: Annotated[int, Field(ge=1000, lt=2**32 - 1)]
+    image: bool = False
 
 
 @event(ADMISSIONS, name="TaskAdmitted")
@@ -106,8 +95,8 @@ class TaskAdmittedV1(Event):
     """A job's tasks may be scheduled; the scheduler knows them from this event on.
 
     `submitted_at_ms`, the time of the quota cycle that took the request, orders tasks of equal
-    priority, also after a preemption. `user` submitted the job (since rules 8): an opaque id, as
-    the actor of the request.
+    priority, also after a preemption. `user` submitted the job: an opaque id, as the actor of the
+    request.
     """
 
     job_id: JobId
@@ -116,8 +105,7 @@ class TaskAdmittedV1(Event):
     spec: AdmittedSpec
     submitted_at_ms: Millis
     details: DetailsRef
-    run_as: RunAs | None = None
-    user: PrincipalId | None = field(default=None, metadata=LATER)
+    user: PrincipalId | None = None
 
 
 @event(ADMISSIONS, name="TaskRejected")
@@ -200,7 +188,7 @@ class MaxSlotsChangedV1(Event):
     revision: Positive
 
 
-@event(ADMISSIONS, name="CellConfigured", rules=6)
+@event(ADMISSIONS, name="CellConfigured")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellConfiguredV1(Event):
     """The cell has this configuration."""
@@ -275,18 +263,6 @@ class NodeSlotsChangedV1(Event):
     node: Name
     disabled: SlotSet = ()
     stop: bool = False
-
-
-@event(ADMISSIONS, name="UsageRecorded")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRecordedV1(Event):
-    """A project's usage of a pool in a period, in gpu_milli x seconds."""
-
-    project: Name
-    pool: Name
-    from_ms: Millis
-    to_ms: Millis
-    gpu_milli_s: Count
 
 
 @event(ADMISSIONS, name="DetailsErased")
@@ -392,12 +368,3 @@ class NodeRevokedV1(Event):
     """
 
     node: Name
-
-
-@event(ADMISSIONS, name="RunAsBound")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAsBoundV1(Event):
-    """A principal's jobs run as this user and group."""
-
-    principal: PrincipalId
-    run_as: RunAs

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER, writes_slots
+from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import Level
 from yardmaster_schemas.events.node_events import MAX_RUNNING, ReplicaRef
@@ -68,7 +68,7 @@ class Placement:
     gpu_milli: GpuMilli
     cpu_milli: Count
     memory_mib: Count
-    gpu_memory_mib: Count = field(default=0, metadata=LATER)
+    gpu_memory_mib: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class SlotsAllocatedV1(Event):
     fence_s: Positive | None = None
 
 
-@event(DECISIONS, name="SlotsReserved", rules=3)
+@event(DECISIONS, name="SlotsReserved")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsReservedV1(Event):
     """Slots that other tasks release are kept for a pending task, which starts on exactly them.
@@ -133,7 +133,7 @@ class SlotsReservedV1(Event):
     until_at_ms: Millis = 0
 
 
-@event(DECISIONS, name="ReservationDropped", rules=3)
+@event(DECISIONS, name="ReservationDropped")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationDroppedV1(Event):
     """A pending task keeps its reserved slots no longer; other tasks may use them.
@@ -169,7 +169,7 @@ class ClaimantRank:
     rank: Annotated[tuple[Count, ...], Field(max_length=MAX_RANK)]
 
 
-@event(DECISIONS, name="ClaimantsRanked", rules=7)
+@event(DECISIONS, name="ClaimantsRanked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimantsRankedV1(Event):
     """The place in a pool's queue changed for these claimants, which are jobs or projects.
@@ -231,7 +231,7 @@ class QueueShare:
     usage_milli: Count | None = None
 
 
-@event(DECISIONS, name="SharesDivided", rules=8)
+@event(DECISIONS, name="SharesDivided")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesDividedV1(Event):
     """A pool was divided among these departments and projects, each after the one above it.
@@ -254,39 +254,24 @@ class PreemptionRequestedV1(Event):
     task_id: TaskId
     attempt: Positive
     nodes: Nodes
-    stop: Stop
+    stop: PolicyStop
     grace_s: Seconds
     deadline_at_ms: Millis
-
-
-@event(DECISIONS, name="PreemptionRequested", version=2, rules=7)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionRequestedV2(PreemptionRequestedV1):
-    """Version 1, with the policy that decided it instead of a code."""
-
-    # Readers of both versions use what both have: `code` is then a string.
-    stop: PolicyStop  # type: ignore[assignment]
 
 
 @event(DECISIONS, name="StopRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequestedV1(Event):
-    """An attempt must end: cancel, pause, drain, a limit, or an incomplete gang."""
+    """An attempt must end: cancel, pause, drain, a limit, or an incomplete gang; or a policy stops
+    it, because its claimant is above a share or a limit.
+    """
 
     task_id: TaskId
     attempt: Positive
     nodes: Nodes
-    stop: Stop
+    stop: Stop | PolicyStop
     grace_s: Seconds
     deadline_at_ms: Millis
-
-
-@event(DECISIONS, name="StopRequested", version=2, rules=7)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequestedV2(StopRequestedV1):
-    """Version 1 for a stop that a policy decided: its claimant is above a share or a limit."""
-
-    stop: PolicyStop  # type: ignore[assignment]
 
 
 @event(DECISIONS, name="AllocationRevoked")
@@ -301,7 +286,7 @@ class AllocationRevokedV1(Event):
     attempt: Positive
     nodes: Nodes
     stop: Stop
-    late: Nodes = field(default=(), metadata=LATER)
+    late: Nodes = ()
 
 
 @event(DECISIONS, name="TaskRequeued")
@@ -311,24 +296,17 @@ class TaskRequeuedV1(Event):
 
     `restarts` counts the failures so far; `not_before_ms` delays the task after a failure.
     `failed_starts` counts consecutive failed starts; from 2 on, the task preempts no other. Its
-    next attempt avoids `failed_nodes` if it fits on other nodes.
+    next attempt avoids `failed_nodes` if it fits on other nodes. `code` is an end code, or the name
+    of the policy that stopped the attempt.
     """
 
     task_id: TaskId
     attempt: Positive
-    code: EndCode
+    code: Annotated[EndCode | Code, Field(union_mode="left_to_right")]
     restarts: Count
     not_before_ms: Millis = 0
-    failed_starts: Count = field(default=0, metadata=LATER)
-    failed_nodes: Names = field(default=(), metadata=LATER)
-
-
-@event(DECISIONS, name="TaskRequeued", version=2, rules=7)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRequeuedV2(TaskRequeuedV1):
-    """Version 1 after a stop that a policy decided. `code` is the name of the policy."""
-
-    code: Code  # type: ignore[assignment]
+    failed_starts: Count = 0
+    failed_nodes: Names = ()
 
 
 @event(DECISIONS, name="TaskUnschedulable")

@@ -1,6 +1,6 @@
 """Events that every state machine writes in addition to decisions: terms, commits, snapshots."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -90,6 +90,7 @@ class CycleCommittedV1(Event):
     `state_digest` covers the state after this cycle's decisions. `complete` is false when the cycle
     ended at its limit with decisions left to make from the same inputs; `limit` is the most
     decisions that it could make (None: any number), which a replay needs to decide the same.
+    `rules`: the version of the rules that decided the cycle.
     """
 
     cell: Name
@@ -109,19 +110,7 @@ class CycleCommittedV1(Event):
     limit: Positive | None = None
     kid: Code | None = None
     sig: Signature | None = None
-
-    @property
-    def rules(self) -> int:
-        """The version of the rules that decided; 0 in records from before rules had versions."""
-        return 0
-
-
-@event(ADMISSIONS, DECISIONS, name="CycleCommitted", version=2)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleCommittedV2(CycleCommittedV1):
-    """Version 1, with the version of the rules that decided the cycle."""
-
-    rules: Positive = field()
+    rules: Positive
 
 
 @event(ADMISSIONS, DECISIONS, name="RulesEnabled")

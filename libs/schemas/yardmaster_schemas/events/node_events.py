@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.fields import (
@@ -74,8 +73,8 @@ class NodeJoinedV1(Event):
     `incarnation` identifies the agent's ledger: it is unchanged after a restart of the agent
     (`running` names the replicas that still run), and it is new with a new ledger or after the node
     was declared lost, when nothing runs. The ports `port_first` to `port_last` are for the
-    rendezvous of gangs. `executors`: agents without this field run processes only. `share_limits`:
-    agents without this field may limit shares, but do not check that; rules before 8 refuse `mps`.
+    rendezvous of gangs. `executors`: what the agent can run. `share_limits`: how it limits tasks to
+    their shares of GPUs.
     """
 
     node: Name
@@ -94,10 +93,8 @@ class NodeJoinedV1(Event):
     port_last: Port
     isolation: Isolation = Isolation.NONE
     running: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = ()
-    executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = field(
-        default=(ExecutorKind.PROCESS,), metadata=LATER
-    )
-    share_limits: ShareLimits = field(default=ShareLimits.NONE, metadata=LATER)
+    executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = (ExecutorKind.PROCESS,)
+    share_limits: ShareLimits = ShareLimits.NONE
 
 
 @event(NODE_EVENTS, name="NodeDrained")
@@ -181,7 +178,7 @@ class SlotsReleasedV1(Event):
     """No process of a replica is left; its slots are free. `never_started`: no process ever ran.
 
     `failure`: the agent tried to start the replica and failed. None without a try (the attempt was
-    stopped first), and from agents without this field.
+    stopped first).
     """
 
     task_id: TaskId
@@ -190,4 +187,4 @@ class SlotsReleasedV1(Event):
     node: Name
     incarnation: Incarnation
     never_started: bool = False
-    failure: StartFailure | None = field(default=None, metadata=LATER)
+    failure: StartFailure | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
-from yardmaster_schemas.construct import LATER, added_in, writes_slots
+from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.fields import (
@@ -170,7 +170,7 @@ class SubmittedSpec:
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
     #: `run.image` is set, so that only nodes that run containers can take the task.
-    image: bool = field(default=False, metadata=LATER)
+    image: bool = False
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -193,8 +193,6 @@ class PolicyRef:
 
 #: The rank of queues that have no other.
 DEFAULT_RANK: Final = 100
-#: The rules that introduce the settings of the policy `quota`.
-QUOTA_SETTINGS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +221,8 @@ class PoolConfig:
     unequal_gangs: bool = False
     gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     seed: Count = 0
-    pool_order: PoolOrder = field(default=PoolOrder.IDLE_FIRST, metadata=added_in(QUOTA_SETTINGS))
-    gpu_placement: GpuPlacement | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    pool_order: PoolOrder = PoolOrder.IDLE_FIRST
+    gpu_placement: GpuPlacement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,12 +240,12 @@ class Quota:
     deserved_milli: Count | None = None
     limit_milli: Count | None = None
     over_quota_weight: Count = 1
-    deserved_unlimited: bool = field(default=False, metadata=added_in(QUOTA_SETTINGS))
-    deserved_cpu_milli: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    deserved_memory_mib: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    limit_cpu_milli: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    limit_memory_mib: Count | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    over_quota: bool = field(default=True, metadata=added_in(QUOTA_SETTINGS))
+    deserved_unlimited: bool = False
+    deserved_cpu_milli: Count | None = None
+    deserved_memory_mib: Count | None = None
+    limit_cpu_milli: Count | None = None
+    limit_memory_mib: Count | None = None
+    over_quota: bool = True
 
 
 #: A limit on tasks that have not ended.
@@ -270,10 +268,10 @@ class DepartmentConfig:
 
     weight: Positive = 1
     quotas: Quotas = field(default_factory=dict)
-    parent: Name | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    rank: Rank = field(default=DEFAULT_RANK, metadata=added_in(QUOTA_SETTINGS))
-    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
+    parent: Name | None = None
+    rank: Rank = DEFAULT_RANK
+    preempt_min_runtime_s: Seconds | None = None
+    reclaim_min_runtime_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +299,12 @@ class ProjectConfig:
     max_min_runtime_s: Seconds = 86_400
     max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     quotas: Quotas = field(default_factory=dict)
-    max_unfinished: MaxUnfinished | None = field(default=None, metadata=added_in(6))
-    rank: Rank = field(default=DEFAULT_RANK, metadata=added_in(QUOTA_SETTINGS))
-    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=added_in(QUOTA_SETTINGS))
-    default_pools: Names = field(default=(), metadata=added_in(QUOTA_SETTINGS))
-    kind_node_types: KindNodeTypes = field(default_factory=dict, metadata=added_in(QUOTA_SETTINGS))
+    max_unfinished: MaxUnfinished | None = None
+    rank: Rank = DEFAULT_RANK
+    preempt_min_runtime_s: Seconds | None = None
+    reclaim_min_runtime_s: Seconds | None = None
+    default_pools: Names = ()
+    kind_node_types: KindNodeTypes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +323,7 @@ class CellConfig:
     tasks_of: Annotated[dict[PrincipalId, MaxUnfinished], Field(max_length=1_000)] = field(
         default_factory=dict
     )
-    default_pools: Names = field(default=(), metadata=added_in(QUOTA_SETTINGS))
+    default_pools: Names = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,7 +431,7 @@ class MaxSlotsChangeRequestedV1(Event):
     if_revision: Count | None = None
 
 
-@event(REQUESTS, name="CellChangeRequested", rules=6)
+@event(REQUESTS, name="CellChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellChangeRequestedV1(Event):
     """A request to change the cell's configuration; revision 0: it was never changed."""

@@ -12,7 +12,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     Outcome,
     Placement,
-    PreemptionRequestedV2,
+    PreemptionRequestedV1,
     SlotsAllocatedV1,
     SlotsReservedV1,
     StopRequestedV1,
@@ -211,7 +211,7 @@ def _stopped(cluster: KaiCluster, job: Job, *, requeued: bool) -> Event:
     }
     if requeued:
         stop = PolicyStop(policy="quota", rule=RULE)
-        return PreemptionRequestedV2(stop=stop, **attempt)
+        return PreemptionRequestedV1(stop=stop, **attempt)
     cluster.cancel(job.name)
     return StopRequestedV1(stop=Stop(code=StopCode.CANCELLED), **attempt)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.envelope import Event
-from yardmaster_schemas.events.decisions import PreemptionRequestedV2
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1
 from yardmaster_simulation.conformance.kai import PERIOD_S, require_supported
 from yardmaster_simulation.conformance.kai_cluster import KaiCluster
 from yardmaster_simulation.conformance.kai_form import (
@@ -70,7 +70,7 @@ def _copies(job: Job) -> Iterator[Job]:
 
 def _stops(cluster: KaiCluster, decided: Iterable[Event]) -> dict[str, str]:
     """Return the rules by which the policy stopped jobs."""
-    stops = [event for event in decided if isinstance(event, PreemptionRequestedV2)]
+    stops = [event for event in decided if isinstance(event, PreemptionRequestedV1)]
     names = cluster.names_of([event.task_id.split(".")[0] for event in stops])
     return {name: event.stop.rule for name, event in zip(names, stops, strict=True)}
 

@@ -1,4 +1,4 @@
-"""`yard explain` of a log shows the policy of a stop as the code that older rules recorded."""
+"""`yard explain` of a log shows the policy of a stop as its code."""
 
 from typing import Any
 from unittest.mock import patch
@@ -10,15 +10,13 @@ from yardmaster_cli.log.explanation import _as_answer
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.testing import Cell
 from yardmaster_runtime.replay.explain import explain
-from yardmaster_schemas.events.decisions import PreemptionRequestedV2
 from yardmaster_schemas.events.node_events import ShareLimits
 from yardmaster_schemas.resources import Resources
 
 
-def explained(policy: str, rules: int) -> dict[str, Any]:
+def explained(policy: str) -> dict[str, Any]:
     """The answer about a task that the policy preempts."""
     cell = Cell(policy=policy)
-    cell.rules = rules
     cell.node("n1", gpus=1)
     cell.submit("low", priority=60)
     cell.cycle()
@@ -29,12 +27,8 @@ def explained(policy: str, rules: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["priority", "fitgpp", "lrtp", "rand"])
-def test_both_versions_of_a_stop_are_shown_alike(policy: str) -> None:
-    rules = PreemptionRequestedV2.RULES
-    before, after = explained(policy, rules - 1), explained(policy, rules)
-    assert before["stop"]["code"] == policy
-    assert after["stop"] == before["stop"]
-    assert after["last_stop"] == before["last_stop"]
+def test_the_policy_of_a_stop_is_shown_as_its_code(policy: str) -> None:
+    assert explained(policy)["stop"]["code"] == policy
 
 
 def test_the_nodes_that_do_not_enforce_shares_are_named() -> None:
@@ -58,5 +52,5 @@ def test_the_nodes_that_do_not_enforce_shares_are_named() -> None:
 
 @patch.dict(POLICIES, TOYS)
 def test_a_policy_that_no_schema_knows_is_shown_as_the_code_of_the_stop() -> None:
-    stop = explained(TOY.name, PreemptionRequestedV2.RULES)["stop"]
+    stop = explained(TOY.name)["stop"]
     assert (stop["code"], stop["rule"]) == (TOY.name, "better_priority")

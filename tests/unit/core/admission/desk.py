@@ -111,11 +111,10 @@ class Desk:
         *setup: Event,
         machine: QuotaMachine | None = None,
         log: LogCreatedV1 = LOG,
-        rules: int = RULES,
     ) -> None:
         self.machine = machine or QuotaMachine()
         self.state: AdmissionState = self.machine.initial(CELL)
-        self.rules = rules
+        self.rules = RULES
         self.seq = 0
         self.own_seq = 0
         self.cycle = 0

@@ -143,7 +143,6 @@ def test_a_job_admitted_twice_is_impossible():
     "event",
     [
         a.TokenRevokedV1(token_id="laptop"),
-        a.RunAsBoundV1(principal="ada", run_as=a.RunAs(uid=1000, gid=1000)),
     ],
     ids=lambda e: e.TYPE,
 )

@@ -6,7 +6,6 @@ import pytest
 
 from tests.unit.core.admission.desk import (
     CELL,
-    CELL_SETUP,
     JOB,
     OTHER,
     Desk,
@@ -18,7 +17,7 @@ from tests.unit.core.admission.desk import (
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events.requests import Kind
-from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_schemas.reasons import AdmissionCode
 
 POOLS = (pool("default"), pool("h100"), pool("a100"), department())
 THIRD = "x7t1v9ga3wde"
@@ -158,29 +157,3 @@ def test_a_kind_without_a_list_may_not_use_the_types_of_another():
     desk = Desk(*POOLS, project(node_types=("nvl",), kind_node_types={Kind.TRAINING: ("sxm",)}))
     verdict = desk.one(job(kind=Kind.INFERENCE, node_types=("sxm",)))
     assert (verdict.code, verdict.about) == (AdmissionCode.NODE_TYPE_NOT_ALLOWED, "sxm")
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        cell(default_pools=("default",)),
-        project(default_pools=("default",)),
-        project(kind_node_types={Kind.TRAINING: ("sxm",)}),
-        pool("default", pool_order=r.PoolOrder.STRICT),
-        pool("default", gpu_placement=r.GpuPlacement.SPREAD),
-    ],
-    ids=[
-        "default_pools of the cell",
-        "default_pools",
-        "kind_node_types",
-        "pool_order",
-        "gpu_placement",
-    ],
-)
-def test_older_rules_refuse_the_new_fields_and_accept_their_defaults(request_):
-    desk = Desk(*CELL_SETUP, rules=7)
-    assert desk.ask(request_) == []
-    assert desk.refusals == [RefusalCode.UNKNOWN_VERSION]
-    desk.ask(cell(), project(), pool("default"))
-    assert desk.refusals == [RefusalCode.UNKNOWN_VERSION]
-    assert pools_of(desk) == ("default",)

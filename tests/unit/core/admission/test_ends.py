@@ -22,7 +22,7 @@ from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.log_format import LOG_FORMAT
-from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_schemas.reasons import AdmissionCode
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 THIRD = "x7t1v9ga3wde"
@@ -97,16 +97,6 @@ def test_a_change_of_the_cell_names_its_revision():
     assert (changed.revision, changed.config.user_tasks) == (2, 100_000)
     stale = desk.one(r.CellChangeRequestedV1(config=r.CellConfig(), if_revision=1))
     assert stale.code is AdmissionCode.VERSION_MISMATCH
-
-
-def test_older_rules_count_no_tasks_and_refuse_what_older_programs_cannot_read():
-    desk = Desk(*CELL_SETUP, rules=5)
-    ids = ["".join(Random(n).choices(DIGITS, k=12)) for n in range(11)]
-    verdicts = desk.ask(*(job(job_id, tasks=10_000) for job_id in ids))
-    assert [type(v) for v in verdicts] == [a.TaskAdmittedV1] * 11
-    assert not desk.machine.takes(desk.machine.inputs[1], 5)
-    assert desk.ask(project(max_unfinished=1)) == []
-    assert desk.refusals == [RefusalCode.UNKNOWN_VERSION]
 
 
 @pytest.mark.parametrize(("body", "same"), [(BODY, 1), (OTHER_BODY, 0)])

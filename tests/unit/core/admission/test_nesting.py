@@ -6,7 +6,7 @@ from tests.unit.core.admission.desk import CELL_SETUP, Desk, department, project
 from yardmaster_core.admission.nesting import MAX_LEVELS, levels_of, path_of
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
-from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_schemas.reasons import AdmissionCode
 
 
 def refused(verdict, code, **numbers):
@@ -106,24 +106,3 @@ def test_a_quota_deserves_a_number_or_everything(make, amount):
     quotas = {"default": r.Quota(deserved_unlimited=True, deserved_milli=amount)}
     verdict = refused(Desk(*CELL_SETUP).one(make(quotas=quotas)), AdmissionCode.QUOTA_INVALID)
     assert verdict.about == "default"
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        department("vision", parent="research"),
-        department(rank=1),
-        department(preempt_min_runtime_s=0),
-        project(rank=200),
-        project(reclaim_min_runtime_s=60),
-        project(quotas={"default": r.Quota(deserved_unlimited=True)}),
-        department(quotas={"default": r.Quota(limit_memory_mib=1)}),
-    ],
-)
-def test_below_rules_8_the_settings_are_refused_and_change_nothing(request_):
-    desk = Desk(*CELL_SETUP, rules=7)
-    before = desk.state.departments.get("research"), desk.state.projects.get("nlp")
-    assert desk.ask(request_) == []
-    assert desk.refusals == [RefusalCode.UNKNOWN_VERSION]
-    assert (desk.state.departments.get("research"), desk.state.projects.get("nlp")) == before
-    assert isinstance(Desk(*CELL_SETUP, rules=8).one(request_), a.EntitlementsChangedV1)

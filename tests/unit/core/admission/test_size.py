@@ -62,7 +62,7 @@ def worst(replicas: int, slots: int) -> int:
     return batch_bytes([encode(envelope, "c" * 63)])
 
 
-@pytest.mark.parametrize(("replicas", "each"), [(1, 0), (1, 8), (100, 1), (2000, 8), (2199, 0)])
+@pytest.mark.parametrize(("replicas", "each"), [(1, 0), (1, 8), (100, 1), (1900, 8), (2100, 0)])
 def test_no_allocation_is_larger_than_its_upper_bound(replicas: int, each: int) -> None:
     verdict = Desk(*CELL_SETUP).one(
         job(resources=gpus(each) if each else NO_GPU, replicas_min=replicas, replicas_max=replicas)

@@ -16,7 +16,6 @@ from tests.unit.core.admission.desk import (
     pool,
     project,
 )
-from yardmaster_core.rules import USERS_ADMITTED
 from yardmaster_schemas.events.admissions import RequestRefusedV1, TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
@@ -58,12 +57,9 @@ def test_an_admitted_job_has_every_default_resolved():
     assert spec.resources == gpus(2)
 
 
-def test_an_admission_names_the_user_since_rules_8():
+def test_an_admission_names_the_user():
     desk = Desk(*CELL_SETUP)
-    desk.rules = USERS_ADMITTED - 1
-    assert desk.one(job(), user="ada").user is None
-    desk.rules = USERS_ADMITTED
-    assert desk.one(job(OTHER), user="ada").user == "ada"
+    assert desk.one(job(), user="ada").user == "ada"
 
 
 def test_layout_is_as_requested_and_avoided_nodes_are_sorted():

@@ -52,15 +52,13 @@ from yardmaster_schemas.events.decisions import (
     NodeSilenceObservedV1,
     Outcome,
     PreemptionRequestedV1,
-    PreemptionRequestedV2,
     ReservationDroppedV1,
     SlotsReservedV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
-    TaskRequeuedV2,
 )
-from yardmaster_schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
+from yardmaster_schemas.events.machine import SnapshotTakenV1
 from yardmaster_schemas.events.node_events import NodeDrainedV1, ReplicaRef
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
@@ -141,7 +139,7 @@ def requeued(task: str, attempt: int = 1, not_before_ms: int = 0) -> TaskRequeue
     return TaskRequeuedV1(
         task_id=task,
         attempt=attempt,
-        code=EndCode.PRIORITY,
+        code="priority",
         restarts=0,
         not_before_ms=not_before_ms,
     )
@@ -149,12 +147,12 @@ def requeued(task: str, attempt: int = 1, not_before_ms: int = 0) -> TaskRequeue
 
 def preempted(log: LogBuilder, task: str, attempt: int = 1, **stop: Any) -> PreemptionRequestedV1:
     """Preempt a task in a cycle one second later, by default for `B`."""
-    full = {"code": StopCode.PRIORITY, "rule": "higher_priority", "for_task": B} | stop
+    full = {"policy": "priority", "rule": "higher_priority", "for_task": B} | stop
     return PreemptionRequestedV1(
         task_id=task,
         attempt=attempt,
         nodes=("n1",),
-        stop=Stop(**full),
+        stop=PolicyStop(**full),
         grace_s=60,
         deadline_at_ms=log.now_ms + 61_000,
     )
@@ -667,9 +665,6 @@ def dropped(task: str, code: DropCode = DropCode.PAUSED, attempt: int = 1) -> Re
 
 @pytest.fixture
 def reserving(log: LogBuilder) -> LogBuilder:
-    """A log of rules with reservations."""
-    log.scheduler.rules = SlotsReservedV1.RULES
-    log.scheduler.cycle(RulesEnabledV1(rules=SlotsReservedV1.RULES))
     return log
 
 
@@ -953,7 +948,6 @@ def test_s6_what_is_deserved_without_limit_limits_nothing(log: LogBuilder) -> No
     ("stop", "word"),
     [
         ({"for_task": None}, "without naming a beneficiary"),
-        ({"rule": None}, "without naming a rule"),
         ({"for_task": "zzzzzzzzzzzz.0"}, "cannot use its slots"),
         ({"for_task": A}, "cannot use its slots"),
     ],
@@ -965,15 +959,9 @@ def test_s7_a_preemption_without_a_beneficiary(log: LogBuilder, stop: Any, word:
     expect_one(log, "S7", word)
 
 
-def names_policies(log: LogBuilder) -> None:
-    """A log of rules under which a stop names its policy."""
-    log.scheduler.rules = PreemptionRequestedV2.RULES
-    log.scheduler.cycle(RulesEnabledV1(rules=PreemptionRequestedV2.RULES))
-
-
-def preempted_by_policy(log: LogBuilder, for_task: str | None) -> PreemptionRequestedV2:
+def preempted_by_policy(log: LogBuilder, for_task: str | None) -> PreemptionRequestedV1:
     """Preempt task `A` in a cycle one second later, by a policy that no schema knows."""
-    return PreemptionRequestedV2(
+    return PreemptionRequestedV1(
         task_id=A,
         attempt=1,
         nodes=("n1",),
@@ -984,17 +972,15 @@ def preempted_by_policy(log: LogBuilder, for_task: str | None) -> PreemptionRequ
 
 
 def test_a_preemption_by_a_policy_that_no_schema_knows_is_sound(log: LogBuilder) -> None:
-    names_policies(log)
     admit(log, JOB, OTHER)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(preempted_by_policy(log, B))
     finish(log, A, placed("n1", 0))
-    log.scheduler.cycle(TaskRequeuedV2(task_id=A, attempt=1, code="toy", restarts=0))
+    log.scheduler.cycle(TaskRequeuedV1(task_id=A, attempt=1, code="toy", restarts=0))
     assert found(log) == ()
 
 
 def test_s7_a_preemption_by_a_policy_without_a_beneficiary(log: LogBuilder) -> None:
-    names_policies(log)
     admit(log, JOB, OTHER)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(preempted_by_policy(log, None))

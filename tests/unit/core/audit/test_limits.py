@@ -21,11 +21,10 @@ from yardmaster_core.audit import Finding, audit
 from yardmaster_schemas.events.admissions import EntitlementsChangedV1, Level
 from yardmaster_schemas.events.decisions import (
     Placement,
-    PreemptionRequestedV2,
+    PreemptionRequestedV1,
     ReservationDroppedV1,
     SlotsReservedV1,
 )
-from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     Layout,
@@ -47,8 +46,6 @@ def log() -> LogBuilder:
     log.request(log_created())
     configure_pool(log, "quota")
     log.claim(joined("n1"))
-    log.scheduler.rules = 8
-    log.scheduler.cycle(RulesEnabledV1(rules=8))
     return log
 
 
@@ -299,7 +296,7 @@ def test_a_moved_task_counts_once(log: LogBuilder) -> None:
     nested(log, nlp=Quota(limit_milli=2000, limit_cpu_milli=2000))
     admit(log, *JOBS)
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
-    moved = PreemptionRequestedV2(
+    moved = PreemptionRequestedV1(
         task_id=A,
         attempt=1,
         nodes=("n1",),

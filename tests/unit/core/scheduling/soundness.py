@@ -304,19 +304,13 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
 
 
 def _workload(state: ClusterState, pool: Pool) -> None:
-    """The counted requests include those of all jobs in the state; older rules count only these."""
-    if pool.workload is None:
-        return
+    """The counted requests include those of all jobs in the state."""
     fresh = WorkloadCounter()
     for job in state.jobs.values():
         if pool.name in job.spec.pools:
             fresh.add(job.shape, job.spec.tasks)
     counts = pool.workload.counts
-    if pool.workload.kept:
-        assert all(counts[of] >= number for of, number in fresh.counts.items())
-        return
-    assert counts == fresh.counts
-    assert pool.workload.workload.counts == fresh.workload.counts
+    assert all(counts[of] >= number for of, number in fresh.counts.items())
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:

@@ -7,16 +7,8 @@ sleep until an event wakes them.
 from heapq import heapify, heappop
 from typing import Final
 
-from yardmaster_core.rules import (
-    ENDED_LEAVE,
-    LIMITS_BY_OWNER,
-    PAUSED_LEAVE_PLACES,
-    PROTECTED_DO_NOT_PASS,
-)
-from yardmaster_core.scheduling.planner.fragmentation import counted
 from yardmaster_core.scheduling.state.appliers.attempts import (
     enqueue_if_ready,
-    leave_places,
     schedule_decision,
 )
 from yardmaster_core.scheduling.state.appliers.nodes import install
@@ -29,7 +21,6 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
-from yardmaster_schemas.events.decisions import SharesDividedV1
 
 #: Up to this number of deadlines, those that no longer apply are not removed.
 FEW: Final = 1024
@@ -45,19 +36,8 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
     before_ms = state.now_ms
     state.now_ms = max(before_ms, now_ms)
     count_usages(state, before_ms)
-    if rules >= ENDED_LEAVE:
-        if state.rules < ENDED_LEAVE:
-            _count_workloads(state)
-        state.remove_ended()
+    state.remove_ended()
     former, state.rules = state.rules, rules
-    if former < PAUSED_LEAVE_PLACES <= rules:
-        for job in state.jobs.values():
-            leave_places(state, job, job.tasks)
-    if former < PROTECTED_DO_NOT_PASS <= rules:
-        state.count_min_runtimes()
-    if former < LIMITS_BY_OWNER <= rules:
-        # Older rules did not record that a group came to wait for another owner's limit.
-        state.wake_limited()
     if former != rules:
         for pool in state.pools.values():
             # Results of the former rules.
@@ -92,13 +72,6 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
     return state
 
 
-def _count_workloads(state: ClusterState) -> None:
-    """Count all requests again, from here on in each pool, while no job has been removed yet."""
-    for pool in state.pools.values():
-        pool.workload = counted(state.jobs.values(), pool.name, kept=True)
-        state.dirty[pool] = None
-
-
 def due_ms(state: ClusterState) -> int | None:
     """Return the moment at which time alone requires a cycle (milliseconds since the epoch).
 
@@ -117,12 +90,11 @@ def due_ms(state: ClusterState) -> int | None:
             moments.append(moment)
             break
         heappop(state.deadlines)
-    if state.rules >= SharesDividedV1.RULES:
-        moments += (
-            pool.shares.next_ms
-            for pool in state.pools.values()
-            if pool.shares is not None and pool.index.shares_stale
-        )
+    moments += (
+        pool.shares.next_ms
+        for pool in state.pools.values()
+        if pool.shares is not None and pool.index.shares_stale
+    )
     minute_ms = (state.now_ms // MINUTE_MS + 1) * MINUTE_MS
     moments += (
         minute_ms
@@ -173,8 +145,6 @@ def _forget_deadlines(state: ClusterState) -> None:
 
 def _shares_compared(state: ClusterState, pool: Pool) -> bool:
     """Whether the cycle compared the pool's shares with those recorded before (`share_records`)."""
-    if state.rules < SharesDividedV1.RULES:
-        return False
     shares = pool.shares
     return shares is None or shares.cycle == state.cycle or shares.next_ms <= state.now_ms
 

@@ -13,34 +13,17 @@ from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.tasks import Job
-from yardmaster_core.scheduling.state.workload import Slots, WorkloadCounter
+from yardmaster_core.scheduling.state.workload import Slots
 
 #: Differences below this (gpu_milli) are ignored: nearly equal nodes are ranked by how full they
 #: are.
 COARSE: Final = 50
 
 
-def track_workload(jobs: Iterable[Job], pool: Pool) -> None:
-    """Make a pool's placement follow the workload requested so far.
-
-    `jobs` are all admitted jobs in the order of admission. They are read only by older rules, the
-    first time.
-    """
-    counter = pool.workload
-    if counter is None:
-        counter = pool.workload = counted(jobs, pool.name, kept=False)
+def track_workload(pool: Pool) -> None:
+    """Make a pool's placement follow the workload requested so far."""
     for index in (pool.free, pool.future):
-        index.count_on(counter.workload)
-
-
-def counted(jobs: Iterable[Job], pool: str, *, kept: bool) -> WorkloadCounter:
-    """The requests of jobs that may use a pool, in their order."""
-    counter = WorkloadCounter(kept=kept)
-    for job in jobs:
-        if pool in job.spec.pools:
-            counter.add(job.shape, job.spec.tasks)
-    return counter
+        index.count_on(pool.workload.workload)
 
 
 def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from yardmaster_core.rules import LIMITS_BY_OWNER
 from yardmaster_core.scheduling.planner.policy import (
     Candidate,
     CandidateOrder,
@@ -159,7 +158,7 @@ class GroupQueue:
         code = code_of(group, self._view.pool)
         if len(shape.pools) > 1 or group.reserved.live:
             return None
-        if code is WaitCode.AT_LIMIT and self._view.state.rules >= LIMITS_BY_OWNER:
+        if code is WaitCode.AT_LIMIT:
             # Of its project or department; a limit of its job has another code.
             about = group.waits[self._view.pool.name][0].about
             requested = self._view.pool.least_milli(shape)

@@ -5,7 +5,6 @@ nodes that could take it. If one of these changed, the reservation is dropped, a
 considers the task as any other.
 """
 
-from yardmaster_core.rules import RESERVED_ON_IMAGES
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
@@ -25,7 +24,7 @@ def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
         for placement in reservation.placements:
             node = state.nodes[placement.node]
             code = _of_node(node, placement)
-            if task.job.spec.image and not node.runs_images and state.rules >= RESERVED_ON_IMAGES:
+            if task.job.spec.image and not node.runs_images:
                 code = code or DropCode.NODE_UNAVAILABLE
             if code is not None:
                 reason = code, placement.node

@@ -6,7 +6,6 @@ Each step is a function of the present task or node, so checking one that needs 
 
 from typing import Final
 
-from yardmaster_core.rules import DRAINS_GIVE_GRACE
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.kept_reservations import drop_of, dropped
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -22,7 +21,6 @@ from yardmaster_schemas.events.decisions import (
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
-    TaskRequeuedV2,
 )
 from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
@@ -35,8 +33,6 @@ MAX_BACKOFF_S: Final = 300
 MAX_FAILED_STARTS: Final = 5
 #: The next attempt avoids at most this many nodes on which a start failed, the newest.
 MAX_FAILED_NODES: Final = 16
-#: Stop codes after which the task ends.
-FINAL_STOPS: Final = frozenset({StopCode.TIME_LIMIT, StopCode.IDLE_LIMIT, StopCode.BUDGET})
 
 
 def decide_lifecycle(draft: Draft) -> None:
@@ -204,7 +200,7 @@ def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
             )
             grace_s = task.job.spec.grace_s
             at_deadline = not task.job.spec.preemptible and not node.revoked
-            if not at_deadline or state.rules < DRAINS_GIVE_GRACE:
+            if not at_deadline:
                 grace_s = min(grace_s, max(0, (empty_ms - state.now_ms) // 1000))
             return _stop(state, task, run, stop, grace_s=grace_s)
     return None
@@ -249,22 +245,13 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
         if ReplicaState.LOST in run.replicas:
             return _requeued(task, run, EndCode.NODE_LOST)
         return _failed_start(state, task, run, EndCode.NEVER_STARTED)
-    if isinstance(stop, Stop) and stop.code in FINAL_STOPS:
-        return _ended(task, run, Outcome.FAILED, EndCode(str(stop.code)))
+    if stop.code is StopCode.TIME_LIMIT:
+        return _ended(task, run, Outcome.FAILED, EndCode.TIME_LIMIT)
     if all_zero and (run.done or spec.exit_zero is ExitZero.FINISHED):
         return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
     if stop.code is StopCode.START_TIMEOUT:
         return _failed_start(state, task, run, EndCode.START_TIMEOUT)
-    if isinstance(stop, PolicyStop):
-        return TaskRequeuedV2(
-            task_id=task.id,
-            attempt=run.number,
-            code=stop.policy,
-            restarts=task.restarts,
-            failed_starts=task.failed_starts,
-            failed_nodes=task.failed_nodes,
-        )
-    return _requeued(task, run, EndCode(str(stop.code)))
+    return _requeued(task, run, stop.code if isinstance(stop, PolicyStop) else EndCode(stop.code))
 
 
 def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) -> Event:
@@ -280,7 +267,7 @@ def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) 
         end = EndCode.START_FAILED
     if end is not None:
         return _ended(task, run, Outcome.FAILED, end)
-    # Older agents do not report which replica failed; with one node there is no doubt.
+    # Agents need not report which replica failed; with one node there is no doubt.
     here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
     newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
     return TaskRequeuedV1(
@@ -319,7 +306,7 @@ def _backoff_ms(state: ClusterState, times: int) -> int:
     return state.in_s(min(MAX_BACKOFF_S, 1 << min(times, 20)))
 
 
-def _requeued(task: Task, run: Attempt, code: EndCode) -> TaskRequeuedV1:
+def _requeued(task: Task, run: Attempt, code: EndCode | str) -> TaskRequeuedV1:
     return TaskRequeuedV1(
         task_id=task.id,
         attempt=run.number,

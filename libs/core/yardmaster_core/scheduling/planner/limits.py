@@ -8,7 +8,6 @@ of the largest GPUs of the pool; what it then holds, as placed.
 
 from collections.abc import Iterable
 
-from yardmaster_core.rules import DEPARTMENTS_NEST
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
@@ -51,10 +50,9 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
     for department in _departments(state, project):
         quota = department.config.quotas.get(pool.name) if department.config is not None else None
         if quota is not None and quota.limit_milli is not None:
-            below = department.within if state.rules >= DEPARTMENTS_NEST else (department,)
             used = sum(
                 each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
-                for each in below
+                for each in department.within
             ) - _own_reserved(pool, task)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
@@ -64,7 +62,7 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
 def _departments(state: ClusterState, project: Project) -> Iterable[Department]:
     """The departments whose limits a project counts towards, from the bottom."""
     own = project.department
-    if own.config is None or own.config.parent is None or state.rules < DEPARTMENTS_NEST:
+    if own.config is None or own.config.parent is None:
         return (own,)
     return [state.departments[name] for name in state.chain_of(own)]
 

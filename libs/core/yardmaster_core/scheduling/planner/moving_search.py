@@ -67,7 +67,7 @@ class MovingSearch(VictimSearch):
         `key` names the task and its attempt for strategies that use random numbers.
         """
         shape = task.job.shape
-        gains = Gains(self._future, shape, self._draft.state.nodes, self._draft.state.rules)
+        gains = Gains(self._future, shape, self._draft.state.nodes)
         changes = self._future.changes
         tries = 0
         for victim in victims:
@@ -121,7 +121,7 @@ class MovingSearch(VictimSearch):
         """
         if shape.whole_nodes:
             return self._needed_on_whole_nodes(shape, list(some))
-        held = HeldReplicas(self._future, shape, self._draft.state.rules)
+        held = HeldReplicas(self._future, shape)
         needed: set[Task] = set()
         back = list(reversed(some))
         if moves:
@@ -150,13 +150,10 @@ class MovingSearch(VictimSearch):
 class Gains:
     """The capacity of the nodes without the victims that were added so far."""
 
-    def __init__(
-        self, index: CapacityIndex, shape: Shape, nodes: dict[str, Node], rules: int
-    ) -> None:
+    def __init__(self, index: CapacityIndex, shape: Shape, nodes: dict[str, Node]) -> None:
         self._index = index
         self._shape = shape
         self._nodes = nodes
-        self._rules = rules
         self._allowed = index.available & index.matching(shape)
         #: Capacities are computed only of nodes on which the GPUs suffice.
         self._capacities: dict[int, NodeCapacity] = {}
@@ -229,12 +226,12 @@ class Gains:
     def _count(self, ordinals: Iterable[int]) -> int:
         shape = self._shape
         if self._total < 0:
-            self._total = HeldReplicas(self._index, shape, self._rules).total
+            self._total = HeldReplicas(self._index, shape).total
         for ordinal in ordinals:
             before = self._held.get(ordinal)
             if before is None:
-                before = replicas_on(self._index.capacities[ordinal], shape, self._rules)
-            now = self._held[ordinal] = replicas_on(self._capacities[ordinal], shape, self._rules)
+                before = replicas_on(self._index.capacities[ordinal], shape)
+            now = self._held[ordinal] = replicas_on(self._capacities[ordinal], shape)
             self._total += now - before
         return self._total
 

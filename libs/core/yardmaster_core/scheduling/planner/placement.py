@@ -22,7 +22,6 @@ from itertools import islice
 from typing import Final
 
 from yardmaster_core.errors import UnknownPlacement
-from yardmaster_core.rules import HELD_COUNT_NOTHING, RULES, SHARED_GPUS_FIRST
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
 from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit
 from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
@@ -108,16 +107,13 @@ def _by_free(
             yield from _capacities(index, shape, found)
 
 
-def best_fit(
-    index: CapacityIndex, shape: Shape, within: int = -1, *, exact: bool = True
-) -> Iterator[NodeCapacity]:
+def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Order nodes by free GPUs, fewest first, so that whole nodes stay free for tasks that need
     them.
 
     A fraction of a GPU goes to the fullest shared slot with capacity, then to the fullest node. A
     task without GPUs goes to the fullest node in use, then to the idle node with the most such
-    tasks. Without `exact`, as before rules 7, a node comes among the shared ones if its shared slot
-    lacks less than `STEP`, and the task splits an unused GPU there.
+    tasks.
     """
     mask = index.candidates(shape) & within
     if not mask:
@@ -136,7 +132,7 @@ def best_fit(
             if shape.gpu_memory_mib:
                 found &= _enough(shares, level)
             for capacity in _capacities(index, shape, found):
-                if capacity.shared >= capacity.milli_of(shape) or not exact:
+                if capacity.shared >= capacity.milli_of(shape):
                     yield capacity
     least = shape.gpus if shape.gpu_milli == WHOLE else 0
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
@@ -287,15 +283,13 @@ def strategy_named(name: str) -> PlacementStrategy:
         raise UnknownPlacement(name=name, known=", ".join(PLACEMENTS)) from None
 
 
-def strategy_of(config: PoolConfig, rules: int) -> PlacementStrategy:
-    """Return the placement strategy of a pool under these rules.
+def strategy_of(config: PoolConfig) -> PlacementStrategy:
+    """Return the placement strategy of a pool.
 
     Raises:
         UnknownPlacement.
     """
     strategy = strategy_named(config.placement)
-    if strategy.order is best_fit and rules < SHARED_GPUS_FIRST:
-        strategy = replace(strategy, order=partial(best_fit, exact=False))
     if config.gpu_placement is not None:
         pick = _PICKS[config.gpu_placement]
         strategy = replace(strategy, pick=pick, gpu_placement=config.gpu_placement)
@@ -437,7 +431,7 @@ def replicas_that_fit(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
     """Return how many replicas of `shape` the nodes hold, at most all of them."""
     total = 0
     for capacity in capacities:
-        total += replicas_on(capacity, shape, RULES)
+        total += replicas_on(capacity, shape)
         if total >= shape.replicas:
             break
     return total
@@ -447,16 +441,12 @@ def _fractions_on(shares: list[int], gpus: int) -> int:
     # Each replica takes a fraction of `gpus` different slots, so no slot serves more fractions than
     # there are replicas.
     most = sum(shares) // gpus
-    # Before `HELD_COUNT_NOTHING` a slot can have less than 0: then even 0 replicas seem too many.
-    least = min([0, *shares])
     while sum(min(count, most) for count in shares) < most * gpus:
-        if most <= least:
-            return 0
         most -= 1
     return most
 
 
-def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
+def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
     """Return how many replicas of `shape` a node has GPUs, or places for tasks without GPUs, for,
     at most all of them.
     """
@@ -466,17 +456,16 @@ def replicas_by_gpus(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
     milli = shape.gpu_milli or capacity.milli_of(shape)
     if milli == WHOLE:
         return min(most, capacity.whole // shape.gpus)
-    shares = [free // milli for free in capacity.slots]
-    if rules >= HELD_COUNT_NOTHING:
-        shares = [max(0, share) for share in shares]
+    # A slot that is disabled or reserved, and still held, has less than 0.
+    shares = [max(0, free // milli) for free in capacity.slots]
     return min(most, _fractions_on(shares, shape.gpus))
 
 
-def replicas_on(capacity: NodeCapacity, shape: Shape, rules: int) -> int:
+def replicas_on(capacity: NodeCapacity, shape: Shape) -> int:
     """Return how many replicas of `shape` a node holds, at most all of them."""
-    most = replicas_by_gpus(capacity, shape, rules)
+    most = replicas_by_gpus(capacity, shape)
     if shape.cpu_milli:
         most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:
         most = min(most, capacity.memory_mib // shape.memory_mib)
-    return max(0, most) if rules >= HELD_COUNT_NOTHING else most
+    return max(0, most)

@@ -25,10 +25,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-from yardmaster_core.rules import PROTECTED_DO_NOT_PASS
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue, code_of
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
@@ -44,7 +43,7 @@ from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
-from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
+from yardmaster_schemas.reasons import NUMBERS, Wait
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
@@ -80,13 +79,12 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     this, they are deferred and the groups behind them are considered.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
-    rules = draft.state.rules
     configured = [
-        (pool, resolved_config(pool, policies, rules)) for pool in pools if pool.config is not None
+        (pool, resolved_config(pool, policies)) for pool in pools if pool.config is not None
     ]
     for pool, resolved in configured:
         if resolved.strategy.uses_workload:
-            track_workload(draft.state.jobs.values(), pool)
+            track_workload(pool)
     if not any(pool.awake or pool.recheck or pool.index.due or pool.ready for pool in pools):
         return
     passes = [PoolPass(draft, pool, resolved) for pool, resolved in configured]
@@ -155,7 +153,7 @@ class PoolPass:
     def record_ranks(self) -> None:
         """Record the places in the queue that changed, for policies with claimants."""
         ranks, among = self.policy.ranks, self.policy.claimants(self.view.options)
-        if ranks is None or among is None or self.draft.state.rules < ClaimantsRankedV1.RULES:
+        if ranks is None or among is None:
             return
         changed = [
             ClaimantRank(claimant=_name(claimant), rank=rank) for claimant, rank in ranks(self.view)
@@ -178,8 +176,6 @@ class PoolPass:
             index = pool.index
             if index.due or index.follows_pools or pool.awake or pool.reconsidered:
                 self._reclaim()
-            if not self.decisions.keeps_reservations:
-                self._reconsider_reserved()
             self._recheck()
             pool.woken.clear()
             self.queue.add(chain(pool.awake, pool.reconsidered))
@@ -229,12 +225,6 @@ class PoolPass:
         for pool, group in self.draft.state.limited_groups():
             pool.reconsider(group)
         return True
-
-    def _reconsider_reserved(self) -> None:
-        """Reconsider the groups for which an earlier cycle reserved slots."""
-        for group in self.draft.state.blocked(self.pool):
-            if code_of(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS:
-                self.pool.reconsider(group)
 
     def _reclaim(self) -> None:
         """Preempt tasks of claimants above their share; reconsider groups whose claimant may get
@@ -334,11 +324,7 @@ class PoolPass:
             self.view, group, task
         )
         if task.reserved is not None:
-            kept = (
-                wait is not None
-                or not self.decisions.keeps_reservations
-                or self._reserved_in_strict_order(task, passes)
-            )
+            kept = wait is not None or self._reserved_in_strict_order(task, passes)
             placement = None if kept else self._find_placement(self.pool.free, task)
             if placement is None:
                 return GroupResult.KEPT
@@ -463,7 +449,7 @@ class PoolPass:
     def _wait_for_capacity(self, group: Group, task: Task) -> None:
         """Record that a task did not fit and found no victims."""
         wait = self._capacity_wait(group.shape)
-        if wait.code in NO_CAPACITY or self.draft.state.rules < PROTECTED_DO_NOT_PASS:
+        if wait.code in NO_CAPACITY:
             # Else not even the end of all victims would help.
             protected = self.policy.min_runtime_wait(self.view, task)
             wait = protected or self.policy.no_victims_wait(self.view, task, wait)
@@ -539,7 +525,7 @@ class PoolPass:
         if known is None or known[0] != changes:
             known = self._capacity_waits[shape.fit] = (
                 changes,
-                no_capacity(self.pool, shape, self.draft.state.rules),
+                no_capacity(self.pool, shape),
             )
         return known[1]
 

@@ -2,28 +2,24 @@
 
 from typing import Any
 
-from yardmaster_core.rules import LIMITS_BY_OWNER, SHARES_NAMED
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.kept_reservations import dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
-from yardmaster_core.scheduling.state.appliers.reservations import hold
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Shape
-from yardmaster_core.scheduling.state.tasks import Group, Reservation, Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED, class_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     Outcome,
     Placement,
     PreemptionRequestedV1,
-    PreemptionRequestedV2,
     SlotsAllocatedV1,
     SlotsReservedV1,
     StopRequestedV1,
-    StopRequestedV2,
     TaskEndedV1,
     TaskUnschedulableV1,
 )
@@ -31,11 +27,8 @@ from yardmaster_schemas.reasons import (
     DropCode,
     EndCode,
     PolicyStop,
-    Stop,
-    StopCode,
     Wait,
     WaitClass,
-    WaitCode,
 )
 
 
@@ -48,9 +41,6 @@ class PoolDecisions:
         self.view = view
         self.policy = policy
         self.fence_s = fence_s
-        #: Whether reservations are events. Under older rules they last one cycle, and the group's
-        #: wait reason says that it has some.
-        self.keeps_reservations = draft.state.rules >= SlotsReservedV1.RULES
         self.placed = view.placed
         #: The projects of tasks that count towards a limit and have started or got reserved slots.
         self.limits_changed: dict[Project, None] = {}
@@ -134,12 +124,13 @@ class PoolDecisions:
         assert run is not None
         state, policy, for_task = self.draft.state, self.policy.name, reason.for_task
         grace_s = victim.job.spec.grace_s
-        why: dict[str, Any] = {
-            "rule": reason.rule,
-            "for_task": for_task,
-            "numbers": reason.numbers,
-            "about": reason.about,
-        }
+        stop = PolicyStop(
+            policy=policy,
+            rule=reason.rule,
+            for_task=for_task,
+            numbers=reason.numbers,
+            about=reason.about,
+        )
         attempt: dict[str, Any] = {
             "task_id": victim.id,
             "attempt": run.number,
@@ -149,12 +140,10 @@ class PoolDecisions:
         }
         # Without a receiving task, the victim is above a limit or a share of its own claimant.
         event: Event
-        if state.rules >= PreemptionRequestedV2.RULES:
-            named = StopRequestedV2 if for_task is None else PreemptionRequestedV2
-            event = named(stop=PolicyStop(policy=policy, **why), **attempt)
+        if for_task is None:
+            event = StopRequestedV1(stop=stop, **attempt)
         else:
-            coded = StopRequestedV1 if for_task is None else PreemptionRequestedV1
-            event = coded(stop=Stop(code=StopCode(policy), **why), **attempt)
+            event = PreemptionRequestedV1(stop=stop, **attempt)
         about = victim if for_task is None else state.tasks[for_task]
         self.draft.record(event, victim.id, about.cause)
 
@@ -162,9 +151,6 @@ class PoolDecisions:
         """Reserve slots for a task, for which so many tasks were preempted just now."""
         placements = self._placements(task.job.shape, placement)
         self._note_limits(task)
-        if not self.keeps_reservations:
-            self._reserve_for_cycle(task, placements, victims)
-            return
         event = SlotsReservedV1(
             task_id=task.id,
             attempt=task.attempt + 1,
@@ -174,22 +160,6 @@ class PoolDecisions:
             until_at_ms=self._released_by_ms(placements),
         )
         self.draft.record(event, task.id, task.cause)
-
-    def _reserve_for_cycle(
-        self, task: Task, placements: tuple[Placement, ...], victims: int
-    ) -> None:
-        state, group = self.draft.state, task.group
-        assert group is not None
-        reservation = Reservation(
-            self.pool.name,
-            placements,
-            of=(task.shape.id, task.job.priority, self.pool.revision),
-            since=(state.now_ms, state.cycle),
-            victims=victims,
-        )
-        hold(state, task, reservation)
-        self.draft.undo_log.append((hold, (state, task, None)))
-        self.wait(group, task, reservation.wait)
 
     def _released_by_ms(self, placements: tuple[Placement, ...]) -> int:
         """Return the latest deadline of the tasks that still hold part of these slots."""
@@ -209,9 +179,6 @@ class PoolDecisions:
 
     def wait(self, group: Group, task: Task, wait: Wait) -> None:
         """Record why the group's tasks are pending, if the reason changed."""
-        waits_for_slots = wait.code is WaitCode.WAITING_FOR_VICTIMS
-        if not self.keeps_reservations and group.reserved.live and not waits_for_slots:
-            return  # the reason of its tasks with reserved slots
         known = group.waits.get(self.pool.name)
         until_ms = known[0].numbers.get("until_at_ms") if known is not None else None
         now_ms = self.draft.state.now_ms
@@ -219,14 +186,10 @@ class PoolDecisions:
         changed = until_ms is not None and (
             until_ms <= now_ms or wait.numbers.get("until_at_ms", until_ms) < until_ms
         )
-        if known is not None and wait.code in LIMITED and self.draft.state.rules >= LIMITS_BY_OWNER:
+        if known is not None and wait.code in LIMITED:
             # Another owner's limit: its releases wake the group from now on.
             changed |= known[0].about != wait.about
-        if (
-            known is not None
-            and wait.code in NO_CAPACITY
-            and self.draft.state.rules >= SHARES_NAMED
-        ):
+        if known is not None and wait.code in NO_CAPACITY:
             # The share of another resource decides, or none does any more.
             changed |= _of_shares(known[0]) != _of_shares(wait)
         if known is None or known[0].code is not wait.code or changed:

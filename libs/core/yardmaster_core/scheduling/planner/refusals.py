@@ -5,7 +5,6 @@ incarnation, concerns a replica placed there, and is a possible next state of th
 other claim is refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
-from yardmaster_core.rules import BOUNDED_AGENT_EPOCHS, SHARE_LIMITS_REPORTED
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import join_refusal
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
@@ -36,7 +35,7 @@ def refusal(state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | Non
     if last is not None and (envelope.epoch, envelope.seq) <= last:
         return RefusalCode.REPEATED
     # Not compared with the time of its append, which a cut of the log changes (`yard log cut`).
-    if state.rules >= BOUNDED_AGENT_EPOCHS and envelope.epoch > state.now_ms + MAX_EPOCH_AHEAD_MS:
+    if envelope.epoch > state.now_ms + MAX_EPOCH_AHEAD_MS:
         return RefusalCode.EPOCH_AHEAD
     if isinstance(event, nev.NodeJoinedV1):
         return _join(state, event)
@@ -55,11 +54,6 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
     node = state.nodes.get(event.node)
     if event.port_last < event.port_first:
         return RefusalCode.CONTRADICTION
-    if event.isolation is nev.Isolation.USER and state.rules < 2:
-        # The release before cannot read this value, and refuses the record so.
-        return RefusalCode.MALFORMED
-    if event.share_limits is not nev.ShareLimits.NONE and state.rules < SHARE_LIMITS_REPORTED:
-        return RefusalCode.MALFORMED  # for the same reason
     refused = join_refusal(state.enrolled, event)
     if refused is not None:
         return refused
@@ -76,8 +70,7 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
             *(node.node_type, node.gpus, node.cpu_milli, node.memory_mib),
         )
         return None if offered == known else RefusalCode.CONTRADICTION
-    up = state.rules >= 5 and node.state is NodeState.UP
-    if up and not follows(event.incarnation, node.incarnation):
+    if node.state is NodeState.UP and not follows(event.incarnation, node.incarnation):
         # The agent of the present incarnation may run. If it does not, the node is lost when its
         # silence has lasted for the timeout of its pool.
         return RefusalCode.NODE_TAKEN

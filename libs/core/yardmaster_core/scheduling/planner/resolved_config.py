@@ -1,6 +1,6 @@
 """A pool's configuration with its policy, options and placement strategy looked up.
 
-It is resolved once per configuration and version of the rules, not in every cycle.
+It is resolved once per configuration, not in every cycle.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,17 @@ from yardmaster_schemas.events.requests import PoolConfig
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """The result of resolving `config` under `rules`; `fence_s` is None if the pool has no
-    fence.
-    """
+    """The result of resolving `config`; `fence_s` is None if the pool has no fence."""
 
     config: PoolConfig
-    rules: int
     policy: Policy
     options: Any
     strategy: PlacementStrategy
     fence_s: int | None
 
 
-def resolved_config(pool: Pool, policies: PolicyRegistry, rules: int) -> ResolvedConfig:
-    """Return a configured pool's resolved configuration under these rules.
+def resolved_config(pool: Pool, policies: PolicyRegistry) -> ResolvedConfig:
+    """Return a configured pool's resolved configuration.
 
     Raises:
         UnknownPolicy, BadPolicyOptions, UnknownPlacement.
@@ -36,14 +33,13 @@ def resolved_config(pool: Pool, policies: PolicyRegistry, rules: int) -> Resolve
     config = pool.config
     assert config is not None
     resolved: ResolvedConfig | None = pool.resolved
-    if resolved is None or resolved.config is not config or resolved.rules != rules:
+    if resolved is None or resolved.config is not config:
         ref = config.policy
         resolved = ResolvedConfig(
             config,
-            rules,
             policies.policy(ref),
             policies.options(ref),
-            strategy_of(config, rules),
+            strategy_of(config),
             fence_of(config),
         )
         pool.resolved = resolved

@@ -21,15 +21,13 @@ def record_shares(draft: Draft, policies: PolicyRegistry) -> None:
         CycleFull: they are recorded in the next cycle.
     """
     state = draft.state
-    if state.rules < SharesDividedV1.RULES:
-        return
     for _, pool in sorted(state.pools.items()):
         before = pool.shares
         if pool.config is None or not pool.index.shares_stale:
             continue
         if before is not None and state.now_ms < before.next_ms:
             continue
-        resolved = resolved_config(pool, policies, state.rules)
+        resolved = resolved_config(pool, policies)
         if resolved.policy.shares is None:
             continue
         queues = tuple(resolved.policy.shares(PoolView(state, pool, resolved.options)))

@@ -122,7 +122,7 @@ class VictimSearch:
         Then the number of replicas that a node holds does not depend on the other nodes, so their
         sum tells whether the task fits. Costs one step for each victim and node of it.
         """
-        held = HeldReplicas(self._future, shape, self._draft.state.rules)
+        held = HeldReplicas(self._future, shape)
         tried: list[Task] = []
         for victim in victims:
             self._remove(victim)
@@ -223,10 +223,9 @@ class VictimSearch:
 class HeldReplicas:
     """How many replicas of a shape the nodes of an index hold, while their capacity changes."""
 
-    def __init__(self, index: CapacityIndex, shape: Shape, rules: int) -> None:
+    def __init__(self, index: CapacityIndex, shape: Shape) -> None:
         self._index = index
         self._shape = shape
-        self._rules = rules
         self._allowed = index.available & index.matching(shape)
         self._by_node: dict[int, int] = {}
         #: The sum over all nodes.
@@ -244,7 +243,7 @@ class HeldReplicas:
                 self._update(ordinal)
 
     def _update(self, ordinal: int) -> None:
-        now = replicas_on(self._index.capacities[ordinal], self._shape, self._rules)
+        now = replicas_on(self._index.capacities[ordinal], self._shape)
         self.total += now - self._by_node.get(ordinal, 0)
         self._by_node[ordinal] = now
 

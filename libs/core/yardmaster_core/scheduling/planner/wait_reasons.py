@@ -8,7 +8,6 @@ that grows with the pool.
 
 from collections.abc import Iterable, Sequence
 
-from yardmaster_core.rules import RULES, SHORT_RESOURCE_NAMED
 from yardmaster_core.scheduling.planner.feasibility import has_exact_sum
 from yardmaster_core.scheduling.planner.placement import (
     nodes_for,
@@ -24,9 +23,9 @@ from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.reasons import Wait, WaitClass, WaitCode
 
 
-def no_capacity(pool: Pool, shape: Shape, rules: int) -> Wait:
-    """Return the wait reason of a shape that did not fit, under these rules."""
-    return _known_lasting(pool, shape) or _not_now(pool, shape, rules)
+def no_capacity(pool: Pool, shape: Shape) -> Wait:
+    """Return the wait reason of a shape that did not fit."""
+    return _known_lasting(pool, shape) or _not_now(pool, shape)
 
 
 def never_fits(pool: Pool, shape: Shape) -> bool:
@@ -45,7 +44,7 @@ def _known_lasting(pool: Pool, shape: Shape) -> Wait | None:
     return cached[1]
 
 
-def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
+def _not_now(pool: Pool, shape: Shape) -> Wait:
     index = pool.free
     requested = pool.least_milli(shape)
     free = index.free_for(shape)
@@ -76,8 +75,7 @@ def _not_now(pool: Pool, shape: Shape, rules: int) -> Wait:
         numbers["idle_milli"] = sum(n * found.bit_count() * WHOLE for n, found in enumerate(counts))
     else:
         numbers["replicas"] = shape.replicas
-        if rules >= SHORT_RESOURCE_NAMED:
-            short = _short_on_nodes_with_gpus(index, shape)
+        short = _short_on_nodes_with_gpus(index, shape)
     numbers = _with_blocked(numbers, shape, blocked)
     return Wait(code=WaitCode.FRAGMENTED, numbers=numbers, about=short)
 
@@ -103,7 +101,7 @@ def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
         lowest = mask & -mask
         mask ^= lowest
         capacity = index.capacities[lowest.bit_length() - 1]
-        replicas = replicas_by_gpus(capacity, shape, RULES)
+        replicas = replicas_by_gpus(capacity, shape)
         by_gpus += replicas
         if shape.cpu_milli:
             replicas = min(replicas, max(0, capacity.cpu_milli) // shape.cpu_milli)

@@ -32,7 +32,6 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.rules import VICTIMS_WITHOUT_GPUS
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import (
     Claim,
@@ -152,7 +151,7 @@ def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
     A task with GPUs also preempts tasks without, for their CPUs and memory.
     """
     shape = task.job.shape
-    if view.state.rules >= VICTIMS_WITHOUT_GPUS and (shape.cpu_milli or shape.memory_mib):
+    if shape.cpu_milli or shape.memory_mib:
         return tuple(range(shape.queue_class + 1))
     return (shape.queue_class,)
 

@@ -17,12 +17,6 @@ from typing import Any, Final
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import (
-    ENDED_LEAVE,
-    EQUALS_FOLLOW_RESERVED,
-    LIMITS_BY_OWNER,
-    PROTECTED_DO_NOT_PASS,
-)
 from yardmaster_core.scheduling.state.enrollment import Enrolled
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
@@ -41,7 +35,6 @@ from yardmaster_core.scheduling.state.wait_codes import (
     UNTIL,
     blocks,
 )
-from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.requests import PoolConfig
 from yardmaster_schemas.instants import LAST_MS
@@ -229,16 +222,13 @@ class ClusterState:
     def _wake_owners(self, job: Job) -> None:
         """Wake the groups that wait for a limit of a job, its project or its department."""
         department = job.project.department
-        by_owner = self.rules >= LIMITS_BY_OWNER
-        owners = (job.id, job.project.name) if by_owner else ()
-        for owner in (*owners, *self.chain_of(department)):
+        for owner in (job.id, job.project.name, *self.chain_of(department)):
             if owner in self.limits_woken:
                 continue
             if self.journal is not None:
                 self.journal.append((self.limits_woken.pop, (owner, None)))
             self.limits_woken[owner] = None
-            groups = self.limited.get(owner, ()) if by_owner else self.limited_in(department)
-            for pool, group in groups:
+            for pool, group in self.limited.get(owner, ()):
                 self.wake(pool, group)
 
     def chain_of(self, department: Department) -> tuple[str, ...]:
@@ -309,10 +299,7 @@ class ClusterState:
         """A bit for each priority whose groups keep others behind them; when one is cleared, the
         groups behind are woken.
         """
-        mask = queue_class.mask
-        if self.rules >= PROTECTED_DO_NOT_PASS:
-            mask |= queue_class.protected_mask << PRIORITIES
-        return mask
+        return queue_class.mask | queue_class.protected_mask << PRIORITIES
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
         """Set the recorded wait of `group` in `pool`, or remove it; index the group by it."""
@@ -401,7 +388,7 @@ class ClusterState:
             pool = self.pools[name]
             if pool.index.strict:
                 self.wake_behind(pool)
-                if name not in group.waits and self.rules >= EQUALS_FOLLOW_RESERVED:
+                if name not in group.waits:
                     # Its tasks waited for one of them to leave its reserved slots.
                     self.wake(pool, group)
 
@@ -483,16 +470,7 @@ class ClusterState:
 
     def _waits_for_protected(self, task: Task) -> bool:
         """Whether `task` may pass no task that waits for protected victims."""
-        return task.job.spec.min_runtime_s > 0 and self.rules >= PROTECTED_DO_NOT_PASS
-
-    def count_min_runtimes(self) -> None:
-        """Count the pending tasks with a minimum run time again."""
-        for pool in self.pools.values():
-            for group in pool.groups.values():
-                tasks = (*group.queue.in_order(), *group.reserved.in_order())
-                group.min_runtimes = sum(map(self._waits_for_protected, tasks))
-                if tasks:
-                    pool.index.queue_changed(group, tasks[0].job)
+        return task.job.spec.min_runtime_s > 0
 
     def _note_change(self, group: Group, job: Job) -> None:
         shape = group.shape
@@ -535,8 +513,6 @@ class ClusterState:
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
-            if self.rules >= ENDED_LEAVE:
-                pool.workload = WorkloadCounter()
             self.dirty[pool] = None
         return pool
 

@@ -43,7 +43,7 @@ class Node:
         self.share_limits = ShareLimits.NONE
         self.address = ""
         self.gpus = self.cpu_milli = self.memory_mib = 0
-        #: The memory of each GPU; 0: unknown, also if the node joined under rules below 8.
+        #: The memory of each GPU; 0: unknown.
         self.gpu_memory_mib = 0
         self.port_first = self.port_last = 0
         #: Ports of gangs whose first replica is on this node, with the number of such gangs.
@@ -131,7 +131,7 @@ class Node:
             *(self.cordoned, self.drain_ms, self.silent_ms, self.free.slots, self.free.cpu_milli),
             *(self.free.memory_mib, self.pending and self.pending.incarnation, self.dead),
             *(self.barred, self.revoked_ms),
-            # Only where they apply: older logs have digests without these.
+            # Only where they apply, as they rarely do.
             *((self.disabled, self.stops_disabled) if self.disabled else ()),
             *(("gpu_memory_mib", self.gpu_memory_mib) if self.gpu_memory_mib else ()),
             *(("executors", self.executors) if self.executors != (ExecutorKind.PROCESS,) else ()),

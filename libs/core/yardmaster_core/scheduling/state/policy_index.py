@@ -46,7 +46,7 @@ class PolicyIndex:
     follows_usage = False
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        """A task of `job` joined or left `group`, or newer rules count its minimum run times."""
+        """A task of `job` joined or left `group`."""
 
     def filed(self, group: Group, code: WaitCode) -> None:
         """A group with pending tasks has that wait reason."""

@@ -86,9 +86,8 @@ class Pool:
         #: Whether slots began to be freed or lost their reservation, so that all groups that did
         #: not fit are considered again, once in a cycle.
         self.recheck = False
-        #: The requests of its tasks so far. Under older rules it is derived: built from all jobs
-        #: when a placement first uses it.
-        self.workload: WorkloadCounter | None = None
+        #: The requests of its tasks so far.
+        self.workload = WorkloadCounter()
         #: Number of changes of the set of nodes, for caches of results that depend only on it.
         self.topology = 0
         self.policy_cache: dict[Any, Any] = {}
@@ -192,10 +191,8 @@ class Pool:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts: tuple[object, ...] = ("pool", self.name, self.revision)
-        workload, shares = self.workload, self.shares
-        if workload is not None and workload.kept:
-            facts = (*facts, workload.facts())
+        facts = ("pool", self.name, self.revision, self.workload.facts())
+        shares = self.shares
         return facts if shares is None else (*facts, "shares", shares.at_ms, shares.digest)
 
 

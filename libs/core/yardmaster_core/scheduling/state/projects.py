@@ -48,7 +48,6 @@ class Project:
             *("project", self.name, self.department.name, self.revision),
             _nonzero(self.used_milli),
         )
-        # Only where it has some: older logs have digests without them.
         if self.ranks:
             facts = (*facts, sorted(self.ranks.items()))
         if self.usage:

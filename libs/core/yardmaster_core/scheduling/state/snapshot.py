@@ -67,7 +67,7 @@ def dump(state: ClusterState) -> Plain:
                 "revision": p.revision,
                 "config": _or_none(p.config),
                 "index": dict(p.index.kept()),
-                "workload": p.workload.facts() if p.workload and p.workload.kept else None,
+                "workload": p.workload.facts(),
                 **_dump_shares(p),
             }
             for p in state.pools.values()
@@ -161,8 +161,7 @@ def _dump_ranks(ranks: dict[str, tuple[int, ...]]) -> Plain:
 
 
 def _load_ranks(state: ClusterState, claimant: Job | Project, row: Plain) -> None:
-    # Snapshots from before ranks were recorded have none.
-    for name, rank in row.get("ranks", {}).items():
+    for name, rank in row["ranks"].items():
         claimant.ranks[name] = tuple(rank)
         state.pool(name).ranked[claimant] = None
 
@@ -196,9 +195,7 @@ def _dump_reservation(reservation: Reservation) -> Plain:
 
 
 def _dump_run(run: Attempt) -> Plain:
-    on_reserved = {"on_reserved": True} if run.on_reserved else {}
     return {
-        **on_reserved,
         "number": run.number,
         "pool": run.pool_name,
         "placements": list(run.placements),
@@ -217,6 +214,7 @@ def _dump_run(run: Attempt) -> Plain:
         "stop_deadline_ms": run.stop_deadline_ms,
         "failure": run.failure,
         "failed_nodes": list(run.failed_nodes),
+        "on_reserved": run.on_reserved,
     }
 
 
@@ -264,8 +262,7 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
         pool.index = policies.index(pool)
-        if row["workload"] is not None:
-            pool.workload = WorkloadCounter.load(row["workload"])
+        pool.workload = WorkloadCounter.load(row["workload"])
         if "shares" in row:
             pool.shares = RecordedShares(*row["shares"])
         if pool.config is not None:
@@ -327,8 +324,7 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.labels = dict(row["labels"])
     node.address = row["address"]
     node.gpus = row["gpus"]
-    # Snapshots of rules below 8 have none.
-    node.gpu_memory_mib = row.get("gpu_memory_mib", 0)
+    node.gpu_memory_mib = row["gpu_memory_mib"]
     node.cpu_milli = row["cpu_milli"]
     node.memory_mib = row["memory_mib"]
     node.port_first, node.port_last = row["ports"]
@@ -336,14 +332,10 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.drain_ms = row["drain_ms"]
     node.revoked_ms = row["revoked_ms"]
     node.silent_ms = row["silent_ms"]
-    # Snapshots from before slots could be disabled have none.
-    disabled, node.stops_disabled = row.get("disabled", ((), False))
+    disabled, node.stops_disabled = row["disabled"]
     node.disabled = tuple(disabled)
-    # Snapshots from before nodes named their executors have none.
-    executors = row.get("executors", (ExecutorKind.PROCESS,))
-    node.executors = tuple(ExecutorKind(name) for name in executors)
-    # Snapshots from before nodes reported it have none.
-    node.share_limits = ShareLimits(row.get("share_limits", ShareLimits.NONE))
+    node.executors = tuple(ExecutorKind(name) for name in row["executors"])
+    node.share_limits = ShareLimits(row["share_limits"])
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = is_barred(state.enrolled, node, row["pool"])
@@ -358,9 +350,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     spec = plain.load(AdmittedSpec, row["spec"])
     project = state.projects[row["project"]]
     details = plain.load(DetailsRef, row["details"])
-    # Snapshots from before users were recorded have none.
-    user = row.get("user")
-    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details, user)
+    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details, row["user"])
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_max_slots(row["max_slots_milli"])
@@ -396,17 +386,12 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
         task.checkpoint = Checkpoint(uri=facts[11][0], step=facts[11][1])
     if task.released and not task.phase.final:
         task.job.live += 1
-    # Snapshots from before the FitGpp policy have none.
-    task.preemptions = facts[14] if len(facts) > 14 else 0
-    # Snapshots from before failed starts were counted have none.
-    starts = facts[15] if len(facts) > 15 else (0, (), False)
-    task.failed_starts, failed_nodes, task.unwritable = starts
+    task.preemptions = facts[14]
+    task.failed_starts, failed_nodes, task.unwritable = facts[15]
     task.failed_nodes = tuple(failed_nodes)
     if task.attempt:
-        # Snapshots from before this was kept have none; then it counts from the snapshot.
-        task.queued_ms = facts[16] if len(facts) > 16 else state.now_ms
-    # Snapshots from before reservations were events have none.
-    if len(facts) > 17 and facts[17] is not None:
+        task.queued_ms = facts[16]
+    if facts[17] is not None:
         _load_reservation(state, task, facts[17])
     if facts[13] is not None:
         _load_run(state, task, facts[13])
@@ -443,10 +428,10 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     stop = row["stop"]
     run.stop = _maybe(PolicyStop if stop is not None and "policy" in stop else Stop, stop)
     run.stop_deadline_ms = row["stop_deadline_ms"]
-    failure = row.get("failure")
+    failure = row["failure"]
     run.failure = None if failure is None else StartFailure(failure)
-    run.failed_nodes = tuple(row.get("failed_nodes", ()))
-    run.on_reserved = row.get("on_reserved", False)
+    run.failed_nodes = tuple(row["failed_nodes"])
+    run.on_reserved = row["on_reserved"]
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:

@@ -272,7 +272,7 @@ class Task:
             self.outcome_code,
             self.run and self.run.facts(),
         )
-        # Only where they apply: older logs have digests without these.
+        # Only where they apply, as they rarely do.
         if self.preemptions:
             facts = (*facts, self.preemptions)
         if self.failed_starts:
@@ -352,7 +352,7 @@ class Job:
         self.spec = spec
         self.submitted_ms = submitted_ms
         self.details = details
-        #: The opaque id of the user who submitted it; older rules did not record it.
+        #: The opaque id of the user who submitted it, if its request named one.
         self.user = user
         self.priority = spec.priority
         self.weight = spec.weight
@@ -411,7 +411,6 @@ class Job:
             (self.details.partition, self.details.offset, self.details.digest),
             self.erased,
         )
-        # Only where it has some: older logs have digests without them.
         if self.user is not None:
             facts = (*facts, "user", self.user)
         return (*facts, sorted(self.ranks.items())) if self.ranks else facts
@@ -431,7 +430,7 @@ class Group:
         self.key = (shape.id, priority)
         self.queue = TaskQueue()
         self.reserved = TaskQueue()
-        #: Number of its tasks with a minimum run time, under rules that need it (derived).
+        #: Number of its tasks with a minimum run time (derived).
         self.min_runtimes = 0
         #: By pool: the reason why the tasks are pending, since when (ms), and the deciding cycle.
         self.waits: dict[str, tuple[Wait, int, int]] = {}

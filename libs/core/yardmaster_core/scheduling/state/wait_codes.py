@@ -10,7 +10,6 @@ BLOCKING: Final = frozenset(
     {
         WaitCode.INSUFFICIENT_FREE,
         WaitCode.FRAGMENTED,
-        WaitCode.TOPOLOGY_FULL,
         WaitCode.NODES_UNAVAILABLE,
         WaitCode.WAITING_FOR_VICTIMS,
         WaitCode.VICTIMS_PROTECTED,
@@ -28,7 +27,6 @@ IMPOSSIBLE: Final = frozenset(
         WaitCode.EXCEEDS_EVERY_NODE,
         WaitCode.EXCEEDS_POOL,
         WaitCode.GANG_INDIVISIBLE,
-        WaitCode.TOPOLOGY_IMPOSSIBLE,
         WaitCode.NO_EXECUTOR,
     }
 )

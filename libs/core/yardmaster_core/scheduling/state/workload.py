@@ -131,15 +131,11 @@ NO_WORKLOAD: Final = Workload({})
 
 
 class WorkloadCounter:
-    """Counts the requests of a pool's tasks; placement uses `workload`.
+    """Counts the requests of a pool's tasks; placement uses `workload`."""
 
-    `kept`: it is part of the state. Under older rules it follows from the jobs in the state.
-    """
+    __slots__ = ("_total", "_total_used", "counts", "workload")
 
-    __slots__ = ("_total", "_total_used", "counts", "kept", "workload")
-
-    def __init__(self, *, kept: bool = True) -> None:
-        self.kept = kept
+    def __init__(self) -> None:
         #: Requested replicas of each class.
         self.counts: dict[Class, int] = {}
         self._total = 0

@@ -13,11 +13,10 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.events.requests import Layout
-from yardmaster_schemas.reasons import EndCode, StartFailure
+from yardmaster_schemas.reasons import StartFailure
 
 PROCESS, CONTAINER = ExecutorKind.PROCESS, ExecutorKind.CONTAINER
 OTHER = StartFailure.OTHER
-OLD_DIGEST = "a2ae25428056f51ca160e21b79aaaeaa917d39cf403bdf67ef85e971d0d8508c"
 #: Policies under which tasks preempt others, with what lets job `new` preempt job `old`.
 PREEMPTING = {
     "priority": {},
@@ -461,31 +460,6 @@ def test_a_snapshot_keeps_the_cause_that_an_open_gang_will_end_with() -> None:
     cell.restart()
     cell.never_starts("gang", replica=1)
     assert only(cell.cycle(), dec.TaskEndedV1).code == "directory_missing"
-
-
-def test_records_of_older_agents_and_logs_give_the_same_digest_as_before() -> None:
-    """The digest is the one that the code before the counting of failed starts computed."""
-    cell = Cell(start_timeout_s=10)
-    cell.rules = 1
-    cell.node("n1", gpus=1)
-    cell.submit("one")
-    cell.submit("two", replicas=2, layout=Layout.REPLICAS)
-    cell.submit("wide", gpus=4, layout=Layout.WHOLE_NODES, avoid_nodes=("n9",))
-    cell.cycle()
-    cell.never_starts("one")
-    task = cell.task("one")
-    cell.record_cycle(
-        [
-            dec.TaskRequeuedV1(
-                task_id=task.id,
-                attempt=1,
-                code=EndCode.NEVER_STARTED,
-                restarts=0,
-                not_before_ms=cell.now_ms + 2000,
-            )
-        ]
-    )
-    assert cell.machine.digest(cell.state) == OLD_DIGEST
 
 
 # Exits before a loss

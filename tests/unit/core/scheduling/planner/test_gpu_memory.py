@@ -249,14 +249,6 @@ def test_a_node_whose_agent_learns_the_memory_of_its_gpus_takes_requests() -> No
     assert_sound(cell.state)
 
 
-def test_below_rules_8_the_memory_of_gpus_is_not_known() -> None:
-    cell = Cell()
-    cell.rules = 7
-    cell.node("n1", gpus=1, gpu_memory_mib=40 * GIB)
-    cell.cycle()
-    assert cell.state.nodes["n1"].gpu_memory_mib == 0
-
-
 # Counting
 
 

@@ -242,12 +242,10 @@ def test_of_the_jobs_at_one_limit_only_those_are_considered_that_the_freed_amoun
     assert len(set(asked)) == 2, "the one that starts, and the next one"
 
 
-@pytest.mark.parametrize(("rules", "woken"), [(6, {"one", "two", "three"}), (7, {"two"})])
 def test_a_release_wakes_only_the_tasks_that_wait_for_a_limit_of_its_owners(
-    rules: int, woken: set[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cell = big_cell()
-    cell.rules = rules
     names = ("one", "two", "three")
     for name in names:
         cell.submit(name, tasks=2, max_slots_milli=1000)
@@ -265,17 +263,15 @@ def test_a_release_wakes_only_the_tasks_that_wait_for_a_limit_of_its_owners(
 
     monkeypatch.setattr(ClusterState, "wake", noting)
     assert started(cell.cycle()) == ["two.1"]
-    assert seen == woken
+    assert seen == {"two"}
     assert_sound(cell.state)
 
 
 # max_concurrent
 
 
-@pytest.mark.parametrize("since", [6, 7])
-def test_a_task_whose_limit_is_now_that_of_another_owner_is_woken_by_that_owner(since: int) -> None:
+def test_a_task_whose_limit_is_now_that_of_another_owner_is_woken_by_that_owner() -> None:
     cell = big_cell()
-    cell.rules = since
     cell.entitle_department("d", main=2000)
     cell.entitle("p", department="d", limit_milli=1000)
     cell.entitle("q", department="d")
@@ -286,10 +282,6 @@ def test_a_task_whose_limit_is_now_that_of_another_owner_is_woken_by_that_owner(
     cell.starts("b")
     cell.entitle("p", department="d", limit_milli=3000)
     decided = cell.cycle()
-    if since < 7:
-        assert not all_of(decided, dec.TaskUnschedulableV1)
-        cell.rules = 7
-        decided = cell.cycle()
     assert [event.wait.about for event in all_of(decided, dec.TaskUnschedulableV1)] == ["d"]
     assert_sound(cell.state)
     cell.ends("b")
@@ -356,17 +348,6 @@ def test_a_paused_search_resumes_with_max_concurrent_of_its_tasks() -> None:
     assert [cell.task("array", i).released for i in range(4)] == [False] * 4
     cell.resume("array")
     assert started(cell.cycle()) == ["array", "array.1"]
-    assert_sound(cell.state)
-
-
-def test_before_rules_7_a_paused_task_keeps_its_place_until_the_rules_are_enabled() -> None:
-    cell = big_cell()
-    cell.rules = 6
-    cell.submit("array", tasks=4, max_concurrent=1)
-    cell.pause("array", 0)
-    assert started(cell.cycle()) == []
-    cell.rules = 7
-    assert started(cell.cycle()) == ["array.1"]
     assert_sound(cell.state)
 
 

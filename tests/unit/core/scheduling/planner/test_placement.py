@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.state.test_capacity_index import shape
 from yardmaster_core.errors import UnknownPlacement
-from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.planner.placement import (
     PLACEMENTS,
     place,
@@ -55,16 +54,13 @@ def index_of(offers: list[tuple[list[int], int, int]]) -> CapacityIndex:
     return index
 
 
-@pytest.mark.parametrize(("rules", "chosen"), [(6, (0, (1,))), (7, (1, (0,)))])
-def test_best_fit_splits_no_unused_gpu_while_a_shared_one_has_enough_left(
-    rules: int, chosen: tuple[int, tuple[int, ...]]
-) -> None:
+def test_best_fit_splits_no_unused_gpu_while_a_shared_one_has_enough_left() -> None:
     index = index_of([([500, 1000], 1, 1), ([560, 1000], 1, 1)])
-    strategy = strategy_of(PoolConfig(policy=PolicyRef(name="priority")), rules)
+    strategy = strategy_of(PoolConfig(policy=PolicyRef(name="priority")))
     asked = shape(Resources(gpus=1, gpu_milli=520))
     placement = place(index, asked, strategy)
     assert placement is not None
-    assert [(capacity.ordinal, slots) for capacity, slots in placement] == [chosen]
+    assert [(capacity.ordinal, slots) for capacity, slots in placement] == [(1, (0,))]
 
 
 @pytest.mark.parametrize("name", list(PLACEMENTS))
@@ -76,7 +72,7 @@ def test_a_pool_chooses_the_gpus_for_shares_under_every_placement(
     name: str, chosen: GpuPlacement, one: tuple[int, ...], two: tuple[int, ...]
 ) -> None:
     config = PoolConfig(policy=PolicyRef(name="priority"), placement=name, gpu_placement=chosen)
-    strategy = strategy_of(config, RULES)
+    strategy = strategy_of(config)
     index = index_of([([300, 1000, 600, 200], 1, 1)])
     for resources, expected in (
         (Resources(gpus=1, gpu_milli=300), one),
@@ -167,11 +163,8 @@ def test_the_error_for_an_unknown_strategy_lists_the_known_ones() -> None:
         strategy_named("middle_fit")
 
 
-@pytest.mark.parametrize(("rules", "replicas"), [(6, 0), (7, 1)])
-def test_a_slot_that_is_disabled_and_still_held_takes_no_room_of_other_slots(
-    rules: int, replicas: int
-) -> None:
+def test_a_slot_that_is_disabled_and_still_held_takes_no_room_of_other_slots() -> None:
     capacity = NodeCapacity(0, 3, 1, 1)
     capacity.slots = [500, 500, -1000]
     pair = shape(Resources(gpus=2, gpu_milli=500), replicas=1)
-    assert replicas_on(capacity, pair, rules) == replicas
+    assert replicas_on(capacity, pair) == 1

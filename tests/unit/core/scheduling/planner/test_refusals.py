@@ -129,14 +129,6 @@ def test_a_future_attempt_is_unknown_and_a_finished_one_stale(cell: Cell) -> Non
     assert refused(cell, exited(cell, replica=1)) == "unknown_attempt"
 
 
-def test_an_attempt_that_was_released_is_stale(cell: Cell) -> None:
-    cell.rules = 1
-    claim = exited(cell)
-    cell.ends("job")
-    cell.cycle()
-    assert refused(cell, claim) == "stale_attempt"
-
-
 def test_a_task_that_has_ended_is_unknown(cell: Cell) -> None:
     claim = exited(cell)
     cell.ends("job")
@@ -224,16 +216,13 @@ def test_an_old_incarnation_does_not_return(cell: Cell) -> None:
     assert [code for _, code in cell.refused] == ["stale_incarnation"]
 
 
-@pytest.mark.parametrize("rules", [4, 5])
-def test_a_second_agent_does_not_take_the_name_of_a_node_that_is_up(rules: int) -> None:
+def test_a_second_agent_does_not_take_the_name_of_a_node_that_is_up() -> None:
     cell = Cell()
-    cell.rules = rules
     cell.node("n1", gpus=1)
     cell.cycle()
     cell.node("n1", gpus=1, incarnation="5" * 12)
     cell.cycle()
-    codes = [code for _, code in cell.refused]
-    assert codes == (["node_taken"] if rules >= 5 else []), "logs of older rules keep them"
+    assert [code for _, code in cell.refused] == ["node_taken"]
 
 
 def test_a_second_agent_takes_the_name_when_the_node_is_lost_or_has_left() -> None:
@@ -303,34 +292,3 @@ def test_within_an_incarnation_a_number_that_does_not_rise_is_a_repeat(cell: Cel
 
 def test_an_incarnation_makes_claims_about_itself_only(cell: Cell) -> None:
     assert refused(cell, exited(cell), source=agent_source("n1", SECOND)) == "not_its_author"
-
-
-def test_a_join_that_the_release_before_cannot_read_is_refused_until_the_rules_are_switched() -> (
-    None
-):
-    cell = Cell()
-    cell.rules = 1
-    cell.node("n1", isolation=nev.Isolation.USER)
-    cell.cycle()
-    assert [code for _, code in cell.refused] == [RefusalCode.MALFORMED]
-    cell.rules = 2
-    cell.node("n1", isolation=nev.Isolation.USER)
-    cell.cycle()
-    assert cell.refused == []
-    assert "n1" in cell.state.nodes
-
-
-def test_a_join_that_says_what_enforces_shares_is_refused_until_the_rules_are_switched() -> None:
-    cell = Cell()
-    cell.rules = 7
-    cell.node("n1", share_limits=nev.ShareLimits.MPS)
-    cell.cycle()
-    assert [code for _, code in cell.refused] == [RefusalCode.MALFORMED]
-    cell.node("n1", share_limits=nev.ShareLimits.NONE)
-    cell.cycle()
-    assert cell.refused == []
-    cell.rules = 8
-    cell.node("n1", share_limits=nev.ShareLimits.MPS)
-    cell.cycle()
-    assert cell.refused == []
-    assert cell.state.node("n1").share_limits is nev.ShareLimits.MPS

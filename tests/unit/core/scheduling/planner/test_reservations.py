@@ -6,10 +6,8 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, running, started, stopped
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.rules import RESERVED_STARTS_RUN, RULES, SURPLUS_OFFERED
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import DropCode
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.sources import next_incarnation
@@ -216,42 +214,8 @@ def test_a_fractional_reservation_waits_for_its_part_only() -> None:
     assert_sound(cell.state)
 
 
-def test_below_the_rules_that_have_the_event_a_reservation_lasts_one_cycle() -> None:
+def test_what_victims_release_beyond_a_reservation_is_offered_at_once() -> None:
     cell = Cell()
-    cell.rules = dec.SlotsReservedV1.RULES - 1
-    cell.node("n1", gpus=2)
-    cell.submit("low", gpus=2, priority=90)
-    running(cell, "low")
-    cell.submit("top", gpus=2, priority=10)
-    assert kinds(cell.cycle()) == ["PreemptionRequested", "TaskUnschedulable"]
-    assert cell.wait_code("top") == "waiting_for_victims"
-    assert_sound(cell.state)
-    cell.submit("equal", gpus=2, priority=10)
-    assert stopped(cell.cycle()) == [], "its slots are reserved again in each cycle"
-    assert cell.run_until_idle() == []
-    cell.ends("low")
-    assert started(cell.cycle()) == ["top"]
-    assert_sound(cell.state)
-
-
-def test_a_log_that_is_switched_reserves_the_slots_that_are_being_released() -> None:
-    cell = Cell()
-    cell.rules = dec.SlotsReservedV1.RULES - 1
-    cell.node("n1", gpus=2)
-    cell.submit("low", gpus=2, priority=90)
-    running(cell, "low")
-    cell.submit("top", gpus=2, priority=10)
-    cell.cycle()
-    cell.rules = dec.SlotsReservedV1.RULES
-    cell.admission(RulesEnabledV1(rules=cell.rules))
-    assert kinds(cell.cycle()) == ["SlotsReserved"]
-    assert_sound(cell.state)
-
-
-@pytest.mark.parametrize("rules", [SURPLUS_OFFERED - 1, SURPLUS_OFFERED])
-def test_what_victims_release_beyond_a_reservation_is_offered_at_once(rules: int) -> None:
-    cell = Cell()
-    cell.rules = rules
     cell.node("n1", gpus=3)
     cell.submit("low", gpus=3, priority=60)
     running(cell, "low")
@@ -260,17 +224,16 @@ def test_what_victims_release_beyond_a_reservation_is_offered_at_once(rules: int
     cell.submit("top", priority=10)
     reserved = [e.task_id for e in all_of(cell.cycle(), dec.SlotsReservedV1)]
     offered = [cell.task("mid", 0).id, cell.task("mid", 1).id]
-    assert reserved == [cell.task("top").id, *(offered if rules >= SURPLUS_OFFERED else [])]
+    assert reserved == [cell.task("top").id, *offered]
     assert cell.cycle() == []
     assert_sound(cell.state)
 
 
-def passed_on_reserved_slots(policy: str = "priority", rules: int = RULES) -> Cell:
+def passed_on_reserved_slots(policy: str = "priority") -> Cell:
     """Return a cell in which `low` has just started on its reserved slots, past `top`, which was
     submitted later and may preempt it.
     """
     cell = Cell(policy=policy)
-    cell.rules = rules
     cell.node("n1", gpus=2)
     cell.submit("old", gpus=2, priority=90, preemptible=False, grace_s=600)
     running(cell, "old")
@@ -307,10 +270,3 @@ def test_a_task_that_was_passed_by_one_with_reserved_slots_is_considered_when_th
     cell.ends("low")
     assert started(cell.cycle()) == ["top"]
     assert_sound(cell.state)
-
-
-def test_under_former_rules_a_task_that_was_passed_stays_pending() -> None:
-    cell = passed_on_reserved_slots(rules=RESERVED_STARTS_RUN - 1)
-    cell.starts("low")
-    assert stopped(cell.cycle()) == []
-    assert cell.phase("top") == "pending"

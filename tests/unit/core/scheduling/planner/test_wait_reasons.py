@@ -10,7 +10,6 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.reasons import NUMBERS
 from yardmaster_schemas.resources import Resources
 
 HALF = Resources(gpus=1, gpu_milli=500)
@@ -126,12 +125,11 @@ def test_fragmented() -> None:
     assert wait.numbers == numbers
 
 
-@pytest.mark.parametrize(("resource", "rules"), [("cpus", 7), ("memory", 7), (None, 6)])
+@pytest.mark.parametrize("resource", ["cpus", "memory"])
 def test_fragmented_names_the_resource_that_is_short_where_enough_gpus_are_free(
-    resource: str | None, rules: int
+    resource: str,
 ) -> None:
     cell = Cell()
-    cell.rules = rules
     cell.node("n1", gpus=8, cpu_milli=8000, memory_mib=8000)
     held = Resources(memory_mib=8000) if resource == "memory" else Resources(cpu_milli=8000)
     cell.submit("held", resources=held, preemptible=False)
@@ -285,7 +283,6 @@ def test_starts_and_stops_carry_the_rule_and_its_numbers() -> None:
         "held_milli": 2000,
         "asked_milli": 1000,
     }
-    assert set(stop.numbers) == set(NUMBERS[stop.code])
 
 
 # Where tasks go

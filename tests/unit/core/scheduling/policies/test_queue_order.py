@@ -149,12 +149,3 @@ def test_ranks_survive_a_restart() -> None:
     # The project has no pending task any more.
     assert dict(ranked(cell.cycle()))["b"] == ()
     assert cell.state.projects["b"].ranks == {}
-
-
-def test_no_rank_is_recorded_below_the_rules_that_introduce_it() -> None:
-    cell = Cell(policy="fair_share")
-    cell.rules = ClaimantsRankedV1.RULES - 1
-    cell.node("n1", gpus=1)
-    cell.submit("one", gpus=1)
-    cell.submit("two", gpus=1)
-    assert ranked(cell.cycle()) == []

@@ -8,12 +8,10 @@ from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.events.decisions import (
-    PreemptionRequestedV2,
-    SharesDividedV1,
+    PreemptionRequestedV1,
     SlotsReservedV1,
     TaskUnschedulableV1,
 )
-from yardmaster_schemas.events.machine import RulesEnabledV1
 from yardmaster_schemas.reasons import Wait, WaitCode
 from yardmaster_schemas.resources import Resources
 
@@ -147,7 +145,7 @@ def test_a_project_with_nothing_gets_what_it_deserves_at_the_cost_of_as_much() -
     decisions = cell.run()
     assert cell.held("b") == 2
     assert cell.held("a") == 6
-    stops = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
+    stops = [each for each in decisions if isinstance(each, PreemptionRequestedV1)]
     assert len(stops) == 2
     assert {each.stop.policy for each in stops} == {"quota"}
 
@@ -169,7 +167,7 @@ def test_a_task_is_moved_so_that_one_on_whole_nodes_fits() -> None:
     cell.submit("both", gpus=2, project="a")
     decisions = cell.run()
     assert cell.held("a") == 4
-    moved = [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
+    moved = [each for each in decisions if isinstance(each, PreemptionRequestedV1)]
     assert [each.stop.rule for each in moved] == ["moved"]
     assert len([each for each in decisions if isinstance(each, SlotsReservedV1)]) == 2
 
@@ -204,38 +202,6 @@ def test_a_departments_quota_supersedes_those_of_its_projects() -> None:
     cell.run()
     assert cell.held("p3") == 2
     assert cell.held("p1") + cell.held("p2") == 2
-
-
-def test_quotas_of_former_rules_take_effect_with_the_policy_and_nothing_is_lost() -> None:
-    cell = QuotaCell({"n1": 12}, policy="priority")
-    cell.rules = req.QUOTA_SETTINGS - 1
-    cell.entitle_to("a", 3)
-    cell.entitle_to("b", 1)
-    for project in ("a", "b"):
-        for n in range(12):
-            cell.submit(f"{project}{n:02}x", project=project)
-        cell.run()
-    assert (cell.held("a"), cell.held("b")) == (12, 0)
-
-    # Neither the new rules nor time change anything under the former policy.
-    cell.rules = req.QUOTA_SETTINGS
-    cell.admission(RulesEnabledV1(rules=cell.rules))
-    assert not any(isinstance(one, PreemptionRequestedV2) for one in cell.run())
-    cell.pool("main", policy="quota")
-    decided = cell.run()
-    assert (cell.held("a"), cell.held("b")) == (9, 3)
-    assert sum(isinstance(one, PreemptionRequestedV2) for one in decided) == 3
-    (divided, *_) = (one for one in decided if isinstance(one, SharesDividedV1))
-    assert {one.name: one.fair_share.gpu_milli for one in divided.queues} == {
-        **{"d": 12_000, "a": 9000, "b": 3000}
-    }
-
-    # Of equal priority, the tasks that were submitted first run again.
-    cell.pool("main", policy="priority")
-    cell.run()
-    assert (cell.held("a"), cell.held("b")) == (12, 0)
-    assert len(cell.state.tasks) == 24
-    assert not any(task.phase.final for task in cell.state.tasks.values())
 
 
 def test_a_bound_of_cpus_holds_also_above_a_lowered_limit_of_gpus() -> None:

@@ -2,7 +2,7 @@
 
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
 from yardmaster_schemas.events.decisions import (
-    PreemptionRequestedV2,
+    PreemptionRequestedV1,
     ReservationDroppedV1,
     SlotsReservedV1,
 )
@@ -44,7 +44,7 @@ def test_a_queue_with_unlimited_cpus_loses_none_when_nodes_are_cordoned() -> Non
     cell.run()
     cell.cordon("n2")
     cell.submit("b", resources=CPUS, project="b")
-    stops = [each for each in cell.cycle() if isinstance(each, PreemptionRequestedV2)]
+    stops = [each for each in cell.cycle() if isinstance(each, PreemptionRequestedV1)]
     assert not stops
 
 
@@ -101,7 +101,7 @@ def test_a_task_that_is_moved_counts_once_towards_limits() -> None:
     cell.run()
     cell.submit("y", gpus=2, project="a")
     decided = cell.cycle()
-    moved = [e for e in decided if isinstance(e, PreemptionRequestedV2)]
+    moved = [e for e in decided if isinstance(e, PreemptionRequestedV1)]
     assert [each.stop.rule for each in moved] == ["moved"]
     # A change of the configuration has the limits of all reservations checked.
     cell.entitle_to("a", 4, limit=4, rank=200)

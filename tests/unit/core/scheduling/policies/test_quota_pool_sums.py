@@ -7,7 +7,7 @@ from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.testing import fold
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import requests as req
-from yardmaster_schemas.events.decisions import PreemptionRequestedV2, SlotsAllocatedV1
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -45,8 +45,8 @@ class TwoPools(QuotaCell):
         return used.get("main", 0) // 1000, used.get("side", 0) // 1000
 
 
-def stops(decisions: list[Any]) -> list[PreemptionRequestedV2]:
-    return [each for each in decisions if isinstance(each, PreemptionRequestedV2)]
+def stops(decisions: list[Any]) -> list[PreemptionRequestedV1]:
+    return [each for each in decisions if isinstance(each, PreemptionRequestedV1)]
 
 
 def over_its_sum() -> TwoPools:

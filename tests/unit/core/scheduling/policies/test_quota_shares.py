@@ -215,15 +215,6 @@ def test_a_cordoned_node_changes_the_shares() -> None:
     assert gpus(second)["a"][0] == 4
 
 
-def test_nothing_is_recorded_below_the_rules_that_introduce_it() -> None:
-    cell = busy()
-    cell.rules = SharesDividedV1.RULES - 1
-    assert recorded(cell.cycle()) == []
-    assert idle_until_ms(cell) is None
-    cell.rules = SharesDividedV1.RULES
-    assert len(recorded(cell.cycle(after_s=1))) == 1
-
-
 def test_the_shares_of_projects_are_measured() -> None:
     cell = busy()
     cell.submit("one", project="b", gpus=3)

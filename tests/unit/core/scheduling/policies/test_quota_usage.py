@@ -12,7 +12,7 @@ from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.testing import fold
-from yardmaster_schemas.events.decisions import PreemptionRequestedV2
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1
 from yardmaster_schemas.events.requests import PolicyRef
 
 HOUR_S = 3600
@@ -97,7 +97,7 @@ def test_within_a_minute_no_share_moves() -> None:
     left_ms = MINUTE_MS - cell.now_ms % MINUTE_MS
     for _ in range(5):
         stops = cell.cycle(after_s=left_ms / 1000 / 6)
-        assert [each for each in stops if isinstance(each, PreemptionRequestedV2)] == []
+        assert [each for each in stops if isinstance(each, PreemptionRequestedV1)] == []
         assert usages(cell.state) == known
     cell.cycle(after_s=left_ms / 1000)
     assert usages(cell.state) != known

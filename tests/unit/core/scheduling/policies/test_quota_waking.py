@@ -74,9 +74,9 @@ def test_a_released_gpu_lets_a_task_preempt_one_of_its_project_on_the_same_node(
         cell.starts(name)
     assert cell.slots_of("a1")[0][0] == cell.slots_of("b1")[0][0]
     cell.submit("two", project="p", gpus=2, priority=10)
-    assert not all_of(cell.run_until_idle(), dec.PreemptionRequestedV2)
+    assert not all_of(cell.run_until_idle(), dec.PreemptionRequestedV1)
     cell.ends("b1")
-    (stop,) = all_of(cell.run_until_idle(), dec.PreemptionRequestedV2)
+    (stop,) = all_of(cell.run_until_idle(), dec.PreemptionRequestedV1)
     assert stop.task_id == cell.task("a1").id
     assert isinstance(stop.stop, PolicyStop)
     assert stop.stop.for_task == cell.task("two").id

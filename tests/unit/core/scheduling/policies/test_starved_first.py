@@ -7,7 +7,6 @@ import pytest
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
 from tests.unit.core.scheduling.reading import all_of, only, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.rules import USERS_ADMITTED
 from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_level
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
@@ -126,19 +125,17 @@ def test_projects_are_the_owners_with_that_option() -> None:
     cell.run()
     cell.submit("one", project="q", user="w")
     cell.submit("two", project="q", user="w")
-    preemptions = all_of(cell.run(), dec.PreemptionRequestedV2)
+    preemptions = all_of(cell.run(), dec.PreemptionRequestedV1)
     held = {name: project.used_milli["main"] for name, project in cell.state.projects.items()}
     assert held == {"p": 2000, "q": 2000}
     assert [each.stop.about for each in preemptions] == ["p", "p"]
 
 
-def test_a_job_of_older_rules_belongs_to_its_project() -> None:
+def test_a_job_without_a_user_belongs_to_its_project() -> None:
     cell = OwnersCell({"n1": 4})
-    cell.rules = USERS_ADMITTED - 1
     for name in ("one", "two", "three", "four"):
         cell.submit(name, project="p")
     cell.run()
-    cell.rules = USERS_ADMITTED
     cell.submit_all("alice", 2, project="p")
     cell.run()
     assert cell.gpus_of("alice", "p") == [2, 2]
@@ -348,7 +345,7 @@ def test_starts_and_stops_carry_the_numbers_that_decided() -> None:
     cell.run()
     cell.submit_all("alice", 1)
     decided = cell.run()
-    stop = only(decided, dec.PreemptionRequestedV2).stop
+    stop = only(decided, dec.PreemptionRequestedV1).stop
     assert (stop.rule, stop.about) == ("above_equal_part", None)
     assert stop.numbers == {
         **{"fair_share_milli": 3000, "used_milli": 4000, "held_milli": 1000},

@@ -12,18 +12,12 @@ from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.fields import Code
-from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
-
-#: The newest rules under which a stop has a code of a closed set.
-CODED = dec.PreemptionRequestedV2.RULES - 1
-#: Policies whose names are codes of stops, for logs of these rules.
-OWN_CODES = {"priority", "fair_share", "fitgpp", "lrtp", "rand"}
+from yardmaster_schemas.reasons import EndCode, PolicyStop, StopCode
 
 
-def preempting(policy: str = "priority", *, rules: int | None = None, **options: Any) -> Cell:
+def preempting(policy: str = "priority", **options: Any) -> Cell:
     """A cell in which `low` runs on the only node, and `top` has just been submitted."""
     cell = Cell(policy=policy, **options)
-    cell.rules = cell.rules if rules is None else rules
     cell.node("n1", gpus=1)
     cell.submit("low", priority=60, runtime_estimate_s=3600)
     cell.cycle()
@@ -32,10 +26,9 @@ def preempting(policy: str = "priority", *, rules: int | None = None, **options:
     return cell
 
 
-def above_a_limit(*, rules: int | None = None) -> Cell:
+def above_a_limit() -> Cell:
     """A cell in which a job holds more GPUs than its new limit."""
     cell = Cell(policy="fair_share")
-    cell.rules = cell.rules if rules is None else rules
     cell.node("n1", gpus=2)
     cell.submit("job", tasks=2)
     cell.cycle()
@@ -48,63 +41,35 @@ def above_a_limit(*, rules: int | None = None) -> Cell:
 
 @pytest.mark.parametrize("policy", ["priority", "fitgpp", "lrtp", "rand"])
 def test_a_preemption_names_the_policy_and_its_rule(policy: str) -> None:
-    preemption = only(preempting(policy).cycle(), dec.PreemptionRequestedV2)
+    preemption = only(preempting(policy).cycle(), dec.PreemptionRequestedV1)
     stop = preemption.stop
     assert isinstance(stop, PolicyStop)
     assert (stop.policy, stop.code) == (policy, policy)
     assert stop.rule
 
 
-@pytest.mark.parametrize("policy", ["priority", "fitgpp", "lrtp", "rand"])
-def test_under_the_rules_before_a_preemption_has_the_code_of_the_policys_name(policy: str) -> None:
-    before = only(preempting(policy, rules=CODED).cycle(), dec.PreemptionRequestedV1)
-    after = only(preempting(policy).cycle(), dec.PreemptionRequestedV2)
-    assert type(before) is dec.PreemptionRequestedV1
-    assert isinstance(before.stop, Stop)
-    assert before.stop.code is StopCode(policy)
-    for name in ("code", "rule", "for_task", "numbers", "about"):
-        assert getattr(before.stop, name) == getattr(after.stop, name), name
-
-
 def test_a_stop_for_no_other_task_names_the_policy_too() -> None:
-    stop = only(above_a_limit().cycle(), dec.StopRequestedV2).stop
+    stop = only(above_a_limit().cycle(), dec.StopRequestedV1).stop
     assert isinstance(stop, PolicyStop)
     assert (stop.policy, stop.rule, stop.for_task) == ("fair_share", "over_bound", None)
-    before = only(above_a_limit(rules=CODED).cycle(), dec.StopRequestedV1)
-    assert type(before) is dec.StopRequestedV1
-    assert before.stop.code is StopCode.FAIR_SHARE
 
 
 def test_a_stop_that_no_policy_decides_keeps_its_code() -> None:
     cell = preempting()
     cell.cancel("low")
     stop = only(cell.cycle(), dec.StopRequestedV1)
-    assert type(stop) is dec.StopRequestedV1
     assert stop.stop.code is StopCode.CANCELLED
 
 
 def test_a_task_that_a_policy_stopped_is_requeued_with_the_name_of_the_policy() -> None:
-    for rules, version in ((None, dec.TaskRequeuedV2), (CODED, dec.TaskRequeuedV1)):
-        cell = preempting(rules=rules)
-        cell.cycle()
-        cell.ends("low")
-        requeued = only(cell.cycle(), dec.TaskRequeuedV1)
-        assert (type(requeued), requeued.code) == (version, "priority")
-
-
-def test_an_attempt_that_was_stopped_under_the_rules_before_is_requeued_with_its_code() -> None:
-    cell = preempting(rules=CODED)
+    cell = preempting()
     cell.cycle()
-    cell.rules = CODED + 1
     cell.ends("low")
-    requeued = only(cell.cycle(), dec.TaskRequeuedV1)
-    assert type(requeued) is dec.TaskRequeuedV1
-    assert requeued.code is EndCode.PRIORITY
+    assert only(cell.cycle(), dec.TaskRequeuedV1).code == "priority"
 
 
-@pytest.mark.parametrize("rules", [CODED, CODED + 1])
-def test_fitgpp_counts_its_preemptions(rules: int) -> None:
-    cell = preempting("fitgpp", rules=rules)
+def test_fitgpp_counts_its_preemptions() -> None:
+    cell = preempting("fitgpp")
     cell.cycle()
     assert cell.task("low").preemptions == 1
 
@@ -112,7 +77,7 @@ def test_fitgpp_counts_its_preemptions(rules: int) -> None:
 @patch.dict(POLICIES, TOYS)
 def test_a_new_policy_preempts_without_a_new_code() -> None:
     cell = preempting(TOY.name)
-    preemption = only(cell.cycle(), dec.PreemptionRequestedV2)
+    preemption = only(cell.cycle(), dec.PreemptionRequestedV1)
     assert preemption.stop.policy == TOY.name
     assert preemption.stop.rule == "better_priority"
     before = cell.state.digest()
@@ -123,7 +88,7 @@ def test_a_new_policy_preempts_without_a_new_code() -> None:
     assert run.stop == preemption.stop
     cell.ends("low")
     decided = cell.cycle()
-    assert only(decided, dec.TaskRequeuedV2).code == TOY.name
+    assert only(decided, dec.TaskRequeuedV1).code == TOY.name
     assert [event.task_id for event in all_of(decided, dec.SlotsAllocatedV1)] == [
         cell.task("top").id
     ]
@@ -132,7 +97,7 @@ def test_a_new_policy_preempts_without_a_new_code() -> None:
 def test_no_policy_has_the_name_of_another_reason() -> None:
     """Where users see a stop's code or an attempt's end, they see a policy's name too."""
     names = {policy.name for policy in POLICIES.values()}
-    others = {code.value for code in (*StopCode, *EndCode)} - OWN_CODES
+    others = {code.value for code in (*StopCode, *EndCode)}
     assert not names & others
     for name in names:
         TypeAdapter(Code).validate_python(name)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.state.capacity_index import MAX_GPULESS
@@ -295,14 +293,9 @@ def test_a_node_cordoned_before_it_joins_stays_cordoned() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-@pytest.mark.parametrize(("rules", "grace_s"), [(7, 45), (6, 0)])
-def test_a_drain_stops_preemptible_tasks_now_with_grace_and_the_rest_at_the_deadline_too(
-    rules: int, grace_s: int
-) -> None:
-    """Before rules 7, the rest without grace."""
-    cell = cell_with(grace_s=30)
-    cell.rules = rules
-    cell.submit("shell", preemptible=False, grace_s=45)
+def test_a_drain_stops_preemptible_tasks_now_with_grace_and_the_rest_at_the_deadline_too() -> None:
+    cell, grace_s = cell_with(grace_s=30), 45
+    cell.submit("shell", preemptible=False, grace_s=grace_s)
     running(cell, "shell")
     cell.drain("n1", within_s=600)
     stop = only(cell.cycle(), dec.StopRequestedV1)

@@ -31,7 +31,6 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
-from yardmaster_core.rules import FIRM_STARTS_FIRST
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.limits import limit_reached, reserved_for
 from yardmaster_core.scheduling.planner.policy import (
@@ -92,8 +91,7 @@ def _shares(view: PoolView) -> Shares:
     if found is None:
         divide = VARIANTS[view.options.variant]
         found = view.memo["shares"] = _demands(view).divide(view.state.pools, divide)
-        if view.state.rules >= FIRM_STARTS_FIRST:
-            view.memo["divided_at"] = view.pool.max_free_changes
+        view.memo["divided_at"] = view.pool.max_free_changes
     return found
 
 
@@ -118,8 +116,7 @@ def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
         if group.shape.queue_class
         else None
     )
-    firm_first = view.state.rules >= FIRM_STARTS_FIRST and group.shape.preemptible
-    rank = int(group.shape.queue_class) and 1 + firm_first
+    rank = int(group.shape.queue_class) and 1 + group.shape.preemptible
     if share is None:
         return rank, 0, (0, 0), task.key
     return rank, share.demand, share.age, task.key
@@ -144,7 +141,7 @@ def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
     if not shape.queue_class:
         return None
     if not could_fit(view.pool, shape):
-        return no_capacity(view.pool, shape, view.state.rules)
+        return no_capacity(view.pool, shape)
     claimant = _claimant_of(view, group)
     if shape.start_failed and not _any_pending_below(view):
         return None  # no other pending task has a share in the free capacity
@@ -386,16 +383,12 @@ def _any_pending_below(view: PoolView) -> bool:
 
     Recomputed after each placement or reservation.
     """
-    # Before these rules only a task that fitted into that part: then tasks were started beyond
-    # their share, and preempted for the others.
-    must_fit = view.state.rules < FIRM_STARTS_FIRST
     changes = (view.pool.free.changes, view.pool.future.changes)
     known: tuple[tuple[int, int], bool] | None = view.memo.get("any_pending_below")
     if known is None or known[0] != changes:
         found = any(
             group.queue.live
-            and (left := share.share_milli - _used(view, share.claimant)) > 0
-            and (not must_fit or left >= view.pool.most_milli(group.shape))
+            and share.share_milli > _used(view, share.claimant)
             and could_fit(view.pool, group.shape)
             and limit_reached(view.state, view.pool, group.queue.first) is None
             for share, group in _below(view)

@@ -44,8 +44,8 @@ from yardmaster_schemas.reasons import Start, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarvedFirstOptions:
-    """`owners`: the pool is divided among users or among projects. A job that was admitted before
-    rules 8 names no user; it belongs to its project.
+    """`owners`: the pool is divided among users or among projects. A job that names no user belongs
+    to its project.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

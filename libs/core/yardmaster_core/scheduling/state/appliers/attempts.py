@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import PAUSED_LEAVE_PLACES
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
@@ -19,8 +18,7 @@ def release_next(state: ClusterState, job: Job) -> None:
     while live < most and index < len(tasks):
         task = tasks[index]
         index += 1
-        # Below those rules no task behind `next_index` is released or has left its place.
-        if task.phase.final or task.released or not _takes_place(state, task):
+        if task.phase.final or task.released or task.paused:
             continue
         live += 1
         state.put(task, "released", True)
@@ -32,10 +30,6 @@ def release_next(state: ClusterState, job: Job) -> None:
         state.dirty[job] = None
 
 
-def _takes_place(state: ClusterState, task: Task) -> bool:
-    return not task.paused or state.rules < PAUSED_LEAVE_PLACES
-
-
 def leave_places(state: ClusterState, job: Job, tasks: Iterable[Task]) -> None:
     """Let the other tasks of `job` have the places that those paused ones of `tasks` had under
     max_concurrent that hold no slots.
@@ -45,8 +39,7 @@ def leave_places(state: ClusterState, job: Job, tasks: Iterable[Task]) -> None:
     left = [
         task
         for task in tasks
-        if task.released and task.run is None and not task.phase.final
-        if not _takes_place(state, task)
+        if task.paused and task.released and task.run is None and not task.phase.final
     ]
     for task in left:
         state.put(task, "released", False)

@@ -1,7 +1,6 @@
 """Appliers of decisions about tasks; each can be undone while a draft is open."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import RESERVED_STARTS_RUN
 from yardmaster_core.scheduling.state.appliers.attempts import (
     begin_stop,
     enqueue_if_ready,
@@ -38,8 +37,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     state.dequeue(task)
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
-    had_reserved = reserved or task.starts_elsewhere == event.attempt
-    run.on_reserved = had_reserved and state.rules >= RESERVED_STARTS_RUN
+    run.on_reserved = reserved or task.starts_elsewhere == event.attempt
     task.phase = Phase.STARTING
     task.attempt = event.attempt
     task.run = run

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import DEPARTMENTS_NEST, ENDED_LEAVE
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
 from yardmaster_core.scheduling.state.appliers.claimants import set_rank
 from yardmaster_core.scheduling.state.appliers.usages import follow_half_life
@@ -22,8 +21,6 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         pool.shares = None
     pool.config = event.config
     pool.revision = event.revision
-    if state.rules < ENDED_LEAVE:
-        pool.workload = None
     for index in pool.indexes:
         index.limit_gpuless(event.config.gpuless_per_node)
         index.rankings.clear()
@@ -110,8 +107,6 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
 
 def _owners(state: ClusterState, project: Project) -> tuple[str, ...]:
     """The names of a project and of the departments above it whose limits it counts towards."""
-    if state.rules < DEPARTMENTS_NEST:
-        return project.name, project.department.name
     return project.name, *state.chain_of(project.department)
 
 
@@ -125,7 +120,7 @@ def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
 
 def _moved(state: ClusterState, left: tuple[str, ...], joined: tuple[str, ...]) -> None:
     """The departments that tasks left hold less, and those that they joined more."""
-    if state.rules < DEPARTMENTS_NEST or left == joined:
+    if left == joined:
         return
     for owner in left:
         for pool, group in state.limited.get(owner, ()):

@@ -44,9 +44,8 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
     for name in event.spec.pools:
         pool = state.pool(name)
         pool.has_min_runtimes |= event.spec.min_runtime_s > 0
-        if pool.workload is not None:
-            pool.workload.add(job.shape, event.spec.tasks)
-            state.dirty[pool] = None
+        pool.workload.add(job.shape, event.spec.tasks)
+        state.dirty[pool] = None
     for index in range(event.spec.tasks):
         task = Task(job, index)
         task.cause = record_id

@@ -1,7 +1,6 @@
 """Appliers about nodes: joins, cordons, drains, silence, loss."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import GPU_MEMORY
 from yardmaster_core.scheduling.state.appliers.attempts import (
     close_replica,
     note_accepted,
@@ -140,7 +139,7 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
         state.dirty[node] = None
         if node.executors != event.executors:
             _change_executors(state, node, event.executors)
-        if not node.gpu_memory_mib and (memory_mib := _gpu_memory_of(state, event)):
+        if not node.gpu_memory_mib and (memory_mib := event.gpu_memory_mib):
             _set_gpu_memory(state, node, memory_mib)
         return
     if node.open:
@@ -175,11 +174,6 @@ def _change_executors(
         state.wake_all(pool)
 
 
-def _gpu_memory_of(state: ClusterState, event: nev.NodeJoinedV1) -> int:
-    # Snapshots of older rules do not have it.
-    return event.gpu_memory_mib if state.rules >= GPU_MEMORY else 0
-
-
 def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
     """Set the memory of a node's GPUs, which was unknown."""
     node.gpu_memory_mib = memory_mib
@@ -206,7 +200,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.share_limits = event.share_limits
     node.address = event.address
     node.gpus = event.gpus
-    node.gpu_memory_mib = _gpu_memory_of(state, event)
+    node.gpu_memory_mib = event.gpu_memory_mib
     node.cpu_milli = event.cpu_milli
     node.memory_mib = event.memory_mib
     node.port_first = event.port_first

@@ -1,15 +1,13 @@
 """Appliers of reservations of slots; each can be undone while a draft is open."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.rules import SURPLUS_OFFERED
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.reserved_slots import set_free, update_ready
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.events.machine import RulesEnabledV1
-from yardmaster_schemas.reasons import DropCode, WaitCode
+from yardmaster_schemas.reasons import DropCode
 
 
 def slots_reserved_v1(state: ClusterState, event: dec.SlotsReservedV1, _: str) -> None:
@@ -32,7 +30,7 @@ def slots_reserved_v1(state: ClusterState, event: dec.SlotsReservedV1, _: str) -
         until_ms=event.until_at_ms,
     )
     _change(state, task, reservation)
-    if event.victims and state.rules >= SURPLUS_OFFERED:
+    if event.victims:
         # The victims may release more; groups that sleep may have it reserved.
         pool.recheck = True
 
@@ -51,14 +49,6 @@ def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1,
     if task.group is not None:
         for name in task.group.shape.pools:
             state.wake(state.pools[name], task.group)
-
-
-def rules_enabled_v1(state: ClusterState, _: RulesEnabledV1, __: str) -> None:
-    # The reservations of older rules last one cycle only; the group's wait says that there were.
-    for pool in state.pools.values():
-        for group in state.blocked(pool):
-            if group.waits[pool.name][0].code is WaitCode.WAITING_FOR_VICTIMS:
-                state.wake(pool, group)
 
 
 def drop(state: ClusterState, task: Task) -> None:
