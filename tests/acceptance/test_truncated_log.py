@@ -108,9 +108,8 @@ def test_after_a_cut_all_services_continue_on_the_shorter_log(tmp_path: Path) ->
         cluster.cut_log(DECISIONS, kept)
         cluster.cut_log(ASSIGNED, assigned - 1)
         cluster.start("agent-n1", wait=False)
-        until_stopped(cluster, ["scheduler-1", "scheduler-2", "agent-n1"])
-        start_again(cluster, ["agent-n1"])
-        until_stopped(cluster, ["agent-n1"])
+        until_stopped(cluster, ["scheduler-1", "scheduler-2"])
+        cluster.until_ready("agent-n1")
 
         services = list(cluster.fleet.services)
         for name in services:

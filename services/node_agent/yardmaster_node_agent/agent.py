@@ -44,7 +44,7 @@ from yardmaster_node_agent.agent_state import (
     StopOrder,
 )
 from yardmaster_node_agent.api import HOST, TaskApi
-from yardmaster_node_agent.assignments import Follower
+from yardmaster_node_agent.assignments import Follower, ends_incarnation
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, ExecutorFailed, NodeTaken
 from yardmaster_node_agent.executors.port import Process
@@ -56,7 +56,7 @@ from yardmaster_node_agent.reports import Fact, Reporter, Writer
 from yardmaster_node_agent.rival import RivalWatch
 from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.supervision import Supervision
-from yardmaster_node_agent.topic import find_topic
+from yardmaster_node_agent.topic import find_topic, position_at_end
 from yardmaster_runtime.fence import Mark, check_generation, check_marks, last_cut
 from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
@@ -160,7 +160,7 @@ async def _begin_incarnation(
     killed = await ports.executor.sweep()
     await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
-    end = await log.end(topic)
+    reached = await position_at_end(log, topic)
     cut = await last_cut(log, settings.partition)
     if old is None:
         incarnation = ports.chance.hex("incarnation", INCARNATION_DIGITS)
@@ -175,8 +175,8 @@ async def _begin_incarnation(
         generation=0 if cut is None else cut.generation,
     )
     state = ports.ledger.begin(head)
-    state.apply(Reached(offset=end))
-    ports.ledger.write([Reached(offset=end)])
+    state.apply(reached)
+    ports.ledger.write([reached])
     Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
     metrics.incarnations.inc()
     ports.telemetry.info(
@@ -479,8 +479,9 @@ class _Incarnation:
         """Compare the log with what the ledger says was read; wait while it is unavailable.
 
         Raises:
-            LogTruncated: the node's assignments lost records.
-            IncarnationOver: an operator shortened the log; it may place elsewhere what runs here.
+            LogTruncated: the log lost the record of a cut.
+            IncarnationOver: an operator shortened the log, or the node's assignments lost records;
+                the log may place elsewhere what runs here.
         """
         number, state = self._settings.partition, self._state
         cut = await last_cut(self._log, number)
@@ -490,7 +491,8 @@ class _Incarnation:
             return
         partition = Partition(assignments(self.head.node).name, number)
         mark = Mark(state.reached - 1, state.reached_digest)
-        with suppress(OffsetGone, UnknownTopic):  # the follower handles both
+        with suppress(OffsetGone, UnknownTopic), ends_incarnation(partition):
+            # The follower handles both errors.
             await check_marks(self._log, {partition: mark})
 
     async def _follow(self, follower: Follower) -> None:

@@ -190,7 +190,11 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """How far a replica's output is shipped; the pieces of `last` may be missing in the log."""
+    """How far a replica's output is shipped; the pieces of `last` may be missing in the log.
+
+    `cut`: the first part is shipped, and the rest waits for the end; `tail`: then the positions
+    are in the newest part.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -198,6 +202,7 @@ class Output:
     stderr: Count = 0
     seq: Count = 0
     cut: bool = False
+    tail: bool = False
     last: tuple[Piece, ...] = ()
 
 
@@ -286,8 +291,7 @@ class Head:
 class Reached:
     """Records of the node's assignments before `offset` were handled.
 
-    `digest` is of the last of them; None: none was read in this incarnation, or by an agent of an
-    earlier version.
+    `digest` is of the last of them; None: it was not stored any more when the incarnation began.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

@@ -2,18 +2,27 @@
 
 The offset is stored in the agent's ledger; there is no consumer group. A record may arrive twice,
 or late: a replica that is in the ledger is not added again, and an assignment to another
-incarnation is void. An assignment may also be lost, if a broker loses its newest records.
-Therefore the stop of an attempt lists the replicas that have not started, and the agent releases
-those of them that are not in its ledger. A record that cannot be read stops the agent, because it
-may be a stop that a newer scheduler wrote; running tasks continue.
+incarnation is void. A record that cannot be read stops the agent, because it may be a stop that a
+newer scheduler wrote; running tasks continue.
+
+The topic holds copies, and a broker that loses power may lose the newest of them:
+
+- Of lost records that the agent had not read, it knows nothing. The relay copies them again; and
+  the stop of an attempt lists the replicas that have not started, of which the agent releases those
+  that are not in its ledger.
+- If the agent had read one of the lost records, it does not know whether `decisions` still has what
+  it executed. It ends the incarnation: it kills all replicas, and joins again as the successor, for
+  which all earlier assignments are void. The scheduler starts further attempts only after that
+  join, so no two attempts of a task run at once.
 """
 
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import Partition, Record, StoredRecord
 from yardmaster_node_agent.agent_state import (
     Assignment,
@@ -55,6 +64,20 @@ TOKEN_DIGITS: Final = 64
 StopEvent = PreemptionRequestedV1 | StopRequestedV1 | AllocationRevokedV1
 
 
+@contextmanager
+def ends_incarnation(partition: Partition) -> Iterator[None]:
+    """Raise IncarnationOver if the block finds that the node's assignments lack records."""
+    try:
+        yield
+    except (OffsetGone, ReadPastEnd) as error:
+        # A missing record may be a stop, so other tasks may have the slots by now.
+        raise IncarnationOver(str(error)) from None
+    except LogTruncated as error:
+        if error.fields.get("topic") != partition.topic:
+            raise
+        raise IncarnationOver(f"its assignments lost records: {error.fields['found']}") from None
+
+
 class Follower:
     """Consumes the node's assignments and executes each."""
 
@@ -82,28 +105,25 @@ class Follower:
 
         Raises:
             Replaced: another agent has joined as the node.
-            IncarnationOver: NodeLost for this incarnation; some of its records were deleted; or
-                the node was cut off for longer than the fence of a new attempt allows.
+            IncarnationOver: NodeLost for this incarnation; some of its records were deleted or
+                lost; or the node was cut off for longer than the fence of a new attempt allows.
             AssignmentUnreadable, LogError.
         """
         log, state = self._context.ports.log, self._context.state
         while True:
-            try:
+            with ends_incarnation(self._partition):
                 records = await log.read(
                     self._partition, state.reached, max_records=MAX_RECORDS, buffered_only=True
                 )
-            except OffsetGone as error:
-                # A deleted record may be a stop, so other tasks may have the slots by now.
-                raise IncarnationOver(str(error)) from None
+                if not records:
+                    await log.wait({self._partition: state.reached}, WAIT_S)
+                    continue
             for stored in records:
                 self._act(stored)
                 state.apply(Reached(offset=stored.offset + 1))
-            if records:
-                digest = digest_of(records[-1].record).hex()
-                state.apply(Reached(offset=state.reached, digest=digest))
-                self._context.save(Reached(offset=state.reached, digest=digest), durable=False)
-            else:
-                await log.wait({self._partition: state.reached}, WAIT_S)
+            digest = digest_of(records[-1].record).hex()
+            state.apply(Reached(offset=state.reached, digest=digest))
+            self._context.save(Reached(offset=state.reached, digest=digest), durable=False)
 
     def _act(self, stored: StoredRecord) -> None:
         envelope, origin = self._read(stored)

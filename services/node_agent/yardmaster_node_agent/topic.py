@@ -8,11 +8,19 @@ an error instead of an agent that does nothing.
 
 from typing import Final
 
-from yardmaster_eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster_eventlog.errors import (
+    LogTruncated,
+    LogUnavailable,
+    OffsetGone,
+    ReadPastEnd,
+    UnknownTopic,
+)
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_node_agent.agent_state import Reached
 from yardmaster_node_agent.errors import NotEnrolled
 from yardmaster_node_agent.ports import Ports
 from yardmaster_node_agent.settings import Settings
+from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_schemas.topics import assignments
 
 #: Seconds between two checks whether the topic exists.
@@ -32,14 +40,14 @@ async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> No
     reported = False
     while True:
         try:
-            await retrying.end(partition)
+            await _end_of(retrying, partition)
             break
         except UnknownTopic:
             pass
         small = False
         if settings.make_topic and await _create_topic(ports, settings):
             try:
-                await retrying.end(partition)
+                await _end_of(retrying, partition)
                 break
             except UnknownTopic:
                 # An agent of another cell created it with too few partitions.
@@ -56,6 +64,36 @@ async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> No
             ports.telemetry.warn("waits_for_topic", topic=topic.name, hint=hint)
         await ports.clock.sleep(POLL_S)
     ports.health.report("topic")
+
+
+async def position_at_end(log: EventLog, partition: Partition) -> Reached:
+    """Return the position after all records, with the digest of the last one, if it is stored.
+
+    Raises: LogError.
+    """
+    while True:
+        end, digest = await _end_of(log, partition), None
+        try:
+            for last in await log.read(partition, end - 1, max_records=1) if end else ():
+                digest = digest_of(last.record).hex()
+        except OffsetGone:
+            pass  # the record has expired
+        except (LogTruncated, ReadPastEnd) as error:
+            if error.fields.get("topic") != partition.topic:
+                raise
+            continue
+        return Reached(offset=end, digest=digest)
+
+
+async def _end_of(log: EventLog, partition: Partition) -> int:
+    """Return the end of the topic, also if it has lost records that this process has read."""
+    while True:
+        try:
+            return await log.end(partition)
+        except LogTruncated as error:
+            # A log raises this once for each loss of a topic that expires.
+            if error.fields.get("topic") != partition.topic:
+                raise
 
 
 async def _create_topic(ports: Ports, settings: Settings) -> bool:

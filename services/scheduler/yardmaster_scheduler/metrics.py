@@ -15,6 +15,10 @@ class ShellMetrics:
         self.relay_behind = gauge(
             "relay_behind", "Nodes whose topic refuses appends; they miss copies."
         )
+        self.copies_lost = counter("relay_copies_lost", "Times that a node's topic lost copies.")
+        self.copied_again = counter(
+            "relay_copied_again", "Decisions copied again to nodes' topics that lost them."
+        )
         self.topics = gauge("assignment_topics", "Nodes whose topic is known to exist.")
         self.heartbeats = counter("heartbeats", "Heartbeats received.")
         self.heartbeats_ignored = counter(

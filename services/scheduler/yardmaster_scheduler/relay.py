@@ -16,8 +16,8 @@ continues from there.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -34,13 +34,14 @@ from yardmaster_eventlog.errors import (
     SnapshotsUnavailable,
     UnknownTopic,
 )
-from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_eventlog.reader import Cursor
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import Clock
-from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.tracing import OFF, batch_span, contexts, ending
-from yardmaster_runtime.waiting import first_of, together
+from yardmaster_runtime.waiting import first_of, happens_within, together
+from yardmaster_scheduler.copies import BEHIND_HEADER, NO_COPY, TopicEnds, nodes_to_notify, relayed
+from yardmaster_scheduler.decided_cycles import DecidedCycles
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_schemas.envelope import Envelope, Event
@@ -48,29 +49,29 @@ from yardmaster_schemas.errors import YardmasterError
 from yardmaster_schemas.events.admissions import NodeEnrolledV1
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
-    NodeLostV1,
     PreemptionRequestedV1,
-    SlotsAllocatedV1,
     StopRequestedV1,
 )
 from yardmaster_schemas.events.node_events import NodeJoinedV1
-from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
+from yardmaster_schemas.relayed import RelayedFrom
 from yardmaster_schemas.topics import DECISIONS, assignments
 
-BEHIND_HEADER: Final = "yard_behind"
 MACHINE: Final = "scheduler"
 #: Decisions kept that the leader has decoded and the relay has not read yet; older ones are decoded
 #: again.
 MAX_DECODED: Final = 20_000
+#: Records of `decisions` read at most to find lost copies: a reader starts only at a snapshot.
+MOST_READ: Final = 200_000
 #: Errors that one node's topic may cause alone.
 _FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, UnknownTopic)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A cycle's copies for one node; `first` is the offset of the first copy."""
+    """A cycle's copies for one node, with the offsets of the first and of the last."""
 
     first: int
+    last: int
     records: Sequence[Record]
 
 
@@ -79,19 +80,6 @@ _STOPS: Final = (PreemptionRequestedV1, StopRequestedV1, AllocationRevokedV1)
 #: Returns for (task, attempt), by node, the incarnation and the replicas that have not started
 #: there. Empty when the attempt is not open.
 Unstarted = Callable[[str, int], Mapping[str, tuple[str, Sequence[int]]]]
-
-
-def nodes_to_notify(event: Event) -> Iterable[str]:
-    """The nodes whose agents must act on a decision, each once."""
-    match event:
-        case SlotsAllocatedV1():
-            return dict.fromkeys(placement.node for placement in event.placements)
-        case PreemptionRequestedV1() | StopRequestedV1() | AllocationRevokedV1():
-            return dict.fromkeys(event.nodes)
-        case NodeLostV1():
-            return (event.node,)
-        case _:
-            return ()
 
 
 class Relay:
@@ -126,6 +114,10 @@ class Relay:
         self._slots = asyncio.Semaphore(limits.max_appends)
         #: For nodes that are behind, so that other nodes do not wait for them.
         self._late_slots = asyncio.Semaphore(limits.max_appends)
+        #: One append to a node's topic at a time, so that its end never seems to decrease.
+        self._appending: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._ends = TopicEnds()
+        self._any_lost = asyncio.Event()
         #: Nodes whose topic exists; nodes in `_joined` still need one.
         self._known: set[str] = set()
         self._joined: dict[str, None] = {}
@@ -139,6 +131,8 @@ class Relay:
         self._origin: Mapping[str, Any] | None = None
         #: Offset of the newest cycle that was copied to the nodes that are not behind.
         self._handled = -1
+        #: Nodes lack no copies of later cycles.
+        self._lost_through = NO_COPY
 
     def on_cycle(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
         """Take a cycle of the leader: nodes that joined or were enrolled in it get a topic.
@@ -167,12 +161,15 @@ class Relay:
         self._joined.update(dict.fromkeys(nodes))
         self._origin = origin
         follow = self._follow(sorted(self._joined))
-        await first_of(follow, self._make_topics(), self._catch_up_forever())
+        await first_of(
+            follow, self._make_topics(), self._catch_up_forever(), self._restore_copies_forever()
+        )
         raise AssertionError("none of them ends")
 
     async def _follow(self, nodes: Sequence[str]) -> NoReturn:
         """Copy each counted cycle to all nodes that are not behind."""
         reached = await self._highest_relayed(nodes)
+        self._suspect_older(reached)
         reader = await self._reader_before(reached, self._origin)
         cycles = self._cycles(reader)
         self._metrics.telemetry.info("relay_started", reached=reached, start=reader.next)
@@ -202,6 +199,7 @@ class Relay:
         """Return a cycle's copies by node."""
         copies: dict[str, list[Record]] = {}
         first: dict[str, int] = {}
+        last: dict[str, int] = {}
         for offset, envelope in counted.decisions:
             event = envelope.data
             unstarted: Mapping[str, tuple[str, Sequence[int]]] = {}
@@ -214,7 +212,8 @@ class Relay:
                 copy = Record(record.key, record.value, (*record.headers, header))
                 copies.setdefault(node, []).append(copy)
                 first.setdefault(node, offset)
-        return {node: _Batch(first[node], batch) for node, batch in copies.items()}
+                last[node] = offset
+        return {node: _Batch(first[node], last[node], batch) for node, batch in copies.items()}
 
     def _span(self, counted: CountedCycle) -> Span:
         """A span from reading a cycle to its last copy, linked to its decisions' traces."""
@@ -260,7 +259,7 @@ class Relay:
             header = (BEHIND_HEADER, str(first).encode())
             records = [Record(r.key, r.value, (*r.headers, header)) for r in records]
         try:
-            async with slots:
+            async with self._appending[node], slots:
                 await self._append(node, records)
         except _FAILURES as error:
             self._metrics.relay_retries.inc()
@@ -271,18 +270,21 @@ class Relay:
     async def _append(self, node: str, records: Sequence[Record]) -> None:
         partition = self._partition_of(node)
         try:
-            await self._nodes_log.append(partition, records)
+            offset = await self._nodes_log.append(partition, records)
         except BatchTooLarge:
             if len(records) == 1:
                 raise
             half = len(records) // 2
             await self._append(node, records[:half])
             await self._append(node, records[half:])
+            return
         except UnknownTopic:
             self._known.discard(node)
             await self._nodes_log.create_topics([assignments(node)], self._partitions)
-            await self._nodes_log.append(partition, records)
+            offset = await self._nodes_log.append(partition, records)
             self._known.add(node)
+        if self._ends.appended(node, offset, len(records)):
+            self._on_loss(node, f"it continues at offset {offset}")
 
     # Topics
 
@@ -350,12 +352,89 @@ class Relay:
                 self._metrics.telemetry.info("relay_caught_up", nodes=len(recovered))
                 return
 
+    # Topics that lost copies
+
+    def _on_loss(self, node: str, found: str) -> None:
+        self._lost_through = max(self._lost_through, self._handled)
+        self._metrics.copies_lost.inc()
+        self._metrics.telemetry.error("copies_lost", topic=assignments(node).name, found=found)
+        self._any_lost.set()
+
+    async def _restore_copies_forever(self) -> NoReturn:
+        while True:
+            await happens_within(self._clock, self._limits.relay_check_s, self._any_lost)
+            self._any_lost.clear()
+            try:
+                await self._find_losses()
+            except LogUnavailable as error:
+                self._metrics.telemetry.warn("copies_not_checked", found=str(error))
+            if self._ends.suspects:
+                await self._copy_again()
+
+    async def _find_losses(self) -> None:
+        """Compare each node's topic with the end that it had.
+
+        Raises: LogUnavailable.
+        """
+        ends = self._ends.known()  # before the call, after which they may be higher
+        newest = await self._nodes_log.newest([self._partition_of(node) for node in ends])
+        for node, known in ends.items():
+            partition = self._partition_of(node)
+            if partition not in newest:
+                continue  # it cannot be read now
+            last = newest[partition]
+            if last is not None:
+                end = last.offset + 1
+            else:
+                # All its copies have expired, or the topic was deleted.
+                await self._nodes_log.create_topics([assignments(node)], self._partitions)
+                end = await self._nodes_log.end(partition)
+            if end < known:
+                self._ends.found(node, last, end)
+                self._on_loss(node, f"it ends at {end}, and ended at {known} before")
+
+    async def _copy_again(self) -> None:
+        """Copy to nodes what their topics lack of the newest `relay_look_back` records."""
+        lacking, self._ends.suspects = self._ends.suspects, {}
+        through = self._lost_through
+        start = max(0, min(lacking.values()) + 1, through - self._limits.relay_look_back)
+        reader = await self._reader_before(start, self._origin)
+        if through - reader.next > MOST_READ:
+            self._metrics.telemetry.warn("copies_not_restored", nodes=len(lacking), start=start)
+            return
+        cycles = self._cycles(reader)
+        copied = 0
+
+        async def copy(node: str, batch: _Batch) -> None:
+            nonlocal copied
+            if await self._try_append(node, batch, self._late_slots) is None:
+                copied += len(batch.records)
+            else:
+                self._ends.suspects.setdefault(node, lacking.pop(node))
+
+        while (found := await cycles.next_with_records()) is not None:
+            counted, records = found
+            if counted.offset > through:
+                break
+            if counted.offset >= start:
+                due = {
+                    node: batch
+                    for node, batch in self._copies(counted, records).items()
+                    if node in lacking and batch.last > lacking[node]
+                }
+                await together(*(copy(node, batch) for node, batch in due.items()))
+            # Beside the leader's cycles, which must not wait for it.
+            await self._clock.sleep(0)
+        if copied:
+            self._metrics.copied_again.inc(copied)
+            self._metrics.telemetry.info("copied_again", decisions=copied, nodes=len(lacking))
+
     # Where to continue
 
-    def _cycles(self, reader: CommitReader) -> "_Cycles":
+    def _cycles(self, reader: CommitReader) -> DecidedCycles:
         partition = Partition(DECISIONS.name, self._number)
         cursor = Cursor(self._log, partition, reader.next, self._limits.max_read)
-        return _Cycles(self._log, cursor, reader, self._decoded)
+        return DecidedCycles(self._log, cursor, reader, self._decoded)
 
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
         """Return the highest `yard_offset` in any node's topic, or -1; lower if a node was behind.
@@ -369,12 +448,24 @@ class Relay:
                 newest = await self._nodes_log.newest(partitions)
             except LogUnavailable:
                 newest = {}
-            highest, behind = max(map(_relayed, newest.values()), default=(-1, 1))
+            highest, behind = max(map(relayed, newest.values()), default=(NO_COPY, 1))
             unread = [partition.topic for partition in partitions if partition not in newest]
             if not unread or highest >= 0:
+                for node in nodes:
+                    if (partition := self._partition_of(node)) in newest:
+                        self._ends.found(node, newest[partition])
                 return -behind
             self._metrics.telemetry.warn("relay_unread", topics=len(unread), first=unread[0])
             await self._clock.sleep(self._limits.relay_pause_s)
+
+    def _suspect_older(self, reached: int) -> None:
+        """A topic whose newest copy is older than that of another may have lost copies."""
+        self._lost_through = reached
+        suspects = self._ends.suspects
+        for node in [node for node, newest in suspects.items() if newest >= reached]:
+            del suspects[node]
+        if suspects:
+            self._any_lost.set()
 
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
         """Return a reader at or before the start of the cycle that contains `reached`."""
@@ -407,53 +498,3 @@ class Relay:
 
     def _partition_of(self, node: str) -> Partition:
         return Partition(assignments(node).name, self._number)
-
-
-def _relayed(last: StoredRecord | None) -> tuple[int, int]:
-    """Return the `yard_offset` of a newest copy, and minus the offset to continue from."""
-    headers = dict(last.record.headers) if last is not None else {}
-    offset = relayed_from(headers.get(OFFSET_HEADER, b"")).offset
-    behind = int(text) if (text := headers.get(BEHIND_HEADER, b"")).isdigit() else -1
-    return offset, -(behind if behind >= 0 else offset)
-
-
-class _Cycles(CycleReader):
-    """The counted cycles of `decisions`, each with its records."""
-
-    def __init__(
-        self,
-        log: EventLog,
-        cursor: Cursor,
-        reader: CommitReader,
-        decoded: MutableMapping[int, Envelope[Event]],
-    ) -> None:
-        super().__init__(cursor, reader)
-        self._log = log
-        self._decoded = decoded
-        self._records: dict[int, Record] = {}
-
-    @property
-    def ahead(self) -> int:
-        """Number of records that were read and not yet returned."""
-        return len(self.cursor)
-
-    def feed(
-        self, stored: StoredRecord, envelope: Envelope[Event] | None = None
-    ) -> CountedCycle | None:
-        """Keep the record until its cycle is complete; the leader has decoded some already."""
-        self._records[stored.offset] = stored.record
-        return super().feed(stored, envelope or self._decoded.pop(stored.offset, None))
-
-    async def next_with_records(
-        self, *, buffered_only: bool = False
-    ) -> tuple[CountedCycle, Mapping[int, Record]] | None:
-        """Return the next cycle and its records by offset; None where the log has no more now."""
-        counted = await self.next(buffered_only=buffered_only)
-        if counted is None:
-            return None
-        records, self._records = self._records, {}
-        return counted, records
-
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for more records, at most `timeout_s`."""
-        await self._log.wait({self.cursor.partition: self.cursor.end}, timeout_s)

@@ -30,7 +30,8 @@ from yardmaster_schemas.events.node_events import (
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster_schemas.topics import CUTS, assignments
+from yardmaster_schemas.sources import next_incarnation
+from yardmaster_schemas.topics import CUTS, HEARTBEATS, assignments
 
 
 @dataclass
@@ -264,25 +265,71 @@ async def record_cut(world: AgentWorld, generation: int) -> None:
 
 
 @pytest.mark.parametrize("grown", [False, True])
-async def test_an_agent_does_not_start_on_assignments_that_lost_what_its_ledger_names(
+async def test_an_agent_whose_assignments_lost_what_its_ledger_names_joins_again_without_replicas(
     machine: Machine, grown: bool
 ) -> None:
     world = machine.world
     place = Partition(assignments("n1").name)
-    async with world.agent(machine.ports()):
+    async with world.agent(machine.ports()) as old:
         await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
         await machine.after(1)
-    before = len(await world.envelopes())
     (lost,) = await world.log.read(place, await world.log.end(place) - 1)
     shorten(world, place, lost.offset)
     if grown:
         other = replace(lost.record, key=b"n1-other")
         await world.log.append(place, [other, other])
-    with pytest.raises(ExceptionGroup) as stopped:
-        await run_for(machine, 5)
-    assert stopped.value.subgroup(LogTruncated) is not None
-    assert len(await world.envelopes()) == before, "it reported nothing"
-    assert await machine.executor.sweep() == 1, "what ran continues"
+    await run_for(machine, 5)
+    joins = await world.of_type(NodeJoinedV1)
+    assert [join.running for join in joins[1:]] == [()], "it joins once"
+    assert joins[-1].incarnation == next_incarnation(old.incarnation)
+    assert await machine.executor.sweep() == 0, "what ran was killed before the join"
+    await run_for(machine, 5)
+    again = (await world.of_type(NodeJoinedV1))[-1]
+    assert again.incarnation == joins[-1].incarnation, "a restart begins no further incarnation"
+
+
+async def test_an_agent_whose_assignments_lose_what_it_has_read_joins_again_and_runs_new_ones(
+    machine: Machine,
+) -> None:
+    world = machine.world
+    place = Partition(assignments("n1").name)
+    assert isinstance(world.log, MemoryLog)
+    async with world.agent(machine.ports()) as old:
+        void = await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+        (lost,) = await world.log.read(place, await world.log.end(place) - 1)
+        before = await world.log.end(Partition(HEARTBEATS.name))
+        world.log.cut(place, lost.offset)
+        await machine.after(60)
+        new = (await world.of_type(NodeJoinedV1))[-1]
+        assert (new.incarnation, new.running) == (next_incarnation(old.incarnation), ())
+        assert await world.log.end(Partition(HEARTBEATS.name)) > before + 10, "it sends heartbeats"
+        # The relay copies again what the topic lost: it is void.
+        await world.log.append(place, [lost.record])
+        started = await world.allocate(sh("y", env={"SIM_SECONDS": "500"}))
+        await machine.after(60)
+    starts = [event.task_id for event in await world.of_type(TaskStartedV1)]
+    assert starts == [void, started]
+
+
+async def test_an_agent_that_has_read_nothing_notices_that_its_assignments_lost_records(
+    machine: Machine,
+) -> None:
+    """Otherwise it would wait for an offset that other records have by then."""
+    world = machine.world
+    place = Partition(assignments("n1").name)
+    async with world.agent(machine.ports()) as old:
+        await world.allocate(sh("x", env={"SIM_SECONDS": "1"}))
+        await machine.after(5)
+        await world.lose(old.incarnation)
+        await machine.after(60)
+        assert len(await world.of_type(NodeJoinedV1)) == 2
+    (lost,) = await world.log.read(place, await world.log.end(place) - 1)
+    shorten(world, place, lost.offset)
+    await world.log.append(place, [replace(lost.record, key=b"n1-other")] * 2)
+    await run_for(machine, 5)
+    joins = await world.of_type(NodeJoinedV1)
+    assert joins[-1].incarnation == next_incarnation(next_incarnation(old.incarnation))
 
 
 async def test_after_a_cut_of_the_log_an_agent_begins_another_incarnation(

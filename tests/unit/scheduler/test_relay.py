@@ -28,8 +28,9 @@ from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler.copies import nodes_to_notify
 from yardmaster_scheduler.metrics import ShellMetrics
-from yardmaster_scheduler.relay import Relay, Unstarted, nodes_to_notify
+from yardmaster_scheduler.relay import Relay, Unstarted
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_schemas.events.admissions import NodeEnrolledV1
 from yardmaster_schemas.events.decisions import (
@@ -74,13 +75,14 @@ class Rig:
         log: EventLog | None = None,
         snapshots: SnapshotStore | None = None,
         unstarted: Unstarted = lambda _task, _attempt: {},
+        limits: ShellLimits | None = None,
     ) -> Relay:
         telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
         return Relay(
             log or self.log,
             "main",
             clock=self.clock,
-            limits=ShellLimits(),
+            limits=limits or ShellLimits(),
             metrics=ShellMetrics(telemetry),
             snapshots=snapshots,
             unstarted=unstarted,
@@ -94,7 +96,8 @@ class Rig:
         ]
 
     async def copies(self, node: str) -> list[StoredRecord]:
-        return list(await self.log.read(Partition(assignments(node).name), 0))
+        # Another handle: one that has read lost records raises an error.
+        return list(await self.log.handle().read(Partition(assignments(node).name), 0))
 
 
 @pytest.fixture
@@ -329,3 +332,69 @@ def test_stops_and_revocations_are_copied_to_the_nodes_they_name() -> None:
     revoked = AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("c",), stop=stop)
     assert [*nodes_to_notify(preempted)] == ["a", "b"]
     assert [*nodes_to_notify(revoked)] == ["c"]
+
+
+async def allocate_each(rig: Rig, numbers: range, node: str = "a") -> None:
+    """One cycle for each task; the decisions have the offsets 1, 3, 5, ..."""
+    for number in numbers:
+        rig.builder.scheduler.cycle(allocated(task(number), placed(node, number)))
+    await rig.write()
+
+
+async def test_a_relay_copies_again_what_a_topic_lost_while_it_runs(rig: Rig) -> None:
+    await allocate_each(rig, range(4))
+    async with running(rig.relay(), ["a", "b"]):
+        await idle(rig)
+        assert await rig.relayed("a") == [1, 3, 5, 7]
+        rig.log.cut(Partition(assignments("a").name), 2)
+        rig.clock.advance(30)
+        await idle(rig)
+        assert await rig.relayed("a") == [1, 3, 5, 7]
+        rig.clock.advance(300)
+        await idle(rig)
+        assert await rig.relayed("a") == [1, 3, 5, 7], "it copies once"
+
+
+async def test_a_relay_notices_at_an_append_that_a_topic_lost_copies(rig: Rig) -> None:
+    await allocate_each(rig, range(3))
+    async with running(rig.relay(), ["a"]):
+        await idle(rig)
+        rig.log.cut(Partition(assignments("a").name), 1)
+        await allocate_each(rig, range(3, 4))
+        await idle(rig)
+        assert sorted({*await rig.relayed("a")}) == [1, 3, 5, 7]
+
+
+async def test_a_new_relay_copies_again_what_a_topic_lost_while_none_ran(rig: Rig) -> None:
+    await allocate_each(rig, range(3))
+    await allocate_each(rig, range(3, 4), "b")
+    async with running(rig.relay(), ["a", "b", "c"]):
+        await idle(rig)
+    rig.log.cut(Partition(assignments("a").name), 1)
+    async with running(rig.relay(), ["a", "b", "c"]):
+        await idle(rig)
+    assert await rig.relayed("a") == [1, 3, 5]
+    assert await rig.relayed("b") == [7, 7], "the cycle of the newest copy is repeated"
+    async with running(rig.relay(), ["a", "b", "c"]):
+        await idle(rig)
+    assert await rig.relayed("a") == [1, 3, 5], "nothing is lost, nothing is copied again"
+
+
+async def test_a_relay_creates_a_deleted_topic_and_copies_again(rig: Rig) -> None:
+    await allocate_each(rig, range(3))
+    async with running(rig.relay(), ["a"]):
+        await idle(rig)
+        del rig.log._shared.sequences[Partition(assignments("a").name)]
+        rig.clock.advance(30)
+        await idle(rig)
+        assert await rig.relayed("a") == [1, 3, 5]
+
+
+async def test_lost_copies_are_copied_again_within_the_look_back_only(rig: Rig) -> None:
+    await allocate_each(rig, range(6))
+    async with running(rig.relay(limits=ShellLimits(relay_look_back=5)), ["a"]):
+        await idle(rig)
+        rig.log.cut(Partition(assignments("a").name), 0)
+        rig.clock.advance(30)
+        await idle(rig)
+        assert await rig.relayed("a") == [7, 9, 11]

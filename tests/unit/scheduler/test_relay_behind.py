@@ -15,9 +15,10 @@ from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.service import Ports
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler.copies import BEHIND_HEADER
 from yardmaster_scheduler.main import schedule
 from yardmaster_scheduler.metrics import ShellMetrics
-from yardmaster_scheduler.relay import BEHIND_HEADER, Relay
+from yardmaster_scheduler.relay import Relay
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_schemas.topics import TOPICS, Topic, assignments
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from yardmaster_eventlog.errors import TlsUnusable
-from yardmaster_schemas.topics import DAY_MS, Topic
+from yardmaster_schemas.topics import ASSIGNMENTS_PREFIX, DAY_MS, Topic
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -126,8 +126,10 @@ def topic_settings(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
         "retention.ms": "-1" if topic.retention_ms is None else str(topic.retention_ms),
         "unclean.leader.election.enable": "false",
     }
-    if topic.retention_ms is None and settings.replication_factor == 1:
+    synced = topic.retention_ms is None or topic.name.startswith(ASSIGNMENTS_PREFIX)
+    if synced and settings.replication_factor == 1:
         # Without replicas, an acknowledged record must be on the disk; Kafka does not sync itself.
+        # The loss of an assignment that its agent has read would end all tasks of the node.
         config["flush.messages"] = "1"
     if topic.retention_ms is not None:
         # Kafka deletes only whole segments, and never the active one.

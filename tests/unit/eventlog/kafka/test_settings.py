@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
-from yardmaster_schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
+from yardmaster_schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS, assignments
 
 SETTINGS = KafkaSettings(bootstrap="kafka:9092", min_insync_replicas=2)
 
@@ -33,10 +33,10 @@ def test_a_compacted_topic_is_compacted_within_a_day() -> None:
     assert config["max.compaction.lag.ms"] == str(24 * HOUR_MS)
 
 
-def test_without_replicas_a_record_that_is_kept_is_synced_before_it_is_acknowledged() -> None:
+def test_without_replicas_what_is_kept_or_assigned_is_synced_before_it_is_acknowledged() -> None:
     alone = KafkaSettings(bootstrap="kafka:9092")
     replicated = KafkaSettings(bootstrap="kafka:9092", replication_factor=3)
-    for topic in (DECISIONS, DETAILS):
+    for topic in (DECISIONS, DETAILS, assignments("n1")):
         assert topic_settings(topic, alone)["flush.messages"] == "1"
         assert "flush.messages" not in topic_settings(topic, replicated)
     assert "flush.messages" not in topic_settings(HEARTBEATS, alone)
