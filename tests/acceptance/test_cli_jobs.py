@@ -202,3 +202,28 @@ def test_a_program_instead_of_a_job_file_gets_a_hint_with_two_dashes(dev: Dev) -
     ):
         said = dev.yard("submit", *words, code=2)
         assert hint in said.err, words
+
+
+FAILS_AFTER = """
+import os
+line = b"%07d " + b"x" * 191 + b"\\n"
+for number in range(int(os.environ["MIB"]) * 2**20 // 200):
+    os.write(1, line % number)
+raise RuntimeError("the loss is not a number")
+"""
+
+
+@pytest.mark.parametrize("mib", ["33", "100"])
+def test_a_failed_task_shows_its_error_after_much_output(dev: Dev, mib: str) -> None:
+    words = ["--name", "much", "--env", f"MIB={mib}", "--wait", "--", "python3", "-c", FAILS_AFTER]
+    job = dev.yard("submit", *words, code=None).out.split()[0]
+    dev.reach(f"{job}.0", "failed")
+    assert "RuntimeError: the loss is not a number" in dev.yard("show", f"{job}.0").out
+    tail = dev.yard("logs", f"{job}.0", "--tail", "3").lines
+    assert tail[-1] == "RuntimeError: the loss is not a number"
+    lines = dev.yard("logs", f"{job}.0").lines
+    assert lines[0].startswith("0000000 ")
+    cut = [line for line in lines if line.startswith("output is cut here: 12 MiB of it")]
+    assert len(cut) == 1
+    assert "at most 16 MiB of an attempt (YARD_AGENT_OUTPUT_LIMIT_BYTES" in cut[0]
+    assert lines[lines.index(cut[0]) + 1].endswith("the newest output follows")

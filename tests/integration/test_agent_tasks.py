@@ -589,16 +589,78 @@ async def test_assignments_to_another_incarnation_are_void(world: AgentWorld) ->
     assert {e.subject for e in await world.envelopes()} == {"n1", mine}
 
 
-async def test_output_over_the_limit_is_cut_with_a_line_that_says_so(world: AgentWorld) -> None:
-    world.configure(output_limit_bytes=50_000)
-    line = "forty bytes of output, more or less ......"
-    script = f"i=0; while [ $i -lt 3000 ]; do echo '{line}'; i=$((i+1)); done"
+#: A task that writes a number of MiB, without a last newline, and then fails with a traceback.
+FAILS_AFTER = """
+import os, sys
+line = b"%07d " + b"x" * 191 + b"\\n"
+for number in range(int(os.environ["MIB"]) * 2**20 // 200):
+    os.write(1, line % number)
+os.write(1, b"epoch 3: 97%")
+raise RuntimeError("the loss is not a number")
+"""
+
+
+@pytest.mark.parametrize("mib", [33, 100])
+async def test_of_long_output_the_first_and_the_newest_lines_are_kept(
+    world: AgentWorld, mib: int
+) -> None:
     async with world.agent():
-        task = await world.allocate(sh(script + "; echo the end"))
+        task = await world.allocate(python(FAILS_AFTER, env={"MIB": str(mib)}))
         await world.ended(task)
+        everything = await world.output(task, stream=None)
         said = await world.output(task)
-        assert len(said) == 50_000
-        assert "cut" in await world.output(task, stream="agent")
+    lines = everything.splitlines()
+    assert lines[0].startswith("0000000 xxx")
+    assert lines[-1] == "RuntimeError: the loss is not a number"
+    assert any("epoch 3: 97%" in line for line in lines[-8:]), "the newest bytes of both streams"
+    cut = [number for number, line in enumerate(lines) if line.startswith("output is cut here")]
+    assert len(cut) == 1
+    assert "12 MiB of it are shipped; of the rest, the newest 4 MiB follow" in lines[cut[0]]
+    assert "16 MiB of an attempt (YARD_AGENT_OUTPUT_LIMIT_BYTES" in lines[cut[0]]
+    gap = [number for number, line in enumerate(lines) if " of output are left out here" in line]
+    assert gap == [cut[0] + 1]
+    numbers = [int(line[:7]) for line in lines if line[7:9] == " x"]
+    assert numbers[-1] == mib * 2**20 // 200 - 1
+    before = numbers.index(cut[0] - 1)
+    left_out = numbers[before + 1] - numbers[before] - 1
+    assert lines[gap[0]].startswith(f"{round(left_out * 200 / 2**20, 1):g} MiB of output are left")
+    assert numbers == [*range(numbers[before] + 1), *range(numbers[before + 1], numbers[-1] + 1)]
+    assert 15.5 * 2**20 < len(said) <= 16 * 2**20
+
+
+async def test_output_that_just_fits_its_limit_is_shipped_whole(world: AgentWorld) -> None:
+    world.configure(output_limit_bytes=50_000)
+    line = "forty bytes of output, more or less .."
+    script = f"i=0; while [ $i -lt 1200 ]; do echo '{line}'; i=$((i+1)); done"
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        await world.ended(task)
+        assert await world.output(task) == f"{line}\n" * 1200
+        assert "left out" not in await world.output(task, stream="agent")
+
+
+async def test_an_agent_that_restarts_ships_the_newest_output_of_its_tasks(
+    world: AgentWorld,
+) -> None:
+    world.configure(output_limit_bytes=400_000)
+    go = world.data_dir / "go"
+    code = f"""
+import os, time
+for number in range(20_000):
+    os.write(1, b"%07d " % number + b"x" * 191 + b"\\n")
+while not os.path.exists("{go}"): time.sleep(0.05)
+os.write(2, b"the end")
+"""
+    async with world.agent():
+        task = await world.allocate(python(code))
+        await world.until_output(task, "output is cut here", stream="agent")
+    async with world.agent():
+        go.touch()
+        await world.ended(task)
+        lines = (await world.output(task, stream=None)).splitlines()
+    assert lines[-2:] == ["0019999 " + "x" * 191, "the end"]
+    assert sum("output is cut here" in line for line in lines) == 1
+    assert sum("left out here" in line for line in lines) == 1
 
 
 async def test_output_of_any_bytes_arrives_whole(world: AgentWorld) -> None:

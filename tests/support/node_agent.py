@@ -341,12 +341,17 @@ class AgentWorld:
         return (await self.until(TaskExitedV1, task_id))[0]
 
     async def output(
-        self, task_id: str, *, stream: str = "stdout", replica: int = 0, attempt: int = 1
+        self, task_id: str, *, stream: str | None = "stdout", replica: int = 0, attempt: int = 1
     ) -> str:
-        """Return a replica's output in the log, with pieces in order and each once."""
+        """Return a replica's output in the log, with pieces in order and each once.
+
+        `stream`: None takes all, as `yard logs` prints them.
+        """
         pieces: dict[int, str] = {}
         for piece in await self.of_type(TaskOutputV1, task_id):
-            if (piece.replica, piece.attempt, piece.stream) == (replica, attempt, stream):
+            if stream not in (None, piece.stream):
+                continue
+            if (piece.replica, piece.attempt) == (replica, attempt):
                 assert pieces.get(piece.seq, piece.text) == piece.text, "one seq, two texts"
                 pieces[piece.seq] = piece.text
         return "".join(pieces[seq] for seq in sorted(pieces))

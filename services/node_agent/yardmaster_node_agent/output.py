@@ -3,6 +3,11 @@
 The replica writes its streams to files; the ledger has the position up to which they are shipped.
 The pieces of a batch are written to the ledger before they are appended to the log. After a kill -9
 the agent therefore appends the same pieces with the same numbers, and readers drop the repeats.
+
+The topic only grows, so of a long output two parts are shipped: the *head* as it is written, and
+the *tail*, the newest bytes, when the replica has ended: there is the error of a failed task.
+Until then the tail is the end of the output files, whose middle `bound` frees. So neither memory
+nor another file holds it, and it survives the agent. At the end at most the tail is left to ship.
 """
 
 from typing import Final
@@ -15,12 +20,15 @@ from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.reports import MAX_BATCH_BYTES
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
-from yardmaster_schemas.topics import KIB, TASK_LOGS
+from yardmaster_schemas.topics import KIB, MIB, TASK_LOGS
 
 #: Bytes of a piece; its record fits into a batch even if JSON escapes each byte.
 PIECE_BYTES: Final = 16 * KIB
 #: The most pending lines of the agent; further lines are dropped.
 MAX_LINES: Final = 20
+#: The setting that the agent's lines name.
+SETTING: Final = "YARD_AGENT_OUTPUT_LIMIT_BYTES of the node's agent"
+_STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 _NAMES: Final[dict[Stream, StreamName]] = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
 
@@ -34,17 +42,41 @@ class OutputShipper:
         self._lines: list[str] = []
         #: Whether the pieces in `output.last` are known to be in the log.
         self._arrived = not replica.output.last
+        self._limit = context.settings.output_limit_bytes
+        self._tail_bytes = self._limit // 4
+        self._head_bytes = self._limit - self._tail_bytes
+        #: Whether the output that was shipped last ends within a line; None: not known yet.
+        self._in_a_line: bool | None = None
+        #: Whether the output files were truncated, because their file system frees no part of one.
+        self._truncated = False
 
     def add_line(self, text: str) -> None:
         """Queue a line of the agent about the replica."""
         if len(self._lines) < MAX_LINES:
             self._lines.append(text)
 
+    def bound(self, process: Process) -> None:
+        """Free the disk space of output that will not be shipped."""
+        output, head = self._replica.output, self._head_bytes
+        if output.cut and self._arrived:
+            head = 0
+            if output.last:
+                # A later agent process must not read again what is freed now.
+                output.last = ()
+                self._context.save(self._replica, durable=False)
+        if not process.bound_output(head, self._tail_bytes) and not self._truncated:
+            self._truncated = True
+            self.add_line(
+                f"the newest output is lost from here on: more than {_size(self._limit)} were "
+                "written, and the file system of the agent's data_dir cannot free a part of a file"
+            )
+
     async def ship(self, process: Process | None, *, final: bool = False) -> bool:
         """Append one batch of new output; return whether there was any.
 
-        Unless `final`, an incomplete character at the end stays pending. If the append fails, the
-        next call retries the batch.
+        `final`: the replica has no process any more, so the tail is shipped too. Before, an
+        incomplete character at the end stays pending. If the append fails, the next call retries
+        the batch.
         """
         replica, output = self._replica, self._replica.output
         if process is not None and not self._arrived:
@@ -52,12 +84,11 @@ class OutputShipper:
             if not await self._append(records):
                 return False
             self._arrived = True
-        if process is not None and output.cut:
-            # Not earlier: pieces that are not known to be in the log are read again to retry them.
-            process.drop_output()
+        if process is not None and final and output.cut:
+            self.skip_to_tail(process)
         lines, self._lines = self._lines, []
-        records = [self._agent_record(line) for line in lines]
-        if process is not None:
+        records = self._agent_records(process, lines)
+        if process is not None and (output.tail or not output.cut):
             pieces = self._gather(process, final, records)
             if pieces:
                 output.last, self._arrived = tuple(pieces), False
@@ -70,24 +101,62 @@ class OutputShipper:
         self._arrived = True
         return True
 
+    def skip_to_tail(self, process: Process) -> None:
+        """Continue with the newest bytes of both streams; a short stream leaves more to the other.
+
+        Call it when the replica has no process any more.
+        """
+        output, tail = self._replica.output, self._tail_bytes
+        if output.tail:
+            return
+        sizes = [process.output_size("stdout"), process.output_size("stderr")]
+        left = [max(0, size - at) for size, at in zip(sizes, self._positions, strict=True)]
+        half = tail // 2
+        takes = [min(left[n], max(half, tail - left[1 - n])) for n in (0, 1)]
+        starts = [
+            _line_start(process, name, size - take, size) if take < rest else size - take
+            for name, size, take, rest in zip(_STREAMS, sizes, takes, left, strict=True)
+        ]
+        omitted = sum(starts) - sum(self._positions)
+        output.cut = output.tail = True
+        if omitted > 0:
+            self._metrics.output_cut.inc()
+            self.add_line(
+                f"{_size(omitted)} of output are left out here: the agent ships at most "
+                f"{_size(self._limit)} of an attempt ({SETTING}); the newest output follows"
+            )
+            output.stdout, output.stderr = starts
+
+    @property
+    def _positions(self) -> tuple[int, int]:
+        return self._replica.output.stdout, self._replica.output.stderr
+
     def _gather(self, process: Process, final: bool, records: list[Record]) -> list[Piece]:
-        """Take pieces of both streams in turn until the batch is full, and add their records."""
-        output, limit = self._replica.output, self._context.settings.output_limit_bytes
+        """Take pieces of stdout, then of stderr, until the batch is full; add their records.
+
+        So the error of a failed task follows its output, also where that is shipped late.
+        """
+        output = self._replica.output
         pieces: list[Piece] = []
         size = BATCH_OVERHEAD + sum(record.size for record in records)
         ahead = [Stream.STDOUT, Stream.STDERR]
-        while ahead and not output.cut:
+        while ahead and (output.tail or not output.cut):
             stream = ahead.pop(0)
             start = output.stdout if stream is Stream.STDOUT else output.stderr
-            left_bytes = limit - output.stdout - output.stderr
+            left_bytes = PIECE_BYTES
+            if not output.tail:
+                left_bytes = self._head_bytes - output.stdout - output.stderr
             data = process.read_output(_NAMES[stream], start, min(PIECE_BYTES, left_bytes + 1))
             over = len(data) > left_bytes
             if over:
-                self._cut(limit)
                 data = data[:left_bytes]
-            at_its_end = over or (final and len(data) < PIECE_BYTES)
+            at_its_end = final and len(data) < PIECE_BYTES and not over
             whole = data if at_its_end else whole_characters(data)
+            if over:
+                whole = whole[: whole.rfind(b"\n") + 1] or whole
             if not whole:
+                if over:
+                    self._end_head()
                 continue
             piece = Piece(stream=stream, start=start, end=start + len(whole), seq=output.seq)
             record = self._output(stream, whole, output.seq)
@@ -102,18 +171,33 @@ class OutputShipper:
             else:
                 output.stderr = piece.end
             self._metrics.output_bytes.inc(len(whole))
-            ahead.append(stream)
+            self._in_a_line = not whole.endswith(b"\n")
+            if over:
+                self._end_head()
+            ahead.insert(0, stream)
         return pieces
 
-    def _cut(self, limit: int) -> None:
+    def _end_head(self) -> None:
         self._replica.output.cut = True
-        self._metrics.output_cut.inc()
-        self.add_line(f"output is cut here: the node ships at most {limit} bytes of an attempt")
+        self.add_line(
+            f"output is cut here: {_size(self._head_bytes)} of it are shipped; of the rest, the "
+            f"newest {_size(self._tail_bytes)} follow when the attempt ends. The agent ships at "
+            f"most {_size(self._limit)} of an attempt ({SETTING})"
+        )
 
-    def _agent_record(self, line: str) -> Record:
-        record = self._output(Stream.AGENT, line.encode() + b"\n", self._replica.output.seq)
-        self._replica.output.seq += 1
-        return record
+    def _agent_records(self, process: Process | None, lines: list[str]) -> list[Record]:
+        """Return the records of the agent's lines; the first one begins a new line."""
+        output, records = self._replica.output, []
+        if self._in_a_line is None and process is not None:
+            last = output.last[-1:]
+            ends = [process.read_output(_NAMES[piece.stream], piece.end - 1, 1) for piece in last]
+            self._in_a_line = any(end != b"\n" for end in ends)
+        for line in lines:
+            begin = "\n" if self._in_a_line else ""
+            self._in_a_line = False
+            records.append(self._output(Stream.AGENT, f"{begin}{line}\n".encode(), output.seq))
+            output.seq += 1
+        return records
 
     def _record(self, process: Process, piece: Piece) -> Record | None:
         data = process.read_output(_NAMES[piece.stream], piece.start, piece.end - piece.start)
@@ -153,3 +237,17 @@ def whole_characters(data: bytes) -> bytes:
         needs = 1 if byte < 0x80 else 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4
         return data[:-back] if byte >= 0xC0 and needs > back else data
     return data
+
+
+def _line_start(process: Process, stream: StreamName, at: int, end: int) -> int:
+    """Return the start of the first line after `at`, if it is near, else of a character."""
+    data = process.read_output(stream, at, min(PIECE_BYTES, end - at))
+    newline = data.find(b"\n")
+    if 0 <= newline < len(data) - 1:
+        return at + newline + 1
+    return at + next((n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+def _size(size: int) -> str:
+    """Return a number of bytes for a line of the agent: `16 MiB`."""
+    return f"{round(size / MIB, 1):g} MiB" if size >= MIB else f"{size} bytes"

@@ -112,8 +112,10 @@ class Settings(LogSettings):
     #: Progress and checkpoints of one replica are each reported at most once in this time; the
     #: newest value is reported.
     report_interval_s: PositiveSeconds = 10.0
-    #: The most output of one replica that is shipped to the log, and that is buffered on disk.
-    #: Further output is dropped, with one line that says so.
+    #: The most output of one replica that is shipped to the log, and that each of its two output
+    #: files takes on disk. The first three quarters are shipped as they are written. Of more
+    #: output the newest quarter is shipped when the replica ends, after a line that says how much
+    #: was left out.
     output_limit_bytes: PositiveInt = 16 * 2**20
     #: How long an ended task may keep its slots while its last output is shipped.
     drain_s: PositiveSeconds = 5.0

@@ -405,16 +405,15 @@ class Supervision:
             await self._clock.sleep(KILL_AGAIN_S)
 
     async def _poll_files(self, process: Process) -> None:
-        """At every tick, read the checkpoint file and limit the size of the output files.
+        """At every tick, read the checkpoint file and limit the disk space of the output files.
 
-        The files keep the bytes that may be shipped, and one more byte to detect further output,
-        even if the log is unavailable for a long time.
+        The files keep the bytes that may be shipped, even if the log is unavailable for a long
+        time.
         """
-        most = self._context.settings.output_limit_bytes + 1
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
             self._read_checkpoint_file(process)
-            process.bound_output(most)
+            self._output.bound(process)
 
     async def _ship_output(self, process: Process) -> None:
         """Ship the output at every tick; apart from `_poll_files`, since an append may be slow."""
@@ -453,14 +452,20 @@ class Supervision:
             self._output.add_line(f"the checkpoint file is ignored: {error}"[:500])
 
     async def _drain(self, process: Process | None) -> None:
-        """Ship the rest of the output, but hold the slots for it for at most `drain_s`."""
+        """Ship the rest of the output, but hold the slots for it for at most `drain_s`.
+
+        After half of that, leave out what is older than the newest part.
+        """
+        limit_s = self._context.settings.drain_s
+        hurry_s = self._clock.monotonic_s() + limit_s / 2
 
         async def all_of_it() -> None:
             while await self._output.ship(process, final=True):
-                pass
+                if process is not None and self._clock.monotonic_s() > hurry_s:
+                    self._output.skip_to_tail(process)
 
         with suppress(TimeoutError):
-            await within(self._clock, self._context.settings.drain_s, all_of_it())
+            await within(self._clock, limit_s, all_of_it())
 
     async def _release_unstarted(self, found: str, failure: StartFailure | None = None) -> None:
         self.replica.failure = failure

@@ -423,7 +423,7 @@ class Relay:
                     if node in lacking and batch.last > lacking[node]
                 }
                 await together(*(copy(node, batch) for node, batch in due.items()))
-            # Beside the leader's cycles, which must not wait for it.
+            # The cycles of the leader run in the same loop, and do not wait for this.
             await self._clock.sleep(0)
         if copied:
             self._metrics.copied_again.inc(copied)

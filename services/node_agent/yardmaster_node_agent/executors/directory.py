@@ -1,5 +1,6 @@
 """The directory of one replica: its files, and how to read and write them."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -14,6 +15,14 @@ from yardmaster_node_agent.executors.task_user import TaskUser
 
 #: The most bytes that are read of a JSON file of the runner or the task.
 MAX_NOTE_BYTES: Final = 4096
+#: The unit of `st_blocks`.
+BLOCK_BYTES: Final = 512
+#: Space of an output file beyond what is kept, before it is freed.
+SLACK_BYTES: Final = 2**20
+#: Flags of fallocate(2).
+_KEEP_SIZE: Final = 0x01
+_PUNCH_HOLE: Final = 0x02
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ReplicaDirectory:
@@ -135,20 +144,36 @@ class ReplicaDirectory:
         """Return at most `size` bytes of an output file from byte `start` on; none at its end."""
         return self._read(stream, start, size)
 
-    def bound_output(self, limit: int) -> None:
-        """Truncate each output file to at most `limit` bytes.
+    def output_size(self, stream: StreamName) -> int:
+        """Return the size of an output file, with the bytes that were freed; 0 without one."""
+        with self._opened(stream, os.O_RDONLY) as descriptor:
+            return 0 if descriptor is None else os.fstat(descriptor).st_size
 
-        Tasks write with O_APPEND, so later output follows the first `limit` bytes directly; the
-        output in between is lost.
+    def bound_output(self, head: int, tail: int) -> bool:
+        """Free the disk space between the first and the newest bytes of each output file.
+
+        The file becomes sparse: its size and the positions of its bytes stay the same, so the task
+        and a later agent process continue where they were. Where the file system cannot do that,
+        the file is truncated to `head + tail` bytes. Tasks write with O_APPEND, so later output
+        then follows these bytes, and the output in between is lost.
         """
+        sparse = True
         for stream in ("stdout", "stderr"):
             with self._opened(stream, os.O_WRONLY) as descriptor:
-                if descriptor is not None and os.fstat(descriptor).st_size > limit:
-                    os.ftruncate(descriptor, limit)
-
-    def drop_output(self) -> None:
-        """Truncate both output files to 0 bytes."""
-        self.bound_output(0)
+                if descriptor is None:
+                    continue
+                status = os.fstat(descriptor)
+                between = status.st_size - head - tail
+                stored = status.st_blocks * BLOCK_BYTES
+                # Not for each few bytes that a task writes.
+                if between <= 0 or stored <= head + tail + SLACK_BYTES:
+                    continue
+                try:
+                    _punch_hole(descriptor, head, between)
+                except OSError:
+                    os.ftruncate(descriptor, head + tail)
+                    sparse = False
+        return sparse
 
     def _read(self, name: str, start: int, size: int) -> bytes:
         with self._opened(name, os.O_RDONLY) as descriptor:
@@ -180,3 +205,11 @@ class ReplicaDirectory:
     def remove(self) -> None:
         """Delete the directory; ignore files that cannot be deleted."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _punch_hole(descriptor: int, start: int, size: int) -> None:
+    """Free the disk space of a range of a file; raises OSError."""
+    arguments = (ctypes.c_int64(start), ctypes.c_int64(size))
+    if _LIBC.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, *arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

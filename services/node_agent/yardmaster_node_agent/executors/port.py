@@ -86,11 +86,15 @@ class Process(Protocol):
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
         """Return at most `size` bytes of a stream from byte `start` on; none at its end."""
 
-    def bound_output(self, limit: int) -> None:
-        """Truncate each stream to at most `limit` bytes; later output follows these bytes."""
+    def output_size(self, stream: StreamName) -> int:
+        """Return the bytes that were written to a stream, also if some were freed since."""
 
-    def drop_output(self) -> None:
-        """Truncate both streams to 0 bytes; call it if no more of them will be read."""
+    def bound_output(self, head: int, tail: int) -> bool:
+        """Free the disk space of each stream, except that of its first and its newest bytes.
+
+        Positions in the streams stay the same; freed bytes are read as zeros. False: the file
+        system cannot do that, so each stream was truncated to `head + tail` bytes.
+        """
 
 
 class Executor(Protocol):

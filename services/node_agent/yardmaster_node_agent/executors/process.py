@@ -171,13 +171,13 @@ class RealProcess:
         """Return bytes of an output file."""
         return self._directory.read_output(stream, start, size)
 
-    def bound_output(self, limit: int) -> None:
-        """Truncate each output file to at most `limit` bytes; see `ReplicaDirectory`."""
-        self._directory.bound_output(limit)
+    def output_size(self, stream: StreamName) -> int:
+        """Return the size of an output file."""
+        return self._directory.output_size(stream)
 
-    def drop_output(self) -> None:
-        """Truncate the output files to 0 bytes."""
-        self._directory.drop_output()
+    def bound_output(self, head: int, tail: int) -> bool:
+        """Free the middle of each output file; see `ReplicaDirectory`."""
+        return self._directory.bound_output(head, tail)
 
 
 class ProcessExecutor:

@@ -95,11 +95,13 @@ class SimulatedProcess:
         """Return nothing: it has no output."""
         return b""
 
-    def bound_output(self, limit: int) -> None:
-        """Do nothing: it has no output."""
+    def output_size(self, stream: StreamName) -> int:
+        """Return 0: it has no output."""
+        return 0
 
-    def drop_output(self) -> None:
+    def bound_output(self, head: int, tail: int) -> bool:
         """Do nothing: it has no output."""
+        return True
 
     def _over(self) -> bool:
         self._ended = self._ended or self._clock.monotonic_s() >= self._ends_s
