@@ -50,7 +50,7 @@ STAYS: Final = {
     "yard dev --data team --port 7460 --token-file tokens.json": SHARED_IS_UP,
 }
 #: Blocks that contain no commands.
-NO_COMMANDS: Final = ("nginx", "properties", "python", "sql", "text", "yaml")
+NO_COMMANDS: Final = ("json", "nginx", "properties", "python", "sql", "text", "yaml")
 #: Blocks of `shell` show commands that cannot run here. How many each page has, and why.
 NOT_HERE: Final = {
     "explanation/fitgpp.md": (1, "hours of simulation"),
