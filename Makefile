@@ -18,7 +18,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs reference format schemas golden kept-log bench picture tools lock clean
+.PHONY: help install demo up down demo-up check test test-torch chaos histories rules lint docs reference format schemas golden kept-log bench picture tools wheel lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ $(STAMP): requirements.lock pyproject.toml
 	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv.txt; fi
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
+	"$$uv" pip uninstall --quiet --python $(BIN)/python yardmaster 2>/dev/null; \
 	"$$uv" pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -116,7 +117,7 @@ picture: install ## run the demo and draw its timeline, docs/pictures/demo.svg
 lock: ## resolve the two lock files again; UPGRADE=--upgrade takes newer versions
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
-	  --no-emit-index-url --no-emit-find-links --no-emit-package yardmaster \
+	  --no-emit-index-url --no-emit-find-links --no-emit-package yardmaster-scheduler \
 	  --custom-compile-command 'make lock' --output-file requirements.lock \
 	  --all-extras --group dev pyproject.toml > /dev/null; \
 	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
@@ -124,6 +125,9 @@ lock: ## resolve the two lock files again; UPGRADE=--upgrade takes newer version
 	  --custom-compile-command 'make lock' --output-file requirements-torch.lock \
 	  --group torch-test > /dev/null
 	@sed -i.bak '/^# The following packages were excluded/,$$d' requirements.lock && rm requirements.lock.bak
+
+wheel: install ## build the wheel of the distribution into dist; gateways serve the same files
+	@uv="$(UV)"; "$${uv:-$(BIN)/uv}" build --quiet --wheel --python $(BIN)/python --no-build-isolation --out-dir dist .
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

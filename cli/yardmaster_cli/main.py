@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from yardmaster.errors import InputError
+try:
+    from yardmaster.errors import InputError
+except ImportError as error:
+    # Another distribution's `yardmaster` hides ours, so that no command can run.
+    from yardmaster_runtime.distribution import other_version, repair
+
+    if other_version() is None:
+        raise
+    sys.exit(
+        f"error: the Python package yardmaster is that of another project, yardmaster "
+        f"{other_version()}: {error}\nhint: {repair()}"
+    )
 from yardmaster_cli.errors import BadUsage, CliError, Exit, input_error
 from yardmaster_cli.session import YardGroup, global_options
 
@@ -150,9 +161,9 @@ class Yard(YardGroup):
 def _version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
     if not given or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from yardmaster_runtime.distribution import installed_version
 
-    click.echo(f"yard {version('yardmaster')}")
+    click.echo(f"yard {installed_version()}")
     ctx.exit()
 
 
@@ -234,11 +245,11 @@ def _missing_extra(error: ModuleNotFoundError) -> CliError:
         return CliError(
             f"internal: {error}",
             exit_code=Exit.INTERNAL,
-            hint="the installation is incomplete; reinstall yardmaster",
+            hint="the installation is incomplete; see yard doctor",
         )
     return BadUsage(
         f"this command needs the extra `all`: the module {error.name} is not installed",
-        hint="pip install 'yardmaster[all]'",
+        hint="pip install 'yardmaster-scheduler[all]'",
     )
 
 

@@ -14,6 +14,7 @@ from tests.support import containers
 from tests.support.up import Up
 from yardmaster_localcluster import compose
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID
+from yardmaster_runtime.distribution import CLIENT_PATH, wheel_file
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
@@ -109,6 +110,11 @@ def test_up_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
         assert one["Config"]["User"] == user, name
         assert one["HostConfig"]["ReadonlyRootfs"], name
         assert one["HostConfig"]["CapDrop"] == ["ALL"], name
+
+    # The image of the gateway serves the wheel of its version, without a token.
+    wheel = f"{gateways(cluster)[0]}{CLIENT_PATH}/{wheel_file()}"
+    with urllib.request.urlopen(wheel, timeout=30) as answer:
+        assert answer.headers["Content-Type"] == "application/zip"
 
     # Only the number of gateways changes; running containers are kept.
     cluster.up("--gateways", "3")

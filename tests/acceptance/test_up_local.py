@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.support.up import Up
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
+from yardmaster_runtime.distribution import CLIENT_PATH, wheel_file
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
@@ -149,6 +151,11 @@ def test_only_users_of_the_cluster_reach_its_broker_and_redis(cluster: Up) -> No
     with socket.create_connection(("127.0.0.1", cluster.ports["redis"])) as client:
         client.sendall(b"DBSIZE\r\n")
         assert client.recv(4096).startswith(b"-NOAUTH")
+
+    # The client needs no token.
+    wheel = f"http://127.0.0.1:{cluster.ports['gateway']}{CLIENT_PATH}/{wheel_file()}"
+    with urllib.request.urlopen(wheel, timeout=30) as answer:
+        assert answer.headers["Content-Type"] == "application/zip"
 
     # A new node gets a user of its own while the cluster runs.
     cluster.up("--agents", "2")

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from yardmaster_cli.output.formats import Column
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import api_error, plain
 from yardmaster_cli.session import NounGroup, Session, command
+from yardmaster_runtime.distribution import installed_version
 
 #: The number of tries of `login` to reach the server.
 CHECK_TRIES: Final = 2
@@ -125,7 +125,7 @@ def whoami(session: Session) -> None:
 def version(session: Session, client: bool) -> None:
     """Print the version of yard and of the server."""
     out = session.out
-    mine = installed("yardmaster")
+    mine = installed_version()
     answer: dict[str, object] = {"client": mine, "server": None}
     lines = [f"yard {mine}"]
     if not client and session.config.server.value is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import yardmaster
 from yardmaster.local_cluster import (
     DevServer,
     default_data_dir,
@@ -34,6 +35,7 @@ from yardmaster_localcluster.probes import why_kafka_is_silent, why_redis_is_sil
 from yardmaster_localcluster.process import why_not_ready
 from yardmaster_localcluster.redis_server import redis_program
 from yardmaster_localcluster.request import read_state
+from yardmaster_runtime import distribution
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
 MIN_DISK_GIB: Final = 1
@@ -76,6 +78,22 @@ def _python() -> Finding:
     return Finding(
         "Python 3.11", good, f"{version} at {sys.executable}", True, "install Python 3.11 or newer"
     )
+
+
+def _package(server: str) -> Finding:
+    """Whether `import yardmaster` finds this distribution's files, and no other one's."""
+    other = distribution.other_version()
+    whole = hasattr(yardmaster, "should_stop")
+    found = f"{distribution.NAME} {distribution.installed_version()}"
+    if other is not None or not whole:
+        found = f"{distribution.OTHER} {other or '(unknown version)'} is installed, another project"
+        found += (
+            f"; removing it also removes files of {distribution.NAME}"
+            if whole
+            else f" whose files replace those of {distribution.NAME}"
+        )
+    good = other is None and whole
+    return Finding("Python package", good, found, True, distribution.repair(server))
 
 
 def _program(name: str, get: str, *, needed: bool = False) -> Finding:
@@ -275,13 +293,19 @@ def _broken_safe(look: Callable[[], Finding], what: str) -> Finding:
         return Finding(what, False, f"{type(error).__name__}: {error}", True, "fix the error")
 
 
-def look(folder: Path) -> list[Finding]:
-    """Run all checks; `folder` is the data directory, which need not exist."""
+def look(folder: Path, server: str = distribution.ANY_SERVER) -> list[Finding]:
+    """Run all checks.
+
+    Args:
+        folder: the data directory, which need not exist.
+        server: the gateway from which a damaged installation is repaired.
+    """
     running = _running(os.environ, folder)
     while not folder.is_dir():
         folder = folder.parent
     return [
         _python(),
+        _package(server),
         _program("make", "apt install make; or run the commands of the Makefile by hand"),
         _program("uv", "not needed: make install brings its own; or see docs.astral.sh/uv"),
         _broken_safe(lambda: _sqlite(folder), "SQLite with WAL"),
@@ -319,7 +343,8 @@ def doctor(session: Session) -> int:
     process of `yard up`. The exit code is 1 if a requirement is missing, or if a cluster or one of
     its processes is not ready.
     """
-    findings = look(session.config.data_dir)
+    server = session.config.server.value or distribution.ANY_SERVER
+    findings = look(session.config.data_dir, server)
     columns = (
         Column("WHAT", lambda row: row["what"]),
         Column("STATE", lambda row: row["state"]),
@@ -337,6 +362,9 @@ def doctor(session: Session) -> int:
         for one in findings
     ]
     session.out.items(listed, columns, name="what")
+    session.out.note(
+        f"to install this version in another environment: {distribution.install_command(server)}"
+    )
     lacking = lacks(findings)
     for state, names in lacking.items():
         session.out.note(f"{state}: {', '.join(names)}")

@@ -23,7 +23,9 @@ The task SDK uses only the standard library. The client, its models and their de
 imported on first use. This package imports no service.
 """
 
+import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.task import (
@@ -85,6 +87,26 @@ _CLIENT: Final = {
     "WaitTimeout": "yardmaster.errors",
     "parse_job": "yardmaster_schemas.job_file",
 }
+
+
+def _warn_of_other_distribution(site_packages: Path) -> None:
+    """Warn if the distribution `yardmaster` of PyPI, another project, shares this package's folder.
+
+    This module runs, so its own files win at the moment, and the program can continue. The next
+    installation or removal of the other distribution overwrites or removes them. Where the files of
+    the other one have won, this module does not run; `yard doctor` reports both cases.
+    """
+    for found in site_packages.glob("yardmaster-*.dist-info"):
+        warnings.warn(
+            f"{found.name.removesuffix('.dist-info')} is another project that installs into the "
+            f"folder of this package, {site_packages / 'yardmaster'}. Remove it, then install "
+            "yardmaster-scheduler again; yard doctor prints the commands",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warn_of_other_distribution(Path(__file__).parents[1])
 
 
 def __getattr__(name: str) -> Any:

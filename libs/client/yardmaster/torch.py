@@ -1,6 +1,6 @@
 """PyTorch gangs: `StopGuard` stops all ranks at one step, and `run_and_exit` ends each process.
 
-PyTorch comes with `yardmaster[torch]`.
+PyTorch comes with `yardmaster-scheduler[torch]`.
 
 Each replica of a gang is asked to stop at its own moment, so each sees `yardmaster.should_stop()`
 become true in another step. A replica that stops alone leaves the others in a collective call that
@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "yardmaster.torch needs PyTorch: pip install 'yardmaster[torch]'", name="torch"
+        "yardmaster.torch needs PyTorch: pip install 'yardmaster-scheduler[torch]'", name="torch"
     ) from None
 
 __all__ = ["StepsDiffer", "StopGuard", "run_and_exit"]

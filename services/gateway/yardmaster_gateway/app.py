@@ -14,6 +14,7 @@ from yardmaster_gateway import (
     about,
     api_page,
     cell,
+    client_wheel,
     departments,
     enrollment,
     erasure,
@@ -40,6 +41,7 @@ from yardmaster_gateway.context import (
 from yardmaster_gateway.openapi import document_of
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_gateway.writes import trace_of
+from yardmaster_runtime.distribution import installed_version
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import (
     ending,
@@ -155,7 +157,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
     gateway = Gateway(ports, settings)
     app = FastAPI(
         title="Yardmaster",
-        version=about.software_version(),
+        version=installed_version(),
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
@@ -164,6 +166,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
     app.state.gateway = gateway
     app.state.health = health.HealthCheck(gateway)
     app.include_router(_api())
+    app.include_router(client_wheel.router)
     app.include_router(health.router)
     app.include_router(api_page.router_of(_page))
     problems.install(app)
@@ -192,6 +195,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of every gateway of this version."""
     app = FastAPI()
     app.include_router(_api())
+    app.include_router(client_wheel.router)
     app.include_router(health.router)
     return document_of(app)
 

@@ -23,6 +23,10 @@ _LISTED: Final = "separate several values with commas."
 _POSITION: Final = "main@r15.a27.n30.d56"
 #: By `operation.parameter`, else by the parameter's name, which means the same in each operation.
 PARAMETERS: Final[Texts] = {
+    "file": (
+        "The file name of this version's wheel, which installers read.",
+        "yardmaster_scheduler-0.1.0-py3-none-any.whl",
+    ),
     "Idempotency-Key": (
         "A repetition with the same key and body returns the same answer and records nothing.",
         "0b9a3f5e-train-1",

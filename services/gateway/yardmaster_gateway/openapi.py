@@ -13,9 +13,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from yardmaster_core.scheduling.policies import POLICIES
-from yardmaster_gateway import about
 from yardmaster_gateway.bodies import BODY_PREFIX
 from yardmaster_gateway.descriptions import ANSWERS, FIELDS, PARAMETERS
+from yardmaster_runtime.distribution import installed_version
 from yardmaster_schemas.api import (
     CancelBody,
     CellConfig,
@@ -63,7 +63,7 @@ def document_of(app: FastAPI) -> Json:
     """The OpenAPI document of an app's routes."""
     found: Json = get_openapi(
         title="Yardmaster",
-        version=about.software_version(),
+        version=installed_version(),
         description="Submit, watch and operate work on shared GPU clusters.",
         routes=app.routes,
     )

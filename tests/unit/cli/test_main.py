@@ -166,7 +166,7 @@ def test_an_error_without_a_reader_keeps_its_exit_code() -> None:
 def test_an_unforeseen_error_is_internal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Path) -> list[doctor.Finding]:
+    def fail(*_: object) -> list[doctor.Finding]:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(doctor, "look", fail)
@@ -180,9 +180,9 @@ def test_doctor_fails_only_for_what_is_needed(
 ) -> None:
     needed = doctor.Finding("SQLite with WAL", False, "none", True, "install one")
     optional = doctor.Finding("GPUs", False, "none", get="not needed")
-    monkeypatch.setattr(doctor, "look", lambda _: [optional])
+    monkeypatch.setattr(doctor, "look", lambda *_: [optional])
     assert said(capsys, "doctor")[0] == 0
-    monkeypatch.setattr(doctor, "look", lambda _: [optional, needed])
+    monkeypatch.setattr(doctor, "look", lambda *_: [optional, needed])
     code, out, err = said(capsys, "doctor")
     assert code == Exit.CHECK_FAILED
     assert "install one" in out
@@ -275,7 +275,7 @@ def test_a_command_whose_extra_is_not_installed_names_the_extra(tmp_path: Path) 
     assert codes == [Exit.USAGE] * 6
     for error, hint in zip(lines[::2], lines[1::2], strict=True):
         assert error.startswith("error: this command needs the extra `all`: the module ")
-        assert hint == "hint: pip install 'yardmaster[all]'"
+        assert hint == "hint: pip install 'yardmaster-scheduler[all]'"
 
 
 def test_commands_that_call_a_server_need_no_extra() -> None:

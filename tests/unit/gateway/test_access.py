@@ -9,6 +9,8 @@ from yardmaster_gateway.context import Gateway
 from yardmaster_schemas.events.admissions import RoleName, Scope
 
 OPEN = {"/livez", "/readyz", "/metrics"}
+#: Anyone may install the client: its wheel is the same for all and contains no data of users.
+CLIENT = "/client/file"
 
 
 def operations() -> list[tuple[str, str]]:
@@ -20,11 +22,14 @@ def operations() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), operations())
-async def test_only_health_endpoints_answer_without_a_known_token(
+async def test_only_health_endpoints_and_the_client_answer_without_a_known_token(
     cell: TestCell, method: str, path: str
 ) -> None:
     if path in OPEN:
         await cell.call(method, path, token=None)
+        return
+    if path == CLIENT:
+        await cell.call(method, path, token=None, status=404)
         return
     for token in (None, "wrong"):
         problem = await cell.call(method, path, token=token, status=401, run=False)
