@@ -20,7 +20,7 @@ from yardmaster import configuration
 from yardmaster_cli.catalog import CATALOG, FORMATS, Entry, path_of
 from yardmaster_cli.completion import Completed, sort_of
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.output.formats import Output, is_terminal, terminal_width
+from yardmaster_cli.output.formats import Output, is_terminal
 from yardmaster_cli.times import now_ms
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Session:
         # A setting applies where the command supports it; a flag was validated by click.
         supported = chosen.value in self._formats or not self._formats
         columns = self._shared.get("columns") or ""
-        return Output(
+        found = Output(
             format=chosen.value if supported else self._formats[0],
             columns=tuple(filter(None, columns.split(","))),
             headers=not self._shared.get("no_headers"),
@@ -94,11 +94,13 @@ class Session:
             limit=self._shared.get("limit"),
             color=terminal and not self._shared.get("no_color") and _colors(os.environ),
             terminal=terminal,
-            width=terminal_width() if terminal else 0,
+            progress=sys.stderr.isatty(),
             quiet=bool(self._shared.get("quiet")),
             verbose=bool(self._shared.get("verbose")),
             now_ms=now_ms,
         )
+        found.measure()
+        return found
 
     @cached_property
     def remote(self) -> "Remote":
@@ -109,7 +111,7 @@ class Session:
         """
         from yardmaster_cli.server.remote import connect
 
-        return connect(self.config)
+        return connect(self.config, self.out)
 
     def log_file(self, given: str | None) -> Path:
         """The log file to read: the given one, else that of the cluster on this machine.
@@ -329,9 +331,9 @@ def if_match_option(verb: str, noun: str) -> Callable[[_Command], _Command]:
 class Detached(CliError):
     """Ctrl-C while waiting: nothing was cancelled, and the hint continues the wait."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, *, message: str = "detached") -> None:
         super().__init__(
-            "detached; nothing was cancelled",
+            f"{message}; nothing was cancelled",
             exit_code=Exit.INTERRUPTED,
             hint=f"continue with: {command}",
         )

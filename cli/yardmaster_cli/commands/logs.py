@@ -13,6 +13,7 @@ from yardmaster.client import Piece
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.cells import colored
 from yardmaster_cli.output.formats import Output, Row
+from yardmaster_cli.progress import reporting
 from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
@@ -49,8 +50,10 @@ def logs(
     remote, out = session.remote, session.out
     if follow:
         with interruptible(session, session.again(), timeout_s(timeout)):
-            tasks = remote.rows_of(remote.resolve(ref))
-            follow_all(remote, tasks, out, attempt=attempt, replica=replica, tail=tail)
+            found = remote.resolve(ref)
+            tasks = remote.rows_of(found)
+            with reporting(remote, out, [found.id]):
+                follow_all(remote, tasks, out, attempt=attempt, replica=replica, tail=tail)
         return
     tasks = remote.rows_of(remote.resolve(ref))
     for task in tasks:

@@ -8,9 +8,15 @@ import click
 
 from yardmaster.local_cluster import unsteady_processes
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.listing.filters import filter_options, filters, matches, narrowed
+from yardmaster_cli.listing.filters import (
+    filter_options,
+    filters,
+    matches,
+    names_tasks,
+    narrowed,
+)
 from yardmaster_cli.listing.rows import MOST_ROWS, EachTask, Listed, Listing, check_names, listing
-from yardmaster_cli.output.columns import TASKS
+from yardmaster_cli.output.columns import TASKS, without_one_pool
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
@@ -40,15 +46,21 @@ def ls(
 ) -> None:
     """List tasks of your project, or of all projects if none is set; active tasks first.
 
-    Pending tasks of an array are one row, ID.[3-299], as are ended tasks in the same phase. Prints
-    100 rows unless --limit or --all is given. Formats other than table and wide have every task.
+    Pending tasks of an array are one row, ID.[3-299], as are ended tasks in the same phase. Shows
+    active tasks and the 10 rows that ended last; see all that ended with --phase ended. With
+    --phase, --node, --name, --label, --since, --limit or --sort, all that match are shown. At most
+    100 rows are printed unless --limit or --all is given. Formats other than table and wide have
+    every task. On a terminal, names are cut and columns are left out until the lines fit its width;
+    -o wide has all columns.
     """
     out, remote = session.out, session.remote
     query = filters(session, given)
     if timeout is not None and not watch:
         raise BadUsage("--timeout needs --watch")
     group = out.for_people and not (every or out.sort or (watch and not out.terminal))
-    shown = listing(remote, query, queue=queue, jobs=jobs, group=group)
+    recent = out.for_people and not (every or out.sort or out.limit is not None)
+    recent = recent and not names_tasks(given)
+    shown = listing(remote, query, queue=queue, jobs=jobs, group=group, recent=recent)
     # Sorting needs all rows.
     short = out.for_people and not every and queue is None
     most = None if out.sort else out.limit or (MOST_ROWS if short else None)
@@ -62,8 +74,9 @@ def ls(
         if out.terminal and out.for_people:
             while True:
                 listed = shown.read(most)
+                out.measure()
                 click.clear()
-                _show(out, shown, listed, given)
+                _show(out, shown, listed, given, fill=True)
                 time.sleep(WATCH_S)
         elif isinstance(shown, EachTask):
             _append_changes(out, shown)
@@ -71,12 +84,21 @@ def ls(
             _append(out, shown)
 
 
-def _show(out: Output, shown: Listing, listed: Listed, given: Mapping[str, Any]) -> None:
+def _show(
+    out: Output, shown: Listing, listed: Listed, given: Mapping[str, Any], *, fill: bool = False
+) -> None:
+    """Print a list; `fill`: at most as many lines as the terminal has, the first ones."""
     if not listed.rows and narrowed(given):
         check_names(shown.remote.reader, shown.query)
-    out.items(listed.rows, shown.columns, name=shown.name)
+    columns = shown.columns
+    plain = out.terminal and out.format == "table" and not (out.columns or out.sort)
+    if plain and shown.name == "task_id":
+        columns = without_one_pool(columns, listed.rows)
+    lines = out.lines(listed.rows, columns, name=shown.name)
+    for line in out.fit_height(lines, more=1 if listed.summary else 0) if fill else lines:
+        out.say(line)
     if listed.summary:
-        out.note(listed.summary)
+        out.note(out.fit(listed.summary) if fill else listed.summary)
     elif not listed.rows and narrowed(given):
         out.note("no task matches")
     elif not listed.rows:

@@ -4,6 +4,8 @@ import re
 import secrets
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,19 +13,21 @@ from typing import Any, Final
 import click
 
 from yardmaster.configuration import DEV
-from yardmaster.errors import InputError
+from yardmaster.errors import ApiError, InputError, WaitTimeout
+from yardmaster.waiting import ADMITTED
 from yardmaster.yaml_tree import NotAMapping
 from yardmaster_cli.commands.logs import follow_all
 from yardmaster_cli.commands.wait import wait_for_end
-from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.input_file import text_of
 from yardmaster_cli.job_file.flags import build, flag_options
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
-from yardmaster_cli.server.remote import VERDICT_S, Refused, Remote, rows
-from yardmaster_cli.session import Session, YardCommand
+from yardmaster_cli.progress import reporting
+from yardmaster_cli.server.remote import VERDICT_S, Refused, Remote, api_error, rows
+from yardmaster_cli.session import Detached, Session, YardCommand
 from yardmaster_cli.waiting import interruptible, timeout_s
-from yardmaster_schemas.api import Phase, Submitted, Task
+from yardmaster_schemas.api import Phase, Submitted
 
 #: The longest working directory of a job file; for a longer one the agent chooses.
 MAX_FOLDER: Final = 128
@@ -82,8 +86,8 @@ class _SubmitCommand(YardCommand):
 def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], **given: Any) -> int:
     """Submit a job: a YAML file, - for a file on stdin, or -- COMMAND.
 
-    Options and a command override the keys of the file. Prints the id of the job. Waits up to 5 s
-    for admission, so that a refusal is reported at once.
+    Options and a command override the keys of the file. Prints the id of the job once the job is
+    recorded. Then waits up to 5 s for admission, so that a refusal is reported at once.
     """
     if len(files) > 1:
         raise BadUsage(
@@ -127,18 +131,53 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             f"\nit is unknown whether the job was recorded; repeat with --idempotency-key {key}"
         )
         raise
+    except ApiError as error:
+        raise _not_acknowledged(error, key) or error from None
+    out.detail(f"recorded at {answer.position}, idempotency key {key}")
     for warning in answer.warnings:
         out.note(f"warning: it can never fit: {warning}")
-    out.detail(f"recorded at {answer.position}, idempotency key {key}")
+    if not (given["follow"] or given["wait"]):
+        with _detaching(answer, session):
+            _print_id(answer, out)
+            if not given["no_wait"]:
+                _report_verdict(remote, answer, out)
+        return int(Exit.DONE)
     words = ("logs", "-f") if given["follow"] else ("wait",)
     with interruptible(session, session.command(*words, answer.job_id), limit_s):
-        if not given["no_wait"]:
-            _admitted(remote, answer, session)
-        out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
-        sys.stdout.flush()
-        if given["follow"] or given["wait"]:
+        _print_id(answer, out)
+        with reporting(remote, out, [answer.job_id]):
+            if not given["no_wait"]:
+                _report_verdict(remote, answer, out)
             return _to_the_end(remote, answer, out, follow=given["follow"])
-    return int(Exit.DONE)
+
+
+def _print_id(answer: Submitted, out: Output) -> None:
+    """Print the id, before everything that can be slow: the job exists, whatever happens next."""
+    out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
+    sys.stdout.flush()
+
+
+def _not_acknowledged(error: ApiError, key: str) -> CliError | None:
+    """The error for a submission without an answer, which may be recorded; None: it is not."""
+    if not error.transient:
+        return None
+    shown = api_error(error)
+    return CliError(
+        shown.message,
+        exit_code=shown.exit_code,
+        hint=f"repeat with --idempotency-key {key}; if the job was recorded, that returns its id",
+    )
+
+
+@contextmanager
+def _detaching(answer: Submitted, session: Session) -> Iterator[None]:
+    """Turn Ctrl-C during the wait for the verdict into the command that shows the job."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Detached(
+            session.command("show", answer.job_id), message=f"{answer.job_id} is recorded"
+        ) from None
 
 
 def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool) -> int:
@@ -184,15 +223,17 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
     return text_of(file, hint)
 
 
-def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:
-    task = remote.client.task(
-        answer.task_ids[0],
-        min_position=answer.position,
-        wait_for="admitted",
-        timeout_s=VERDICT_S,
-    )
+def _report_verdict(remote: Remote, answer: Submitted, out: Output) -> None:
+    """Wait for the verdict of the quota service, at most `VERDICT_S`, also if nothing answers.
+
+    Raises:
+        Refused: the job was refused.
+    """
+    try:
+        # One task stands for the job: all of its tasks are admitted or refused together.
+        task = remote.client.wait(answer.task_ids[0], for_=ADMITTED, timeout_s=VERDICT_S)[0]
+    except WaitTimeout:
+        out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
+        return
     if task.phase is Phase.REJECTED and task.refusal is not None:
         raise Refused(task.refusal, answer.job_id, admission=True)
-    if task.phase is Phase.SUBMITTED:
-        session.out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
-    return task

@@ -13,7 +13,7 @@ from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.job_file.write import job_file
 from yardmaster_cli.listing.filters import filter_options, filters, narrowed
 from yardmaster_cli.listing.rows import GroupedTasks
-from yardmaster_cli.output.columns import GROUPS, TASKS, ended
+from yardmaster_cli.output.columns import GROUPS, TASKS, ended, of_job, without_one_pool
 from yardmaster_cli.output.describe import job_lines, task_lines
 from yardmaster_cli.output.formats import Column, Output, Row
 from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
@@ -85,6 +85,10 @@ def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> N
 
 
 def _table(out: Output, listed: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    if not (out.columns or out.sort):
+        columns = of_job(columns, listed)
+        if out.terminal and out.format == "table":
+            columns = without_one_pool(columns, listed)
     return out.lines(listed, columns, name="task_id")
 
 

@@ -11,6 +11,7 @@ from yardmaster.waiting import ENDED, FEW_TASKS, reached
 from yardmaster_cli.errors import CliError, Exit, exit_of_all, exit_of_end
 from yardmaster_cli.output.columns import counted, ended, reason
 from yardmaster_cli.output.formats import Output
+from yardmaster_cli.progress import reporting
 from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
@@ -97,10 +98,13 @@ def wait(session: Session, refs: tuple[str, ...], phase: str | None, timeout: st
     """Wait for tasks to end, with or without success.
 
     A task that is requeued has not ended. The exit code is 0 if all tasks succeeded, else their
-    highest exit code. The wait continues after a restart of the server.
+    highest exit code. The wait continues after a restart of the server. On a terminal, each change
+    of phase or reason is printed on stderr.
     """
     limit_s = timeout_s(timeout)
     chosen = ("--for", phase) if phase else ()
     with interruptible(session, session.command("wait", *refs, *chosen), limit_s):
-        found = [session.remote.resolve(ref).id for ref in refs]
-        return wait_for_end(session.remote, found, session.out, wanted=phase or ENDED)
+        remote, out = session.remote, session.out
+        found = [remote.resolve(ref).id for ref in refs]
+        with reporting(remote, out, found):
+            return wait_for_end(remote, found, out, wanted=phase or ENDED)

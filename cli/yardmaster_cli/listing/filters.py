@@ -66,6 +66,11 @@ def narrowed(given: Mapping[str, Any]) -> bool:
     return any(given[key] for key in named)
 
 
+def names_tasks(given: Mapping[str, Any]) -> bool:
+    """Whether a filter was given that says which tasks, not only those of which team or pool."""
+    return any(given[key] for key in ("phase", "node", "name", "label", "since"))
+
+
 def matches(task: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
     """Whether a task matches a query of `filters`, by the rules of the server."""
     pools = [task["pool"]] if task["pool"] is not None else task["pools"]

@@ -1,7 +1,8 @@
 """The rows of `yard ls`: active tasks first, tasks of an array grouped.
 
 Lists for people are short: the pending tasks of a job are one row, as are ended tasks in the same
-phase, and the number of rows is limited. Other formats, and `--all`, have a row for every task.
+phase, and the number of rows is limited. Without filters of tasks they have active tasks and the
+`RECENT` rows that ended last. Other formats, and `--all`, have a row for every task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,10 @@ from yardmaster_schemas.phases import ENDED, Phase
 
 #: The most rows of a list for people without `--limit` or `--all`.
 MOST_ROWS: Final = 100
+#: The rows of ended tasks in a list without filters of tasks: those that ended last, among the
+#: ended tasks of the `_READ_ENDED` newest jobs that have any.
+RECENT: Final = 10
+_READ_ENDED: Final = 100
 #: The most tasks read where the client groups them instead of the server.
 _READ: Final = 1000
 
@@ -75,8 +80,14 @@ class EachTask(Listing):
         return Listed(list(islice(chain.from_iterable(parts), most)))
 
 
+@dataclass(frozen=True, slots=True)
 class GroupedTasks(Listing):
-    """Running tasks, then pending and ended tasks grouped by job and phase."""
+    """Running tasks, then pending and ended tasks grouped by job and phase.
+
+    `recent`: of the ended ones only the `RECENT` rows that ended last.
+    """
+
+    recent: bool = False
 
     def read(self, most: int | None) -> Listed:
         """Read groups of tasks in the order of their phases."""
@@ -107,15 +118,27 @@ class GroupedTasks(Listing):
             )
             counts, most_counted = groups["phases"], groups["counted_most"]
             if wanted:
-                found += [grouped(group) for group in groups["items"]][: left - len(found)]
+                rows = [grouped(group) for group in groups["items"]]
+                found += self._chosen(rows, some)[: left - len(found)]
         allowed = self._phases(tuple(Phase))
         counts = {phase: count for phase, count in counts.items() if phase in allowed}
         if not counts:
             return Listed(found)
         summary = counted(counts, most_counted)
         if sum(row["count"] for row in found) < sum(counts.values()):
-            summary += f" ({len(found)} rows shown; --all lists every task)"
+            summary += f" ({self._left_out(found)})"
         return Listed(found, summary)
+
+    def _chosen(self, rows: list[Row], phases: Sequence[Phase]) -> list[Row]:
+        """Of rows of ended tasks those that ended last, if only these are shown."""
+        if not self.recent or phases is not _OVER:
+            return rows
+        return sorted(rows, key=lambda row: row.get("ended_at") or "", reverse=True)[:RECENT]
+
+    def _left_out(self, found: Sequence[Row]) -> str:
+        if not self.recent:
+            return f"{len(found)} rows shown; --all lists every task"
+        return f"{len(found)} rows shown; --phase ended lists all that ended, --all every task"
 
     def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
         """Group tasks in the client: the filters match only some tasks of a job.
@@ -131,34 +154,47 @@ class GroupedTasks(Listing):
             groups: dict[tuple[str, str], list[Row]] = {}
             for row in page["items"]:
                 groups.setdefault((row["job_id"], row["phase"]), []).append(row)
-            found += [
+            rows = [
                 grouped({"first": tasks[-1], "last_index": tasks[0]["index"], "count": len(tasks)})
                 for tasks in groups.values()
             ]
+            chosen = self._chosen(rows, some)
+            cut = cut or len(chosen) < len(rows)
+            found += chosen
         cut = cut or len(found) > left
         shown = found[:left]
-        return Listed(shown, f"{len(shown)} rows shown; --all lists every task" if cut else None)
+        return Listed(shown, self._left_out(shown) if cut else None)
 
 
+@dataclass(frozen=True, slots=True)
 class EachJob(Listing):
-    """One row for each job, jobs with active tasks first."""
+    """One row for each job, jobs with active tasks first.
+
+    `recent`: of the others only the `RECENT` newest.
+    """
+
+    recent: bool = False
 
     def read(self, most: int | None) -> Listed:
         """Read jobs with active tasks, then the others, the newest first."""
         seen: set[str] = set()
 
-        def found() -> Iterator[Row]:
-            for some in (_ACTIVE, _OVER):
-                if wanted := self._phases(some):
-                    for job in self.remote.reader.all_jobs(**{**self.query, "phase": wanted}):
-                        if job["job_id"] not in seen:
-                            seen.add(job["job_id"])
-                            yield job
+        def found(some: Sequence[Phase]) -> Iterator[Row]:
+            if wanted := self._phases(some):
+                for job in self.remote.reader.all_jobs(**{**self.query, "phase": wanted}):
+                    if job["job_id"] not in seen:
+                        seen.add(job["job_id"])
+                        yield job
 
-        listed = list(islice(found(), None if most is None else most + 1))
-        if most is None or len(listed) <= most:
-            return Listed(listed)
-        return Listed(listed[:most], f"{most} jobs shown; --all lists every job")
+        active, ended = found(_ACTIVE), found(_OVER)
+        if most is None:
+            return Listed([*active, *ended])
+        listed = list(islice(active, most))
+        left = most - len(listed)
+        listed += islice(ended, min(left, RECENT) if self.recent else left)
+        more = next(chain(active, ended), None) is not None
+        summary = f"{len(listed)} jobs shown; --all lists every job" if more else None
+        return Listed(listed, summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +217,15 @@ class Queue(Listing):
 
 
 def listing(
-    remote: Remote, query: dict[str, Any], *, queue: str | None, jobs: bool, group: bool
+    remote: Remote,
+    query: dict[str, Any],
+    *,
+    queue: str | None,
+    jobs: bool,
+    group: bool,
+    recent: bool,
 ) -> Listing:
-    """The kind of list that the options request.
+    """The kind of list that the options request; `recent`: with few ended tasks or jobs.
 
     Raises:
         BadUsage: options that exclude each other.
@@ -194,13 +236,20 @@ def listing(
         place = Column("POSITION", lambda row: row["position"], right=True)
         priority = Column("PRIORITY", lambda row: row["priority"], right=True)
         rest = (GROUPS if group else TASKS)[1:]
-        columns = (TASKS[0], place, priority, *(c for c in rest if c.title != "PRIORITY"))
+        columns = (
+            TASKS[0],
+            place,
+            priority,
+            *(c for c in rest if c.title not in ("PRIORITY", "NODES")),
+        )
         return Queue(remote, {**query, "pool": queue}, columns, group=group)
     if jobs:
         if "node" in query:
             raise BadUsage("--node filters tasks, not jobs", hint="leave out --jobs or --node")
-        return EachJob(remote, query, JOBS, "job_id")
-    return GroupedTasks(remote, query, GROUPS) if group else EachTask(remote, query, TASKS)
+        return EachJob(remote, query, JOBS, "job_id", recent)
+    if group:
+        return GroupedTasks(remote, query, GROUPS, recent=recent)
+    return EachTask(remote, query, TASKS)
 
 
 def check_names(reader: Reader, query: Query) -> None:

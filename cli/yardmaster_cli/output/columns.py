@@ -1,6 +1,7 @@
 """The columns of each list."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, mebibytes, span
@@ -109,18 +110,28 @@ def _params(row: Row) -> Cell:
 
 TASKS: Final = (
     Column("ID", _key("task_id")),
-    Column("NAME", _key("name")),
-    Column("PROJECT", _key("project")),
+    Column("NAME", _key("name"), narrow=((1, 20), (3, 12), (8, 8))),
+    Column("PROJECT", _key("project"), narrow=((5, 0),)),
     Column("PHASE", _key("phase")),
-    Column("GPUS", _requested, right=True),
-    Column("POOL", lambda row: row.get("pool") or next(iter(row.get("pools") or ()), None)),
-    Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
-    Column("PROGRESS", _progress, exact="PROGRESS_PERCENT", right=True),
+    Column("GPUS", _requested, right=True, narrow=((11, 0),)),
+    Column(
+        "POOL",
+        lambda row: row.get("pool") or next(iter(row.get("pools") or ()), None),
+        narrow=((9, 0),),
+    ),
+    Column("NODES", _joined("nodes"), narrow=((4, 12), (10, 0))),
+    Column(
+        "AGE",
+        lambda row: Age(row.get("submitted_at")),
+        exact="SUBMITTED",
+        right=True,
+        narrow=((7, 0),),
+    ),
+    Column("PROGRESS", _progress, exact="PROGRESS_PERCENT", right=True, narrow=((6, 0),)),
     Column("REASON", reason),
     Column("ATTEMPT", _key("attempt"), wide=True, right=True),
     Column("PRIORITY", _key("priority"), wide=True, right=True),
     Column("USER", _key("user"), wide=True),
-    Column("NODES", _joined("nodes"), wide=True),
     Column("RAN", _ran, exact="RAN_S", wide=True, right=True),
     Column(
         "CHECKPOINT", lambda row: (row.get("checkpoint") or {}).get("step"), wide=True, right=True
@@ -130,24 +141,53 @@ TASKS: Final = (
 )
 
 
+#: What the tasks of a group do not have in common.
+_OF_ONE_TASK: Final[Row] = {
+    **{"nodes": (), "params": None, "progress_permille": None, "attempt": None},
+    **{"started_at": None, "checkpoint": None},
+}
+
+
 def grouped(row: Row) -> Row:
-    """The row of a group of tasks: that of its first task, with an id like `ID.[3-299]`."""
+    """The row of a group of tasks: a row without what differs, with a label like `ID.[3-299]`.
+
+    The label is no id: a group is a part of a job, and its tasks change.
+    """
     first: Row = row["first"]
     if row["count"] == 1:
         return {**first, "count": 1}
     # Tasks between the first and the last may be in another phase and therefore in another row.
     whole = row["last_index"] - first["index"] + 1 == row["count"]
     to = "-" if whole else ",..,"
-    span_ = f"{first['job_id']}.[{first['index']}{to}{row['last_index']}]"
-    return {**first, "task_id": span_, "count": row["count"]}
+    label = f"{first['job_id']}.[{first['index']}{to}{row['last_index']}]"
+    return {**first, **_OF_ONE_TASK, "task_id": label, "count": row["count"]}
 
 
 #: The columns of groups of tasks: tasks of a job in the same phase; GPUS are those of one task.
 GROUPS: Final = (
     *TASKS[:4],
-    Column("TASKS", lambda row: row.get("count", 1), right=True),
+    Column("TASKS", lambda row: row.get("count", 1), right=True, narrow=((2, 0),)),
     *TASKS[4:],
 )
+
+
+def without_one_pool(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence[Column]:
+    """Leave out POOL where all rows have the same one."""
+    (pool,) = (column for column in columns if column.title == "POOL")
+    if len({pool.cell(row) for row in rows}) > 1:
+        return columns
+    return [column for column in columns if column is not pool]
+
+
+def of_job(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence[Column]:
+    """The columns of the tasks of one job: without its name and project, with PARAMS if any."""
+    found = []
+    for column in columns:
+        if column.title == "PARAMS" and any(row.get("params") for row in rows):
+            found.append(replace(column, wide=False, narrow=((4, 24), (8, 12))))
+        elif column.title not in ("NAME", "PROJECT"):
+            found.append(column)
+    return found
 
 
 def _phases(row: Row) -> Cell:

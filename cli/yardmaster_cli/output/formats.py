@@ -17,7 +17,17 @@ from typing import Any, Final
 import click
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import Age, Cell, Gpus, Span, When, readable, render, sort_key
+from yardmaster_cli.output.cells import (
+    NOTHING,
+    Age,
+    Cell,
+    Gpus,
+    Span,
+    When,
+    readable,
+    render,
+    sort_key,
+)
 
 Row = Mapping[str, Any]
 
@@ -44,7 +54,9 @@ _COLORS: Final[Mapping[str, str]] = {
 class Column:
     """A column: its title, the function from a row to its cell, and whether only `wide` has it.
 
-    `exact` is the title of the exact form of the cells, which names their unit.
+    `exact` is the title of the exact form of the cells, which names their unit. `narrow` says how
+    the column gives way on a narrow terminal, as pairs of a step and a width: step by step over all
+    columns, until the lines fit, its cells are cut to this width; 0 leaves the column out.
     """
 
     title: str
@@ -52,6 +64,7 @@ class Column:
     wide: bool = False
     right: bool = False
     exact: str | None = None
+    narrow: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -84,6 +97,9 @@ class Output:
     color: bool = False
     terminal: bool = False
     width: int = 0
+    height: int = 0
+    #: Whether stderr is a terminal, on which waiting commands report what they wait for.
+    progress: bool = False
     quiet: bool = False
     verbose: bool = False
     now_ms: Callable[[], int] = field(default=lambda: 0)
@@ -167,9 +183,23 @@ class Output:
 
     def fit(self, line: str) -> str:
         """Cut `line` to the width of the terminal, if there is one."""
-        if not self.terminal or self.width <= 0 or len(line) <= self.width:
-            return line
-        return line[: self.width - 1] + "…"
+        return cut(line, self.width) if self.terminal and self.width > 0 else line
+
+    def fit_height(self, lines: Sequence[str], more: int = 0) -> list[str]:
+        """Cut `lines` to the height of the terminal, with room for `more` lines and the cursor.
+
+        The last line then says how many are left out.
+        """
+        room = self.height - more - 1
+        if self.height <= 0 or len(lines) <= room:
+            return list(lines)
+        shown = max(1, room - 1)
+        return [*lines[:shown], f"... {len(lines) - shown} more; a higher terminal shows them"]
+
+    def measure(self) -> None:
+        """Read the size of the terminal again, which its user may have changed."""
+        if self.terminal:
+            self.width, self.height = terminal_size()
 
     def table(
         self, titles: Sequence[str], rows: Sequence[Sequence[Cell]], right: str = ""
@@ -222,12 +252,45 @@ class Output:
     def _table(self, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         body = [[self._text(c.cell(row)) for c in columns] for row in rows]
         titles = [c.title_of(relative=self._relative) for c in columns]
+        if self.terminal and self.width > 0:
+            widths = self._narrowed(columns, titles, body)
+            kept = [i for i, width in enumerate(widths) if width]
+            columns = [columns[i] for i in kept]
+            titles = [titles[i] for i in kept]
+            body = [[cut(row[i], widths[i]) for i in kept] for row in body]
         return self._grid(titles, body, [c.right for c in columns])
 
+    def _narrowed(
+        self, columns: Sequence[Column], titles: Sequence[str], body: Sequence[Sequence[str]]
+    ) -> list[int]:
+        """The widths with which the lines fit the terminal, if they can; 0: left out."""
+        whole = _widths(titles, body)
+        widths = list(whole)
+        steps = []
+        for i, column in enumerate(columns):
+            empty = all(row[i] == NOTHING for row in body)
+            for step, width in column.narrow:
+                # A column without any value is left out before one with values.
+                steps.append((1 if empty and not width else step, i, width))
+        # Columns that the user has chosen are cut, but not left out.
+        chosen = bool(self.columns) or self.format == "wide"
+        for _, i, width in sorted(steps):
+            excess = _line_width(widths) - self.width
+            if excess <= 0:
+                break
+            if width:
+                widths[i] = min(widths[i], max(width, widths[i] - excess))
+            elif not chosen:
+                widths[i] = 0
+        for i, width in enumerate(widths):
+            # A column that was left out may have made more room than was needed.
+            room = self.width - _line_width(widths)
+            if width and room > 0:
+                widths[i] = min(whole[i], width + room)
+        return widths
+
     def _grid(self, titles: list[str], body: list[list[str]], right: list[bool]) -> list[str]:
-        widths = [
-            max([len(title), *(len(row[i]) for row in body)]) for i, title in enumerate(titles)
-        ]
+        widths = _widths(titles, body)
         lines = []
         if self.headers:
             lines.append(self._line(titles, widths, right, heading=True))
@@ -276,9 +339,23 @@ def _column(columns: Sequence[Column], key: str) -> Column:
     raise BadUsage(f"there is no column {key}", hint=f"columns: {known}")
 
 
-def terminal_width() -> int:
-    """The width of the terminal on stdout, in columns."""
-    return shutil.get_terminal_size((120, 24)).columns
+def cut(text: str, width: int) -> str:
+    """The first `width` characters of a longer text, the last of them `…`."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _widths(titles: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+    return [max([len(title), *(len(row[i]) for row in body)]) for i, title in enumerate(titles)]
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    return sum(widths) + sum(map(bool, widths)) - 1
+
+
+def terminal_size() -> tuple[int, int]:
+    """The width of the terminal on stdout, in columns, and its height, in lines."""
+    size = shutil.get_terminal_size((120, 24))
+    return size.columns, size.lines
 
 
 def is_terminal() -> bool:

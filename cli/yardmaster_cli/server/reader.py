@@ -71,12 +71,13 @@ class Reader:
         request = urllib.Request(
             url, headers={**self._headers, **self.tolerance.headers(params or {})}
         )
-        return retry(
-            lambda: self._once(request, wait_s),
-            sleep=self._sleep,
-            max_tries=self._max_tries,
-            tolerance=self.tolerance,
-        )
+        with self.tolerance.reporting_slowness(f"GET {path}", wait_s):
+            return retry(
+                lambda: self._once(request, wait_s),
+                sleep=self._sleep,
+                max_tries=self._max_tries,
+                tolerance=self.tolerance,
+            )
 
     def _once(self, request: urllib.Request, wait_s: float) -> Json:
         position: str | None = None

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.configuration import Config
 from yardmaster.errors import ApiError
-from yardmaster.retry import OutageListener
+from yardmaster.retry import SLOW_S, OutageListener
 from yardmaster_cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.describe import refusal_words
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _JOB: Final = re.compile(r"^[0-9a-z]{12}$")
 #: The id of a job or task, or a prefix of one.
 REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
+#: The label of a group of tasks in a list.
+_GROUP: Final = re.compile(r"^([0-9a-z]{12})\.\[[0-9.,-]+\]$")
 REF_HINT: Final = "like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7"
 #: The longest wait for the verdict of the quota service, in seconds; then it is "recorded".
 VERDICT_S: Final = 5.0
@@ -55,13 +57,18 @@ class Ref:
         return self.job_id if self.index is None else f"{self.job_id}.{self.index}"
 
 
-def connect(config: Config) -> "Remote":
-    """Connect to the server that the settings name.
+def connect(config: Config, out: Output) -> "Remote":
+    """Connect to the server that the settings name; slow calls are reported on a terminal.
 
     Raises:
         InputError: no server is named or runs here, or its URL or the token is not valid.
     """
-    return Remote(config.address(), config.bearer(), config.ca.value)
+    server = config.address()
+
+    def report(call: str) -> None:
+        out.note(f"no answer for {span(SLOW_S)}; waiting for {server} ({call})")
+
+    return Remote(server, config.bearer(), config.ca.value, report if out.progress else None)
 
 
 def api_error(error: ApiError) -> CliError:
@@ -114,10 +121,17 @@ _HINTS: Final[Mapping[str, str]] = {
 class Remote:
     """The two clients of a gateway, and the operations that several commands share."""
 
-    def __init__(self, server: str, token: str | None, ca: str | None) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str | None,
+        ca: str | None,
+        on_slow: Callable[[str], None] | None = None,
+    ) -> None:
         self._server = server
         self._token = token
         self._ca = ca
+        self._on_slow = on_slow
         self._outages: OutageListener | None = None
 
     def outlast(self, outages: OutageListener | None) -> None:
@@ -143,6 +157,7 @@ class Remote:
             ca=self._ca,
         )
         made.wait_out_outages(self._outages)
+        made.report_slow_calls(self._on_slow)
         return made
 
     @cached_property
@@ -150,7 +165,12 @@ class Remote:
         """Reads as plain JSON; imports neither models nor httpx."""
         made = Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
         made.tolerance.listener = self._outages
+        made.tolerance.on_slow = self._on_slow
         return made
+
+    def second_reader(self) -> Reader:
+        """A reader for another thread; it tries once, and reports neither outages nor slowness."""
+        return Reader(self._server, self._token, sleep=time.sleep, ca=self._ca, max_tries=1)
 
     def resolve(self, text: str) -> Ref:
         """The job or task with the id or prefix `text`.
@@ -159,6 +179,11 @@ class Remote:
             CliError: no job, or more than one job, has this prefix.
         """
         match = REF.match(text)
+        if match is None and (label := _GROUP.match(text)):
+            raise BadUsage(
+                f"{text} stands for several tasks in a list; it is not an id",
+                hint=f"yard show {label[1]} --all lists the ids; {label[1]} means all tasks",
+            )
         if match is None:
             raise BadUsage(
                 f"{text} is not a valid id of a job or task",

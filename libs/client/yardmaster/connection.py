@@ -98,6 +98,10 @@ class Connection:
         """
         self._transport.tolerance.listener = listener
 
+    def report_slow_calls(self, report: Callable[[str], None] | None) -> None:
+        """Call `report` from another thread when a call has no answer after 2 s; None: do not."""
+        self._transport.tolerance.on_slow = report
+
     def ready(self) -> bool:
         """Whether the gateway is ready; False also if it cannot be reached."""
         return self._transport.ready()

@@ -3,7 +3,9 @@
 Imports neither models nor httpx, so that commands which only read start fast.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Final, Protocol, TypeVar
 
@@ -17,6 +19,8 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 #: The longest outage that a wait or a stream survives, in seconds.
 LONGEST_OUTAGE_S: Final = 300.0
+#: A call without an answer after this time is reported as slow, in seconds.
+SLOW_S: Final = 2.0
 #: The longest wait for an answer, in seconds, in addition to the wait that the request asks for.
 ANSWER_S: Final = 15.0
 
@@ -45,9 +49,33 @@ class OutageTolerance:
         self.listener: OutageListener | None = None
         #: The position of the newest answer; None: the gateway has not answered yet.
         self.position: str | None = None
+        #: Is called once, from another thread, when calls get no answer for `SLOW_S` seconds; with
+        #: the name of the call, such as `GET /v1/tasks`.
+        self.on_slow: Callable[[str], None] | None = None
+        self._slow = False
+
+    @contextmanager
+    def reporting_slowness(self, call: str, wait_s: float) -> Iterator[None]:
+        """Report `call` if this context lasts longer than `SLOW_S`, plus the wait it asks for."""
+        if self.on_slow is None:
+            yield
+            return
+        timer = threading.Timer(SLOW_S + wait_s, self._report_slow, (call,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _report_slow(self, call: str) -> None:
+        if not self._slow and self.on_slow is not None:
+            self._slow = True
+            self.on_slow(call)
 
     def record_answer(self, position: str | None) -> None:
         """Remember the position of an answer, and notify the listener."""
+        self._slow = False
         self.position = position or self.position
         if self.listener is not None:
             self.listener.back()

@@ -7,7 +7,7 @@ answers. A request with a deadline is attempted once: its caller reconnects (`Re
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,14 +156,15 @@ class Transport:
             self.tolerance.record_answer(response.headers.get("Yard-Position"))
             return response
 
-        if deadline is not None:
-            return once()
-        return retry(
-            once,
-            sleep=self._sleep,
-            max_tries=self._max_tries,
-            tolerance=self.tolerance if reads else None,
-        )
+        with self.tolerance.reporting_slowness(f"{method} {path}", wait_s):
+            if deadline is not None:
+                return once()
+            return retry(
+                once,
+                sleep=self._sleep,
+                max_tries=self._max_tries,
+                tolerance=self.tolerance if reads else None,
+            )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """The end of a wait that begins now."""
@@ -197,9 +198,13 @@ class Transport:
         timeout = httpx.Timeout(silence_s, connect=min(silence_s, CONNECT_S))
         sent = {**self.tolerance.headers(params), **headers}
         try:
-            with self._http.stream(
-                "GET", path, params=encode_query(params), headers=sent, timeout=timeout
-            ) as response:
+            with ExitStack() as opened:
+                with self.tolerance.reporting_slowness(f"GET {path}", 0.0):
+                    response = opened.enter_context(
+                        self._http.stream(
+                            "GET", path, params=encode_query(params), headers=sent, timeout=timeout
+                        )
+                    )
                 if not response.is_success:
                     response.read()
                     raise _refused(response)

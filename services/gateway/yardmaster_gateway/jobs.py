@@ -21,6 +21,7 @@ from yardmaster_gateway.pages import page_of
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.recent_submissions import Submission
 from yardmaster_gateway.request_writer import RequestOrigin
+from yardmaster_gateway.views_in_time import in_time
 from yardmaster_gateway.writes import (
     IfMatch,
     Key,
@@ -33,7 +34,6 @@ from yardmaster_gateway.writes import (
     record_requests,
 )
 from yardmaster_projections import queries
-from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import JobRow
 from yardmaster_schemas.api import (
@@ -63,6 +63,9 @@ from yardmaster_schemas.quantities import milli
 from yardmaster_schemas.topics import REQUESTS
 
 router = APIRouter(tags=["jobs"])
+
+#: The longest that a submission waits for the views, in seconds; it is recorded without them.
+VIEWS_S: Final = 1.0
 
 _LINKS: Final = {
     "job": {"operationId": "read_job", "parameters": {"job_id": "$response.body#/job_id"}},
@@ -154,10 +157,7 @@ async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
     known = await gateway.recent.find(id_)
     if known is not None or gateway.recent.oldest == 0:
         return known
-    try:
-        row = await gateway.views.store.get(JobRow, id_)
-    except ViewsUnavailable:
-        return None
+    row = await in_time(gateway.views.store.get(JobRow, id_), gateway.ports.clock, VIEWS_S)
     return None if row is None else _as_submitted(row)
 
 

@@ -2,7 +2,7 @@
 
 The result is a warning and not a decision: nodes may join later, and the scheduler's reason counts.
 The node sizes are read from the views at most every `FRESH_S` seconds; while the views cannot be
-read, there are no warnings. `avoid_nodes` and labels are ignored.
+read within `READ_S`, there are no warnings. `avoid_nodes` and labels are ignored.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from yardmaster_gateway.monotonic import MonotonicViews
+from yardmaster_gateway.views_in_time import in_time
 from yardmaster_projections import queries
-from yardmaster_projections.errors import ViewsError
 from yardmaster_projections.rows import NodeRow
 from yardmaster_projections.store import Query
 from yardmaster_runtime.clock import Clock
@@ -25,6 +25,8 @@ from yardmaster_schemas.resources import Resources, share_of
 
 #: The longest time for which the sizes are cached, in seconds.
 FRESH_S: Final = 5.0
+#: The longest that a submission waits for the sizes, in seconds: the job is recorded already.
+READ_S: Final = 1.0
 #: The largest cell with warnings, in nodes, and the number of nodes per read.
 MAX_NODES: Final = 20_000
 PAGE: Final = 1_000
@@ -77,15 +79,16 @@ class NodeSizes:
 
     async def warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
         """Why a job can never fit on the present nodes, and what would fit; usually empty."""
-        try:
-            async with self._lock:
-                if not self._fresh():
-                    await self._refresh()
-            if not self._pools:
-                return []
-            names = spec.pools or await self._pools_of(project)
-        except ViewsError:
+        return await in_time(self._warnings(spec, project), self._clock, READ_S) or []
+
+    async def _warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
+        """Raises: ViewsError."""
+        async with self._lock:
+            if not self._fresh():
+                await self._refresh()
+        if not self._pools:
             return []
+        names = spec.pools or await self._pools_of(project)
         pools = {name: self._pools.get(name, {}) for name in names or self._pools}
         return fit_warnings(spec, pools)
 

@@ -11,7 +11,7 @@ from tests.support.views import telemetry
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.monotonic import MonotonicViews
-from yardmaster_gateway.node_sizes import FRESH_S, NodeSizes, Size, fit_warnings
+from yardmaster_gateway.node_sizes import FRESH_S, READ_S, NodeSizes, Size, fit_warnings
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.rows import Row
 from yardmaster_projections.store import Page, Query
@@ -177,3 +177,16 @@ async def test_submissions_wait_for_hanging_views_together_and_only_once() -> No
     clock.advance(FRESH_S)
     assert await sizes.warnings(requested, "nlp") == []
     assert views.reads == 2
+
+
+async def test_a_submission_gets_its_answer_while_the_views_hang() -> None:
+    views, clock = Hanging(), ManualClock()
+    sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
+    requested = spec('"resources": {"gpus": 12}')
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        waiting = group.create_task(sizes.warnings(requested, "nlp"))
+        await views.read_started.wait()
+        clock.advance(READ_S)
+        assert await waiting == []
+        assert await sizes.warnings(requested, "nlp") == []
+    assert views.reads == 1, "further submissions do not wait for the views again"

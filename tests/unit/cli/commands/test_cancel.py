@@ -63,3 +63,14 @@ def test_a_task_that_has_ended_since_the_list_does_not_keep_the_others_from_bein
 
 def test_a_task_that_was_named_and_has_ended_is_an_error() -> None:
     cancel("4kq7w2mz9c1f.0", answers=(ENDED,), code=Exit.CONFLICT)
+
+
+@pytest.mark.parametrize("label", ["4kq7w2mz9c1f.[3-299]", "4kq7w2mz9c1f.[0,..,29]"])
+def test_the_label_of_several_tasks_is_refused_with_the_way_to_their_ids(
+    label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = cancel(label, answers=(ACCEPTED,), code=Exit.USAGE)
+    assert not server.asked
+    said = capsys.readouterr().err
+    assert f"{label} stands for several tasks in a list" in said
+    assert "yard show 4kq7w2mz9c1f --all lists the ids" in said
