@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -25,7 +26,7 @@ except ImportError as error:
         f"{other_version()}: {error}\nhint: {repair()}"
     )
 from yardmaster_cli.errors import BadUsage, CliError, Exit, input_error
-from yardmaster_cli.session import YardGroup, global_options
+from yardmaster_cli.session import YardGroup, colors_wanted, global_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -192,22 +193,23 @@ def yard(**_: object) -> None:
 def run(args: Sequence[str]) -> int:
     """Run a command and return its exit code."""
     verbose = "-v" in args or "--verbose" in args
+    say = partial(_say, color="--no-color" not in args and colors_wanted(os.environ))
     try:
         result = yard.main(list(args), prog_name="yard", standalone_mode=False)
     except CliError as error:
-        _say(error.lines())
+        say(error.lines())
         return error.exit_code
     except InputError as error:
         shown = input_error(error)
-        _say(shown.lines())
+        say(shown.lines())
         return shown.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        _say([error.format_message()])
+        say([error.format_message()])
         return int(Exit.USAGE)
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
         command = where.command_path if isinstance(where, click.Context) else "yard"
-        _say([f"error: {error.format_message()}", f"hint: {command} --help"])
+        say([f"error: {error.format_message()}", f"hint: {command} --help"])
         return int(Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return int(Exit.INTERRUPTED)
@@ -219,13 +221,13 @@ def run(args: Sequence[str]) -> int:
         if verbose:
             _print_traceback()
         missing = _missing_extra(error)
-        _say(missing.lines())
+        say(missing.lines())
         return missing.exit_code
     except Exception as error:  # noqa: BLE001 the last handler: users see no traceback
         if verbose:
             _print_traceback()
         known = _known(error)
-        _say(known.lines())
+        say(known.lines())
         return known.exit_code
     return result if isinstance(result, int) else int(Exit.DONE)
 
@@ -309,10 +311,17 @@ def _known(error: Exception) -> CliError:
     )
 
 
-def _say(lines: Sequence[str]) -> None:
+#: The begin of a line that says what is wrong; it is red on a terminal.
+_ERROR: Final = "error:"
+
+
+def _say(lines: Sequence[str], *, color: bool) -> None:
+    color = color and sys.stderr.isatty()
     with suppress(BrokenPipeError):  # the exit code must reach the caller without stderr, too
         for line in lines:
-            click.echo(line, err=True)
+            if color and line.startswith(_ERROR):
+                line = click.style(_ERROR, fg="red") + line.removeprefix(_ERROR)
+            click.echo(line, err=True, color=color)
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ class Session:
             headers=not self._shared.get("no_headers"),
             sort=self._shared.get("sort"),
             limit=self._shared.get("limit"),
-            color=terminal and not self._shared.get("no_color") and _colors(os.environ),
+            color=terminal and not self._shared.get("no_color") and colors_wanted(os.environ),
             terminal=terminal,
             progress=sys.stderr.isatty(),
             quiet=bool(self._shared.get("quiet")),
@@ -128,8 +128,8 @@ class Session:
         return path
 
 
-def _colors(env: Mapping[str, str]) -> bool:
-    """Whether the terminal supports colors, and its user did not turn them off."""
+def colors_wanted(env: Mapping[str, str]) -> bool:
+    """Whether a terminal supports colors, and its user did not turn them off."""
     return not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 

@@ -17,8 +17,9 @@ def shares(session: Session, pool: str) -> None:
     """Show what departments and projects deserve, get, hold and request in a pool.
 
     The numbers are GPUs; -o wide adds CPUs and memory. They are those that the policy quota last
-    recorded, which it does at most once a minute. USAGE is what tasks held in the past, where
-    recent time counts more; "-" without the option usage_half_life_s.
+    recorded, which it does 5 s after the last record, or later while changes continue, at most 60
+    s. USAGE is what tasks held in the past, where recent time counts more; "-" without the option
+    usage_half_life_s.
     """
     found = plain(session.remote.client.shares(pool))
     if found["divided_at"] is None:
@@ -28,7 +29,7 @@ def shares(session: Session, pool: str) -> None:
     session.out.items(items, share_columns(depths), name="name", document=found)
     if found["divided_at"] is not None and session.out.for_people:
         at = clock_time(found["divided_at"])
-        session.out.note(f"as of {at}Z, recorded at most once a minute")
+        session.out.note(f"as of {at}Z, a change is recorded after 60 s at the latest")
 
 
 def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:

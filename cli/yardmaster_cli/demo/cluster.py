@@ -33,6 +33,9 @@ SLOTS: Final = 4
 #: The most GPUs of a cluster for the demo; each runs a process.
 MOST_GPUS: Final = 32
 POOL: Final = "default"
+#: Tasks of one page.
+PAGE: Final = 1000
+_HOLDING: Final = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 #: Settings of the user that must not affect the demo.
 _FOREIGN: Final = ("YARD_SERVER", "YARD_TOKEN", "YARD_PROJECT", "YARD_OUTPUT", "YARD_LOG")
 
@@ -76,12 +79,17 @@ def find_examples() -> Path:
     return path
 
 
+def gpus_held(tasks: Sequence[Task]) -> int:
+    """The GPUs of tasks that start, run or stop."""
+    return sum(task.gpu_milli for task in tasks if task.phase in _HOLDING) // 1000
+
+
 def line_of(tasks: Sequence[Task], gpus: int) -> str:
     """One line with the GPUs of each job, and with the pending tasks and their reasons."""
     held: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     for task in tasks:
-        if task.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING):
+        if task.phase in _HOLDING:
             stopping = " (stopping)" if task.phase is Phase.STOPPING else ""
             held[f"{task.name}{stopping}"] += task.gpu_milli // 1000
         elif task.phase in (Phase.SUBMITTED, Phase.PENDING):
@@ -231,7 +239,8 @@ class DemoCluster:
 
     def tasks(self) -> list[Task]:
         """All tasks of the demo, in the order of their submission."""
-        found = [task for task in self.client.all_tasks() if task.job_id in self.jobs]
+        # One page, as far as possible: two pages are read at two moments.
+        found = [task for task in self.client.all_tasks(limit=PAGE) if task.job_id in self.jobs]
         return sorted(found, key=lambda task: (task.submitted_at, task.job_id, task.index))
 
     def until(self, there: Callable[[], bool], what: str) -> None:
@@ -253,9 +262,14 @@ class DemoCluster:
     def watch(self, done: Callable[[list[Task]], bool], what: str) -> None:
         """Print a line for each change of the allocations until a condition holds."""
 
+        gpus = self.nodes * self.slots
+
         def look() -> bool:
             tasks = self.tasks()
-            line = line_of(tasks, self.nodes * self.slots)
+            if gpus_held(tasks) > gpus:
+                # The list is of two moments: a gang had ended, and the next one had started.
+                return False
+            line = line_of(tasks, gpus)
             if line != self._last:
                 click.echo(line)
                 self._last = line

@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, mebibytes, span
+from yardmaster_cli.output.cells import (
+    Age,
+    Cell,
+    Gpus,
+    Percent,
+    Span,
+    When,
+    clock_time,
+    mebibytes,
+    span,
+)
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.times import now_ms, parse_time
 
@@ -212,6 +222,8 @@ JOBS: Final = (
 
 def _node_reason(row: Row) -> Cell:
     parts = [row["reason"]] if row.get("reason") else []
+    if row["state"] == "lost" and row.get("seen_at"):
+        parts.append(f"silent since {clock_time(row['seen_at'])}Z")
     if row.get("deadline_at") and row["state"] != "drained":
         parts.append(f"until {row['deadline_at'][11:16]}")
     if row.get("disabled_slots"):
@@ -235,7 +247,7 @@ NODES: Final = (
     Column("USED", _gpus("gpu_milli_used", 1), right=True),
     Column("FREE", _gpus("gpu_milli_free", 1), right=True),
     Column("TASKS", lambda row: len(row.get("tasks") or ()), right=True),
-    Column("SEEN", _when("seen_at"), right=True),
+    Column("SEEN", _when("seen_at"), exact="SEEN_AT", right=True),
     Column("REASON", _node_reason),
     Column("CPUS", lambda row: row["cpu_milli"] // 1000, wide=True, right=True),
     Column("MEMORY", lambda row: f"{row['memory_mib'] // 1024}Gi", wide=True, right=True),

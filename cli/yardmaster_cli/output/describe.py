@@ -191,8 +191,11 @@ def _request(wait: Row) -> str:
     return numbers(found).replace("asked ", "") if found else gpus(wait["asked_milli"])
 
 
-def stop_words(out: Output, stop: Row) -> str:
-    """`quota, rule over_fair_share (nlp), for 4kq7w2mz9c1f.0, until 12:31`."""
+def stop_words(out: Output, stop: Row, *, over: bool = False) -> str:
+    """`quota, rule over_fair_share (nlp), for 4kq7w2mz9c1f.0, grace until 12:31:00`.
+
+    `over`: the task has stopped, so no grace period runs.
+    """
     text = str(stop["code"])
     if stop.get("rule"):
         text += f", rule {stop['rule']}"
@@ -200,8 +203,8 @@ def stop_words(out: Output, stop: Row) -> str:
         text += f" ({stop['about']})"
     if stop.get("for_task"):
         text += f", for {stop['for_task']}"
-    if stop.get("deadline_at"):
-        text += f", until {_at(out, stop['deadline_at'])}"
+    if stop.get("deadline_at") and not over:
+        text += f", grace until {_at(out, stop['deadline_at'])}"
     return text
 
 
@@ -235,6 +238,10 @@ def refusal_words(refusal: Row) -> str:
     return f"{text}: {shown}" if shown else text
 
 
+#: The end of an attempt that its node took along: no stop was requested, so there is none.
+_NODE_LOST: Final = "node_lost"
+
+
 def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str]:
     """A line for each attempt, the newest first; `phase` is that of the task."""
     newest = max(one["attempt"] for one in attempts)
@@ -244,6 +251,8 @@ def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str
         by = NOTHING
         if stop:
             by = f"{stop['code']} for {stop['for_task']}" if stop.get("for_task") else stop["code"]
+        elif one.get("end") == _NODE_LOST:
+            by = _NODE_LOST
         rows.append(
             [
                 one["attempt"],
@@ -261,7 +270,8 @@ def _attempt_end(attempt: Row, *, over: bool) -> str:
     """The end of an attempt; a stopped attempt of a task that continued (`over`) was requeued."""
     if attempt.get("end") is None:
         return "running" if attempt.get("started_at") else "starting"
-    return "requeued" if over and attempt.get("stop") else str(attempt["end"])
+    stopped = attempt.get("stop") or attempt["end"] == _NODE_LOST
+    return "requeued" if over and stopped else str(attempt["end"])
 
 
 def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
@@ -320,7 +330,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     if why.get("stop"):
         lines += _stop_lines(out, "Stop", why["stop"])
     elif why.get("last_stop"):
-        lines += _stop_lines(out, "Last stop", why["last_stop"])
+        lines += _stop_lines(out, "Last stop", why["last_stop"], over=True)
     if why.get("end"):
         lines.append(_labelled("End", _end_words(why["end"])))
         lines += _end_text(why["end"])
@@ -359,7 +369,9 @@ def _share_line(wait: Row) -> str | None:
                 f"its project would hold {amount(used + asked)} of its share of {amount(share)} of "
                 f"{pool}; projects that it may take from: {others}"
             )
-        return _labelled("Fair share", text)
+        # The numbers are those of the cycle that recorded them, and may have changed since.
+        cycle = wait.get("cycle")
+        return _labelled("Fair share", text if cycle is None else f"{text} (as of cycle {cycle})")
     return None
 
 
@@ -421,8 +433,8 @@ def _explain_title(why: Row, position: str | None) -> str:
     return f"{text} ({', '.join(known)})" if known else text
 
 
-def _stop_lines(out: Output, label: str, stop: Row) -> list[str]:
-    lines = [_labelled(label, stop_words(out, stop))]
+def _stop_lines(out: Output, label: str, stop: Row, *, over: bool = False) -> list[str]:
+    lines = [_labelled(label, stop_words(out, stop, over=over))]
     shown = numbers(stop.get("numbers") or {})
     if shown:
         lines.append(_labelled("", shown))

@@ -397,6 +397,7 @@ class Presenter:
                         holders[index].append(task_id)
             if task is not None and task_id not in names:
                 names.append(task_id)
+        free = [1000 - used[index] for index in range(gpus) if index not in disabled]
         reserved_milli, reserved = await self._reserved_on(row)
         return api.Node(
             name=row.name,
@@ -407,7 +408,7 @@ class Presenter:
             deadline_at=optional_time(row.deadline_at_ms),
             gpus=gpus,
             gpu_milli_used=sum(used),
-            gpu_milli_free=sum(1000 - used[i] for i in range(gpus) if i not in disabled),
+            gpu_milli_free=0 if row.state is api.NodeState.LOST else sum(free),
             gpu_memory_mib=joined.gpu_memory_mib if joined is not None else 0,
             cpu_milli=joined.cpu_milli if joined is not None else 0,
             cpu_milli_used=sum(p.cpu_milli for p in row.held.values()),

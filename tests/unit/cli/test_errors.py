@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.terminal import on_terminal
 from yardmaster_cli.errors import (
     BadUsage,
     Exit,
@@ -10,6 +11,7 @@ from yardmaster_cli.errors import (
     exit_of_problem,
     problem_error,
 )
+from yardmaster_cli.main import run
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,30 @@ def test_a_problem_with_places_names_each_place() -> None:
 
 def test_an_answer_that_is_no_problem_document_still_says_its_status() -> None:
     assert "502" in problem_error(502, {}).message
+
+
+#: A command line that is wrong.
+NO_PHASE = ("ls", "--phase", "none", "--server", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "red"),
+    [
+        ({}, (), True),
+        ({"NO_COLOR": "1"}, (), False),
+        ({"TERM": "dumb"}, (), False),
+        ({}, ("--no-color",), False),
+    ],
+)
+def test_an_error_is_red_on_a_terminal_that_has_colors(
+    env: dict[str, str], words: tuple[str, ...], red: bool
+) -> None:
+    with on_terminal([*NO_PHASE, *words], env) as terminal:
+        assert terminal.end() == Exit.USAGE
+    shown = "\x1b[31merror:\x1b[0m" if red else "error:"
+    assert f"{shown} --phase: unknown phase none\r\n" in terminal.raw
+
+
+def test_an_error_in_a_pipe_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(NO_PHASE) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("error: --phase: unknown phase none\n")

@@ -10,6 +10,7 @@ from tests.support.logs import LogBuilder
 from tests.support.views import Followed, viewed
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.projection.step import IGNORED, PROJECTED, project
 from yardmaster_projections.rows import (
     AttemptRow,
@@ -371,6 +372,7 @@ async def test_a_lost_node_frees_its_slots_and_comes_back_empty() -> None:
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.LOST
     assert (await node(store)).held == {}
+    assert (await Presenter(store, 0).node(await node(store))).gpu_milli_free == 0
     assert (await counters(store, "pool/default")).nodes == 0
     log.claim(logs.joined("n1", life=2))
     log.scheduler.cycle()

@@ -79,8 +79,8 @@ async def test_totals_of_projects_are_those_computed_by_hand() -> None:
 
 def test_shares_over_time_are_those_that_the_policy_recorded() -> None:
     _, history = two_projects()
-    # Recorded at most once a minute: at 60 s for the first time after the jobs arrived.
-    edges = [START_MS + at_s * 1000 for at_s in (60, 120, 1000, 1900)]
+    # Recorded when the jobs have arrived, and again when their tasks have started.
+    edges = [START_MS + at_s * 1000 for at_s in (60, 100, 1000, 1900)]
     means = {
         name: [
             total / (end - begin) / 1000

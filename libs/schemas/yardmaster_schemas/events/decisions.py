@@ -236,9 +236,9 @@ class QueueShare:
 class SharesDividedV1(Event):
     """A pool was divided among these departments and projects, each after the one above it.
 
-    Recorded when something changed, at most once a minute. Queues that deserve, hold and request
-    nothing are left out. A division of many queues is recorded in parts, all in one cycle: `part`
-    counts from 0 and replaces the former division.
+    Recorded when something changed: 5 s after the record before, or up to 60 s while changes
+    continue. Queues that deserve, hold and request nothing are left out. A division of many queues
+    is recorded in parts, all in one cycle: `part` counts from 0 and replaces the former division.
     """
 
     pool: Name

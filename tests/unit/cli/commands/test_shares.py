@@ -82,7 +82,7 @@ def test_the_time_of_the_division_is_a_note_for_people(capsys: pytest.CaptureFix
         for words in ([], ["-o", "json"]):
             assert run(["shares", "--pool", "h100", *words, "--server", server.url]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "as of 10:20:11Z, recorded at most once a minute"
+        "as of 10:20:11Z, a change is recorded after 60 s at the latest"
     ]
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from yardmaster_cli.output.columns import NODES, grouped
+from yardmaster_cli.output.formats import Output
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,19 @@ def test_a_group_is_a_range_only_of_tasks_that_are_all_in_it(
     task = {"task_id": f"4kq7w2mz9c1f.{first}", "job_id": "4kq7w2mz9c1f", "index": first}
     row = grouped({"first": task, "last_index": last, "count": count})
     assert row["task_id"] == shown
+
+
+def test_a_lost_node_says_since_when_it_is_silent() -> None:
+    row = {
+        **{"name": "n4", "state": "lost", "gpus": 4, "gpu_milli_free": 0, "reason": None},
+        "seen_at": "2026-01-01T10:30:41Z",
+    }
+    out = Output(columns=("name", "state", "free", "seen", "reason"))
+    head, line = out.lines([row], NODES, name="name")
+    assert head.split() == ["NAME", "STATE", "FREE", "SEEN_AT", "REASON"]
+    assert line.split(maxsplit=4) == [
+        *("n4", "lost", "0.0", "2026-01-01T10:30:41Z"),
+        "silent since 10:30:41Z",
+    ]
+    ready = out.lines([{**row, "state": "ready"}], NODES, name="name")
+    assert "silent" not in ready[1]

@@ -109,7 +109,7 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
         "POOL CODE                ASKED NUMBERS",
         "h100 insufficient_free      16 free 3.5, short 12.5 (as of cycle 88119)",
         "a100 never: exceeds_pool    16 free 3.5, short 12.5 (as of cycle 88119)",
-        "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0, until 2026-01-01T10:30:41Z",
+        "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0",
         "            priority 42, for priority 5, held 16",
     ]
 
@@ -118,9 +118,24 @@ def test_a_stop_names_the_queue_that_lost_the_task_with_the_rule() -> None:
     stop = {**STOP, "code": "quota", "rule": "over_fair_share", "about": "nlp", "numbers": {}}
     why = {"task_id": "9b3xd0h5t6vn.0", "phase": "pending", "last_stop": stop}
     assert explain_lines(out(), why, None)[-1] == (
-        "Last stop   quota, rule over_fair_share (nlp), for k5w0p3xz8rta.0, "
-        "until 2026-01-01T10:30:41Z"
+        "Last stop   quota, rule over_fair_share (nlp), for k5w0p3xz8rta.0"
     )
+
+
+def test_the_grace_period_of_a_stop_is_shown_only_while_it_runs() -> None:
+    why = {"task_id": "9b3xd0h5t6vn.0", "phase": "stopping", "stop": {**STOP, "numbers": {}}}
+    assert explain_lines(out(), why, None)[-1].endswith("grace until 2026-01-01T10:30:41Z")
+    shown = task_lines(out(), task(phase="stopping", stop=STOP), [])
+    assert "grace until 2026-01-01T10:30:41Z" in shown[-1]
+
+
+def test_an_attempt_that_its_node_took_along_was_stopped_by_the_loss() -> None:
+    attempt = {
+        **{"attempt": 1, "end": "node_lost", "nodes": ["n4"], "stop": None},
+        **{"started_at": "2026-01-01T06:03:01Z", "ended_at": "2026-01-01T09:42:10Z"},
+    }
+    shown = task_lines(out(terminal=True, width=200), task(attempt=1), [attempt])
+    assert shown[-1].split() == ["1", "requeued", "n4", "06:03:01", "09:42:10", "node_lost"]
 
 
 @pytest.mark.parametrize(
@@ -293,4 +308,4 @@ def test_explain_says_why_a_task_takes_nothing_from_other_projects(
         "pools": [{**wait, "pool": "default", "asked_milli": 1, "about": "gpus", "numbers": found}],
     }
     lines = explain_lines(out(), why, None)[3:]
-    assert lines == ([] if text is None else [f"Fair share  {text}"])
+    assert lines == ([] if text is None else [f"Fair share  {text} (as of cycle 7)"])

@@ -1,7 +1,8 @@
 """Records the shares of a pool's queues at the end of its pass, for views and reports.
 
-Under policies with `Policy.shares`, if something changed, and at most once a minute of the cell's
-time. `cycle_boundaries.due_ms` asks for the cycle that records the last change.
+Under policies with `Policy.shares`, if something changed. While things keep changing, the records
+become rarer, down to one a minute of the cell's time (`RecordedShares`).
+`cycle_boundaries.due_ms` asks for the cycle that records the last change.
 """
 
 from collections.abc import Sequence

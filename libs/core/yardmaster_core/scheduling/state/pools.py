@@ -193,7 +193,9 @@ class Pool:
         """All that the state's digest covers."""
         facts = ("pool", self.name, self.revision, self.workload.facts())
         shares = self.shares
-        return facts if shares is None else (*facts, "shares", shares.at_ms, shares.digest)
+        if shares is None:
+            return facts
+        return (*facts, "shares", shares.at_ms, shares.pause_ms, shares.digest)
 
 
 class IndexSource(Protocol):

@@ -9,22 +9,34 @@ from typing import Final
 
 from yardmaster_schemas.events.decisions import QueueShare, SharesDividedV1
 
-#: Shares of a pool are recorded at most so often (ms).
-INTERVAL_MS: Final = 60_000
+#: The pause after the first record of a pool's shares, and after a quiet time (ms).
+FIRST_PAUSE_MS: Final = 5_000
+#: The longest pause (ms): while shares keep changing, each pause is twice the one before.
+LONGEST_PAUSE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedShares:
-    """When the shares were recorded, and the digest of all of them."""
+    """When the shares were recorded, the digest of all of them, and the pause after it."""
 
     at_ms: int
     cycle: int
     digest: str
+    pause_ms: int
 
     @property
     def next_ms(self) -> int:
         """When others may be recorded (ms)."""
-        return self.at_ms + INTERVAL_MS
+        return self.at_ms + self.pause_ms
+
+    def pause_after(self, now_ms: int) -> int:
+        """The pause after a record that follows this one at `now_ms`.
+
+        Users look when something changes after a quiet time, so then the pauses are short again.
+        """
+        if now_ms >= self.next_ms + LONGEST_PAUSE_MS:
+            return FIRST_PAUSE_MS
+        return min(2 * self.pause_ms, LONGEST_PAUSE_MS)
 
 
 def extended(digest: str, queues: tuple[QueueShare, ...]) -> str:
@@ -36,5 +48,10 @@ def with_part(
     before: RecordedShares | None, event: SharesDividedV1, now_ms: int, cycle: int
 ) -> RecordedShares:
     """Return what was recorded, after one more record of a cycle."""
-    digest = before.digest if event.part and before is not None else ""
-    return RecordedShares(now_ms, cycle, extended(digest, event.queues))
+    if before is None:
+        digest, pause_ms = "", FIRST_PAUSE_MS
+    elif event.part:
+        digest, pause_ms = before.digest, before.pause_ms
+    else:
+        digest, pause_ms = "", before.pause_after(now_ms)
+    return RecordedShares(now_ms, cycle, extended(digest, event.queues), pause_ms)

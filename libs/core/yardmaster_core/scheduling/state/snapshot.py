@@ -99,7 +99,9 @@ def dump(state: ClusterState) -> Plain:
 
 def _dump_shares(pool: Pool) -> Plain:
     shares = pool.shares
-    return {} if shares is None else {"shares": [shares.at_ms, shares.cycle, shares.digest]}
+    if shares is None:
+        return {}
+    return {"shares": [shares.at_ms, shares.cycle, shares.digest, shares.pause_ms]}
 
 
 def _dump_usage(project: Project) -> Plain:

@@ -67,14 +67,15 @@ def test_each_queue_is_recorded_after_the_one_above_it() -> None:
     assert department.deserved.gpu_milli == 8000
 
 
-def test_shares_are_recorded_at_most_once_a_minute_and_the_last_change_without_an_input() -> None:
+def test_a_change_is_recorded_after_seconds_and_the_last_one_without_an_input() -> None:
     cell = busy()
     (first,) = recorded(cell.cycle())
     assert gpus(first) == {"d": (0, 0, 0), "a": (0, 0, 0), "b": (0, 0, 0)}
     assert idle_until_ms(cell) is None
     cell.submit("one", project="a", gpus=5)
-    assert recorded(cell.cycle(after_s=10)) == []
-    (second,) = recorded(cell.cycle(after_s=50))
+    assert recorded(cell.cycle(after_s=1)) == []
+    assert idle_until_ms(cell) == cell.now_ms + 4_000
+    (second,) = recorded(cell.cycle(after_s=4))
     assert gpus(second)["a"] == (5, 5, 0)
     due_ms = idle_until_ms(cell)
     # Only the start of the task is to be decided.
@@ -82,9 +83,33 @@ def test_shares_are_recorded_at_most_once_a_minute_and_the_last_change_without_a
     assert due_ms > cell.now_ms + 60_000
     cell.submit("two", project="b", gpus=1)
     cell.cycle(after_s=1)
-    assert idle_until_ms(cell) == cell.now_ms + 59_000
-    (third,) = recorded(cell.cycle(after_s=59))
+    assert idle_until_ms(cell) == cell.now_ms + 9_000
+    (third,) = recorded(cell.cycle(after_s=9))
     assert gpus(third)["b"] == (1, 1, 0)
+
+
+def test_records_become_rarer_down_to_one_a_minute_while_shares_keep_changing() -> None:
+    cell = busy()
+    cell.cycle()
+    at_s = []
+    for second in range(1, 301):
+        cell.submit(f"t{second:03d}", project="a", gpus=1)
+        if recorded(cell.cycle(after_s=1)):
+            at_s.append(second)
+    assert at_s == [5, 15, 35, 75, 135, 195, 255]
+
+
+def test_the_first_change_after_a_quiet_time_is_recorded_at_once_and_the_next_soon() -> None:
+    cell = busy()
+    cell.cycle()
+    for number in range(8):
+        cell.submit(f"t{number}", project="a", gpus=1)
+        cell.cycle(after_s=60)
+    cell.submit("first", project="b", gpus=1)
+    assert len(recorded(cell.cycle(after_s=120))) == 1
+    cell.submit("next", project="b", gpus=1)
+    assert recorded(cell.cycle(after_s=1)) == []
+    assert len(recorded(cell.cycle(after_s=4))) == 1
 
 
 def test_equal_shares_are_not_recorded_again() -> None:
@@ -93,8 +118,8 @@ def test_equal_shares_are_not_recorded_again() -> None:
     cell.submit("one", project="a", gpus=9)
     cell.cancel("one")
     cell.cycle(after_s=1)
-    assert idle_until_ms(cell) == cell.now_ms + 59_000
-    assert recorded(cell.cycle(after_s=59)) == []
+    assert idle_until_ms(cell) == cell.now_ms + 4_000
+    assert recorded(cell.cycle(after_s=4)) == []
     assert idle_until_ms(cell) is None
 
 
@@ -108,9 +133,9 @@ def test_a_restart_and_a_standby_record_the_same() -> None:
     assert before is not None
     cell.restart()
     assert cell.state.pools["main"].shares == before
-    assert idle_until_ms(cell) == cell.now_ms + 59_000
+    assert idle_until_ms(cell) == cell.now_ms + 4_000
     assert fold(cell.steps).digest() == cell.state.digest()
-    (event,) = recorded(cell.cycle(after_s=59))
+    (event,) = recorded(cell.cycle(after_s=4))
     assert gpus(event)["b"] == (3, 0, 4)
     cell.restart()
     assert recorded(cell.cycle(after_s=60)) == []
