@@ -219,7 +219,7 @@ async def cut(where: LogSource, plan: CutPlan, copy: Path) -> None:
         )
     clock = SystemClock()
     async with opened(where) as log:
-        # The log of an operator's own topics may lack it.
+        # The log of a simulation has no such topic.
         await log.create_topics([CUTS], where.partition + 1)
     mark = plan.record(clock.now_ms())
     if on_kafka(where.settings):
