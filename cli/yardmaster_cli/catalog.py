@@ -115,6 +115,18 @@ CATALOG: Final[Mapping[str, Entry]] = {
         "quotas set research --department --pool h100 --gpu unlimited --cpus 512 --memory 4Ti",
     ),
     "quotas delete": _plain("quotas delete nlp --pool h100"),
+    "users": _plain("users", "users add ana --role user --project nlp"),
+    "users ls": _list("users", "users ls -o json"),
+    "users add": _one(
+        "users add ana --role user --project nlp",
+        "users add otto --role operator --cell --expires 30d",
+    ),
+    "users grant": _plain("users grant ana --role viewer --department research"),
+    "users revoke": _plain(
+        "users revoke ana --role user --project nlp", "users revoke ana --token t5f0c1e2d3a4"
+    ),
+    "users rotate": _one("users rotate", "users rotate ana --expires 30d --overlap 1h"),
+    "users remove": _plain("users remove ana"),
     "apply": _fields("apply -f org.yaml", "apply -f org.yaml --dry-run"),
     "diff": _fields("diff -f org.yaml"),
     "log": _plain("log stat", "log dump --from -1h"),

@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "projects": ("configured", "projects", "List projects; show, create, set, delete."),
     "departments": ("configured", "departments", "List departments; show, create, set, delete."),
     "quotas": ("quotas", "quotas", "List quotas of projects and departments; set, delete."),
+    "users": ("users", "users", "List users; add, grant, revoke, rotate, remove."),
     "apply": ("apply", "apply", "Configure the cell, pools, departments and projects by a file."),
     "diff": ("apply", "diff", "Show how a file of apply differs from the cell."),
     "log": ("log", "log", "Read the event log: dump, tail, stat."),

@@ -70,6 +70,7 @@ UNDO: Final = {
     ),
     "yard login": "yard contexts use dev",
     "yard submit": "yard cancel -A --phase active --now --yes",
+    "yard projects create nlp department=default": "yard projects delete nlp",
     "yard nodes drain": "! yard nodes | grep -q drain || yard nodes uncordon node-1",
     "yard departments create labs": (
         "yard projects delete image && yard projects delete text && yard departments delete labs"

@@ -16,12 +16,11 @@ import pytest
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
-from tests.support.gateway import CALLERS, CELL, TestCell, gateway_of
+from tests.support.gateway import CALLERS, CELL, StaticTokens, TestCell, gateway_of
 from tests.support.views import telemetry
 from yardmaster.client import ApiError, Change, Client
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.memory import MemoryViewStore

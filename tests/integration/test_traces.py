@@ -23,7 +23,6 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_node_agent import agent
@@ -113,7 +112,7 @@ async def cell(path: Path, traces: TraceSettings) -> AsyncIterator[Running]:
     node_ports = agent.host_ports(
         node, log=log, clock=clock, chance=chance, telemetry=telemetry("node_agent")
     )
-    identity = StaticTokens({TOKEN: owner()})
+    users = (owner(TOKEN),)
     services = [
         quota.run(ports("quota"), runtime),
         scheduler.run(ports("scheduler"), runtime),
@@ -122,7 +121,7 @@ async def cell(path: Path, traces: TraceSettings) -> AsyncIterator[Running]:
             views.ViewsSettings(cell=CELL),
         ),
         gateway.run(
-            GatewayPorts(log, store, identity, clock, chance, telemetry("gateway")),
+            GatewayPorts(log, store, clock, chance, telemetry("gateway"), file_users=users),
             GatewaySettings(cell=CELL),
             listener=listener,
         ),

@@ -27,6 +27,7 @@ from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events import users as u
 from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 JOBS = [f"{n}" * 12 for n in range(3)]
@@ -77,7 +78,28 @@ project_configs = st.builds(
     kind_node_types=st.sampled_from([{}, {r.Kind.TRAINING: ("sxm",), r.Kind.INFERENCE: ()}]),
     quotas=quotas,
 )
+roles = st.sampled_from(
+    [
+        u.RoleInScope(role=u.RoleName.OPERATOR, scope=u.Scope.CELL, name="main"),
+        u.RoleInScope(role=u.RoleName.USER, scope=u.Scope.PROJECT, name="nlp"),
+    ]
+)
+tokens = st.builds(
+    u.NewToken,
+    id=st.sampled_from(["t1", "t2", "t3"]),
+    digest=st.sampled_from([f"{number:064x}" for number in range(6)]),
+    lifetime_s=st.sampled_from([None, 1, 60]),
+)
 VALUES = {
+    # The actor of all requests is `ada`.
+    "principal": st.sampled_from(["ada", "ada", "bo"]),
+    "roles": st.lists(roles, min_size=1, max_size=2).map(tuple),
+    "tokens": st.lists(tokens, max_size=2).map(tuple),
+    "token": tokens,
+    "token_id": st.sampled_from(["t1", "t2", "t3"]),
+    "new": st.booleans(),
+    "imported": st.booleans(),
+    "overlap_s": st.sampled_from([None, 0, 60]),
     "job_id": jobs,
     "index": indexes,
     "if_revision": revisions,

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import main as gateway
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.authentication import Identity, StaticTokens
+from yardmaster_gateway.authentication import FileUser, Identity
 from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
@@ -36,7 +36,6 @@ from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import CycleLimits
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
@@ -49,6 +48,7 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectConfig,
 )
+from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.topics import TOPICS
 from yardmaster_views.follower import Follower, Metrics, Views
@@ -74,6 +74,17 @@ CALLERS = {
 }
 
 
+class StaticTokens:
+    """A fixed set of tokens, for tests of what callers may do; the log knows none of the users."""
+
+    def __init__(self, callers: Mapping[str, Caller]) -> None:
+        self._callers = dict(callers)
+
+    async def identify(self, token: str) -> Caller | None:
+        """The caller of a token; None if the token is unknown."""
+        return self._callers.get(token)
+
+
 class TestCell:
     """One cell on a memory log; `run_until_idle` lets all services consume all records."""
 
@@ -85,6 +96,7 @@ class TestCell:
         clock: Clock | None = None,
         log: EventLog | None = None,
         identity: Identity | None = None,
+        file_users: Sequence[FileUser] | None = None,
         **settings: Any,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -102,7 +114,9 @@ class TestCell:
         self.ports = GatewayPorts(
             log=self.log,
             views=self.store,
-            identity=identity or StaticTokens(CALLERS),
+            # With users of a token file, callers are authenticated by the users of the log.
+            identity=None if file_users is not None else identity or StaticTokens(CALLERS),
+            file_users=file_users or (),
             clock=self.clock,
             chance=self.chance,
             telemetry=telemetry("gateway"),
@@ -173,6 +187,7 @@ class TestCell:
     async def run_until_idle(self) -> None:
         """Let quota, the scheduler and the views consume all records."""
         await self.run_machines()
+        await self.app.state.gateway.access.catch_up()
         await self.follower.catch_up()
         await self.meter.catch_up()
 

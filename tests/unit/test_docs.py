@@ -21,7 +21,7 @@ from yardmaster_cli.errors import Exit
 from yardmaster_core.scheduling.planner.policy import Policy
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_gateway.authorization import Action, Binding, is_allowed
-from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.job_file import JobSpec
 from yardmaster_schemas.reasons import (
     NUMBERS,

@@ -26,7 +26,7 @@ ANSWERS: Final = {
         "reference/task-environment.html",
         list(generated().MEANINGS),
     ),
-    "how to add a user": ("how-to/users.html#add-a-user", ["tokens.json", "--token-file"]),
+    "how to add a user": ("how-to/users.html#add-a-user", ["yard users add", "--role"]),
     "how to size brokers": (
         "how-to/sizing.html#brokers-and-partitions",
         ["three brokers", "YARD_KAFKA__REPLICATION_FACTOR"],

@@ -29,8 +29,7 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.authentication import FirstOf, Identity, StaticTokens, TokenFile
-from yardmaster_gateway.authorization import Binding, Caller
+from yardmaster_gateway.authentication import FileUser, digest_of, read_token_file
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_localcluster.layout import GATEWAY_PORT
@@ -46,8 +45,8 @@ from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler import main as scheduler
 from yardmaster_schemas.errors import YardmasterError
-from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.events.requests import LogMode
+from yardmaster_schemas.events.users import NewToken, RoleInScope, RoleName, Scope
 from yardmaster_views import main as views
 from yardmaster_views.follower import Views
 
@@ -69,7 +68,7 @@ class Options:
             port from GATEWAY_PORT on.
         policy: the policy that the log must have; None: any.
         log_level: the lowest level of the log lines of services.
-        token_file: tokens of further users (see `yardmaster_gateway.authentication`).
+        token_file: users to record in the log (see `yardmaster_gateway.authentication`).
     """
 
     cluster: Cluster
@@ -256,9 +255,7 @@ def _services(
             on_restored=tune_gc,
         )
 
-    identity: Identity = StaticTokens({token: owner()})
-    if options.token_file is not None:
-        identity = FirstOf(identity, TokenFile(options.token_file))
+    others = () if options.token_file is None else read_token_file(options.token_file)
     runtime = RuntimeSettings(data=folder.path, cell=CELL)
     store = MemoryViewStore(CELL, clock)
     usage = MemoryViewStore(CELL, clock)
@@ -275,11 +272,11 @@ def _services(
             GatewayPorts(
                 log=log,
                 views=store,
-                identity=identity,
                 clock=clock,
                 chance=chance,
                 telemetry=telemetry("gateway"),
                 usage=usage,
+                file_users=(owner(token), *others),
             ),
             # There are few streams, so they can send bookmarks more often than in production.
             GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
@@ -329,12 +326,7 @@ def _agent(
     return run
 
 
-def owner() -> Caller:
-    """The caller with the token of the data directory: an operator of the cell."""
-    return Caller(
-        user="dev",
-        method="token",
-        issuer="embedded",
-        credential_id="dev",
-        bindings=(Binding(RoleName.OPERATOR, Scope.CELL, CELL),),
-    )
+def owner(token: str) -> FileUser:
+    """The user of the token of the data directory: the first operator of the cell."""
+    role = RoleInScope(role=RoleName.OPERATOR, scope=Scope.CELL, name=CELL)
+    return FileUser("dev", (role,), (NewToken(id="dev", digest=digest_of(token)),))

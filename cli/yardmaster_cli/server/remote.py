@@ -40,6 +40,10 @@ _UNKNOWN: Final = frozenset(
         "department_unknown",
         "pool_unknown",
         "node_unknown",
+        "cell_unknown",
+        "user_unknown",
+        "role_unknown",
+        "token_unknown",
     }
 )
 
@@ -115,6 +119,13 @@ _HINTS: Final[Mapping[str, str]] = {
     "unknown_type": "quota runs an older version; upgrade it first",
     "unknown_version": "quota or the cell's rules are older; upgrade it, then yard upgrade finish",
     "in_use": "another object still refers to it",
+    "user_unknown": "list them with yard users, or add it with yard users add NAME",
+    "user_exists": "give it another role with yard users grant, a new token with yard users rotate",
+    "role_unknown": "yard users shows the roles of each user",
+    "token_unknown": "yard users shows the tokens of each user",
+    "not_allowed": "only operators of the cell change users; a user changes its own tokens",
+    "last_operator": "add another operator with a token first",
+    "lifetime_too_long": "choose a shorter --expires, or ask an operator to rotate your token",
 }
 
 

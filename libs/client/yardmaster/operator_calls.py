@@ -11,6 +11,7 @@ from yardmaster_schemas.api import (
     DepartmentConfig,
     Enrolment,
     List,
+    NewUser,
     Node,
     NodeEnrolment,
     NodePatch,
@@ -21,10 +22,14 @@ from yardmaster_schemas.api import (
     ProjectConfig,
     QueueShown,
     Quota,
+    RolesChange,
     Rules,
     RulesSwitch,
     Shares,
+    TokenIssued,
+    TokenOrder,
     Usage,
+    UserShown,
 )
 
 
@@ -174,6 +179,40 @@ class OperatorCalls(Connection):
     def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
         """Delete a department that has no projects and is no parent."""
         return self._delete(f"/v1/departments/{quoted(name)}", if_match)
+
+    # --- users ----------------------------------------------------------------------------------
+
+    def users(self, **filters: Filter) -> List[UserShown]:
+        """One page of users; filters: limit, cursor. A user that is no operator sees itself."""
+        return self._get("/v1/users", List[UserShown], filters)
+
+    def add_user(self, user: NewUser) -> TokenIssued:
+        """Add a user; only this answer contains its token."""
+        return self._write("POST", "/v1/users", TokenIssued, user.model_dump_json().encode())
+
+    def remove_user(self, name: str) -> Accepted:
+        """Remove a user, with all its tokens and roles."""
+        return self._write("DELETE", f"/v1/users/{quoted(name)}", Accepted, None)
+
+    def grant_roles(self, name: str, change: RolesChange) -> Accepted:
+        """Give a user roles."""
+        content = change.model_dump_json().encode()
+        return self._write("POST", f"/v1/users/{quoted(name)}/grant", Accepted, content)
+
+    def revoke_roles(self, name: str, change: RolesChange) -> Accepted:
+        """Take roles from a user."""
+        content = change.model_dump_json().encode()
+        return self._write("POST", f"/v1/users/{quoted(name)}/revoke", Accepted, content)
+
+    def issue_token(self, name: str, order: TokenOrder) -> TokenIssued:
+        """Issue one more token of a user, or of the caller; only this answer contains it."""
+        content = order.model_dump_json(exclude_unset=True).encode()
+        return self._write("POST", f"/v1/users/{quoted(name)}/tokens", TokenIssued, content)
+
+    def revoke_token(self, name: str, token_id: str) -> Accepted:
+        """End a token of a user, or of the caller."""
+        path = f"/v1/users/{quoted(name)}/tokens/{quoted(token_id)}"
+        return self._write("DELETE", path, Accepted, None)
 
     # --- rules ----------------------------------------------------------------------------------
 

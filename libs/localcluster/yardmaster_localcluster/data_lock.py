@@ -114,6 +114,13 @@ def withdraw(path: Path) -> None:
     (path / "dev.json").unlink(missing_ok=True)
 
 
+def replace_token(path: Path, token: str) -> None:
+    """Store a new token of callers in the data directory of a running cluster."""
+    announced = json.loads((path / "dev.json").read_text())
+    write_private(path / "token", token + "\n")
+    write_private(path / "dev.json", json.dumps({**announced, "token": token}) + "\n")
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically; only its owner can read it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")

@@ -6,12 +6,13 @@ add fields to answers, so a client ignores unknown ones. `JobSpec`, the body of 
 defined in `job_file`.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
+from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import QueueShare
 from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.node_events import Isolation, ShareLimits
@@ -28,6 +29,7 @@ from yardmaster_schemas.events.requests import (
     Quota,
     SubmittedSpec,
 )
+from yardmaster_schemas.events.users import MAX_ROLES, RoleName, Scope
 from yardmaster_schemas.fields import (
     MAX_SLOTS,
     JobId,
@@ -66,6 +68,7 @@ __all__ = [
     "JobPatch",
     "JobSpec",
     "List",
+    "NewUser",
     "Node",
     "NodeEnrolment",
     "NodePatch",
@@ -89,15 +92,21 @@ __all__ = [
     "Request",
     "RequestState",
     "RoleBinding",
+    "RoleGiven",
+    "RolesChange",
     "Shares",
     "Slot",
     "StopShown",
     "Submitted",
     "Task",
+    "TokenIssued",
+    "TokenOrder",
+    "TokenShown",
     "Usage",
     "UsageBucket",
     "UsageBy",
     "UsageSum",
+    "UserShown",
     "Version",
     "Wait",
     "WatchKind",
@@ -105,6 +114,10 @@ __all__ = [
     "parse_job",
 ]
 
+#: The lifetime of a token for which none is named: 90 days.
+TOKEN_LIFETIME_S: Final = 90 * 86_400
+#: The names of users that are added; names of a token file may also contain `@`.
+USER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$"
 PROBLEM_JSON: Final = "application/problem+json"
 At = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 PositionText = Annotated[str, Field(pattern=POSITION_PATTERN, max_length=160)]
@@ -742,6 +755,99 @@ class RoleBinding(Answer):
     role: RoleName
     scope: Scope
     name: Name
+
+
+class TokenIssued(Accepted):
+    """A recorded request for a token. The token is valid once the request is accepted."""
+
+    #: Only in this answer.
+    token: str
+    token_id: str
+
+
+class TokenShown(Answer):
+    """A token of a user, without the token itself."""
+
+    id: str
+    issued_at: At
+    expires_at: At | None
+
+
+class UserShown(Answer):
+    """A user, its roles and its valid tokens."""
+
+    name: str
+    roles: list[RoleBinding]
+    tokens: list[TokenShown]
+
+
+class RoleGiven(Closed):
+    """A role in the cell, in a department or in a project."""
+
+    role: RoleName = Field(strict=False, description="The role.", examples=["user"])
+    scope: Scope = Field(strict=False, description="Where the role applies.", examples=["project"])
+    name: Name = Field(description="The name of the cell, department or project.", examples=["nlp"])
+
+
+#: Roles of one request.
+RolesGiven = Annotated[list[RoleGiven], Field(min_length=1, max_length=MAX_ROLES)]
+#: The lifetime of a token, in seconds.
+Lifetime = Annotated[int, Field(ge=1, le=10 * 365 * 86_400)]
+
+
+class RolesChange(Closed):
+    """The roles to give to a user, or to take from it."""
+
+    roles: RolesGiven = Field(
+        description="The roles.",
+        examples=[[{"role": "user", "scope": "project", "name": "nlp"}]],
+    )
+
+
+def _user_name(name: str) -> str:
+    if re.fullmatch(USER_NAME, name) is None:
+        raise ValueError(
+            "a name has 1 to 63 letters, digits and . _ : -, and no @, because the log keeps it "
+            "forever"
+        )
+    return name
+
+
+class NewUser(Closed):
+    """A user to add."""
+
+    name: Annotated[str, AfterValidator(_user_name)] = Field(
+        json_schema_extra={"pattern": USER_NAME},
+        description="The name, which the log keeps forever: letters, digits and `._:-`, so no "
+        "email address.",
+        examples=["ana"],
+    )
+    roles: RolesGiven = Field(
+        description="Its roles.",
+        examples=[[{"role": "user", "scope": "project", "name": "nlp"}]],
+    )
+    lifetime_s: Lifetime | None = Field(
+        default=TOKEN_LIFETIME_S,
+        description="The lifetime of its token in seconds; null: without an end.",
+        examples=[TOKEN_LIFETIME_S],
+    )
+
+
+class TokenOrder(Closed):
+    """A token to issue to a user that exists."""
+
+    lifetime_s: Lifetime | None = Field(
+        default=TOKEN_LIFETIME_S,
+        description="The lifetime in seconds; null: without an end. Without this field, that of "
+        "the token before.",
+        examples=[TOKEN_LIFETIME_S],
+    )
+    overlap_s: Annotated[int, Field(ge=0, le=365 * 86_400)] | None = Field(
+        default=None,
+        description="The other tokens of the user end after so many seconds; null: they stay "
+        "valid.",
+        examples=[60],
+    )
 
 
 class WhoAmI(Answer):

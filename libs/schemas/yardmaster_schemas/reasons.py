@@ -186,6 +186,14 @@ class AdmissionCode(StrEnum):
     DEPARTMENT_CYCLE = "department_cycle"
     DEPARTMENT_TOO_DEEP = "department_too_deep"
     QUOTA_INVALID = "quota_invalid"
+    CELL_UNKNOWN = "cell_unknown"
+    USER_UNKNOWN = "user_unknown"
+    USER_EXISTS = "user_exists"
+    ROLE_UNKNOWN = "role_unknown"
+    TOKEN_UNKNOWN = "token_unknown"
+    NOT_ALLOWED = "not_allowed"
+    LAST_OPERATOR = "last_operator"
+    LIFETIME_TOO_LONG = "lifetime_too_long"
 
 
 @plain_members

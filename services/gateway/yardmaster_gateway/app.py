@@ -30,6 +30,7 @@ from yardmaster_gateway import (
     shares,
     tasks,
     usage,
+    users,
     watch,
 )
 from yardmaster_gateway.context import (
@@ -184,7 +185,7 @@ def _api() -> APIRouter:
     )
     for module in (
         *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),
-        *(shares, usage, events, watch, about, rules),
+        *(shares, usage, events, watch, about, rules, users),
     ):
         api.include_router(module.router)
     return api

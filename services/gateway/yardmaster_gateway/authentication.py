@@ -1,6 +1,7 @@
-"""The port that maps a bearer token to a caller, and its adapters: static tokens and a file.
+"""The port that maps a bearer token to a caller, and the token file that a new cell starts with.
 
-A gateway keeps digests of tokens, never tokens. The file is JSON. Only its owner and, for reading,
+A gateway keeps digests of tokens, never tokens. The users are in the log (`access`). A token file
+names those of a cell whose log does not know them yet. It is JSON. Only its owner and, for reading,
 its group may access it (Kubernetes mounts secrets that way):
 
 ```
@@ -10,16 +11,24 @@ its group may access it (Kubernetes mounts secrets that way):
 """
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from yardmaster_gateway.authorization import Binding, Caller
+from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import TokenFileRefused
-from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.users import (
+    MAX_ROLES,
+    MAX_TOKENS,
+    NewToken,
+    RoleInScope,
+    RoleName,
+    Scope,
+)
 from yardmaster_schemas.fields import Code, Digest, Name, PrincipalId
 
 #: The longest token that is looked up, in characters.
@@ -30,38 +39,26 @@ class Identity(Protocol):
     """Authenticates callers by their tokens."""
 
     async def identify(self, token: str) -> Caller | None:
-        """The caller of a token; None if the token is unknown or no longer valid."""
+        """The caller of a token; None if the token is unknown or no longer valid.
+
+        Raises:
+            Unauthenticated: the token has expired.
+            NotReady: it cannot be known now which tokens are valid.
+        """
 
 
 def digest_of(token: str) -> str:
-    """The SHA-256 of a token, 64 hex digits. No salt is needed: a token has 128 random bits."""
+    """The SHA-256 of a token, 64 hex digits. No salt is needed: a token has 256 random bits."""
     return sha256(token.encode()).hexdigest()
 
 
-class StaticTokens:
-    """A fixed set of tokens, for tests and for the embedded mode."""
+@dataclass(frozen=True, slots=True)
+class FileUser:
+    """A user of a token file, with its roles and the digests of its tokens, which have no end."""
 
-    def __init__(self, callers: Mapping[str, Caller]) -> None:
-        self._callers = {digest_of(token): caller for token, caller in callers.items()}
-
-    async def identify(self, token: str) -> Caller | None:
-        """The caller of a token; None if the token is unknown."""
-        return self._callers.get(digest_of(token))
-
-
-class FirstOf:
-    """Several identities; the first one that knows a token names its caller."""
-
-    def __init__(self, *identities: Identity) -> None:
-        self._identities = identities
-
-    async def identify(self, token: str) -> Caller | None:
-        """The caller of a token; None if no identity knows it."""
-        for each in self._identities:
-            caller = await each.identify(token)
-            if caller is not None:
-                return caller
-        return None
+    name: str
+    roles: tuple[RoleInScope, ...]
+    tokens: tuple[NewToken, ...]
 
 
 class _Strict(BaseModel):
@@ -82,7 +79,7 @@ class TokenEntry(_Strict):
     id: Code
     digest: Digest
     user: PrincipalId
-    roles: Annotated[list[TokenRole], Field(max_length=64)]
+    roles: Annotated[list[TokenRole], Field(max_length=MAX_ROLES)]
 
 
 class TokenList(_Strict):
@@ -92,52 +89,49 @@ class TokenList(_Strict):
     tokens: Annotated[list[TokenEntry], Field(max_length=10_000)]
 
 
-class TokenFile:
-    """The tokens of a file. The file is read again whenever it changed."""
+def read_token_file(path: Path) -> tuple[FileUser, ...]:
+    """The users of a token file.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._version: tuple[int, int] | None = None
-        self._callers: dict[str, Caller] = {}
-        self._read()
+    Raises:
+        TokenFileRefused: the file is missing or invalid, or other users may access it.
+    """
+    try:
+        status = path.stat()
+        if stat.S_IMODE(status.st_mode) & 0o027:
+            raise TokenFileRefused(path=path, found="other users may access it; run chmod 600")
+        content = TokenList.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TokenFileRefused(path=path, found=str(error.strerror)) from error
+    except ValidationError as error:
+        # No message of the model quotes a value.
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise TokenFileRefused(
+            path=path, found=f"its content is invalid: {where}: {first['msg']}"
+        ) from None
+    entries: dict[str, list[TokenEntry]] = {}
+    for entry in content.tokens:
+        entries.setdefault(entry.user, []).append(entry)
+    return tuple(_user(path, name, own) for name, own in entries.items())
 
-    async def identify(self, token: str) -> Caller | None:
-        """The caller of a token according to the current content of the file.
 
-        Raises:
-            TokenFileRefused: the file is missing or invalid, or other users may access it.
-        """
-        self._read()
-        return self._callers.get(digest_of(token))
+def _user(path: Path, name: str, entries: Sequence[TokenEntry]) -> FileUser:
+    def refuse(found: str) -> TokenFileRefused:
+        return TokenFileRefused(path=path, found=f"user {name} has {found}")
 
-    def _read(self) -> None:
-        try:
-            status = self._path.stat()
-            version = (status.st_mtime_ns, status.st_size)
-            if stat.S_IMODE(status.st_mode) & 0o027:
-                raise TokenFileRefused(
-                    path=self._path, found="other users may access it; run chmod 600"
-                )
-            if version == self._version:
-                return
-            content = TokenList.model_validate_json(self._path.read_bytes())
-        except OSError as error:
-            raise TokenFileRefused(path=self._path, found=str(error.strerror)) from error
-        except ValidationError as error:
-            # No message of the model quotes a value.
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise TokenFileRefused(
-                path=self._path, found=f"its content is invalid: {where}: {first['msg']}"
-            ) from None
-        self._callers = {
-            entry.digest: Caller(
-                user=entry.user,
-                method="token",
-                issuer="file",
-                credential_id=entry.id,
-                bindings=tuple(Binding(r.role, r.scope, r.name) for r in entry.roles),
-            )
-            for entry in content.tokens
-        }
-        self._version = version
+    roles = {frozenset(_roles(entry)) for entry in entries}
+    if len(roles) > 1:
+        raise refuse(
+            "entries with different roles, but roles belong to the user; give each entry the same "
+            "roles, or a user of its own"
+        )
+    if len({entry.id for entry in entries}) < len(entries):
+        raise refuse("two entries with the same id; give each its own")
+    if len(entries) > MAX_TOKENS:
+        raise refuse(f"more than {MAX_TOKENS} tokens")
+    tokens = tuple(NewToken(id=entry.id, digest=entry.digest) for entry in entries)
+    return FileUser(name, tuple(sorted(next(iter(roles)))), tokens)
+
+
+def _roles(entry: TokenEntry) -> list[RoleInScope]:
+    return [RoleInScope(role=r.role, scope=r.scope, name=r.name) for r in entry.roles]

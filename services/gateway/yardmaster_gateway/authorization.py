@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.users import RoleName, Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The context of endpoints: the gateway, the caller, and views that are new enough."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -14,7 +14,8 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import errors
-from yardmaster_gateway.authentication import MAX_TOKEN, Identity
+from yardmaster_gateway.access import Access, LogUsers
+from yardmaster_gateway.authentication import MAX_TOKEN, FileUser, Identity, digest_of
 from yardmaster_gateway.authorization import (
     Action,
     Caller,
@@ -36,8 +37,8 @@ from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.errors import SchemaError
-from yardmaster_schemas.events.admissions import Scope
 from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.events.users import Scope
 from yardmaster_schemas.position import POSITION_PATTERN, Position
 from yardmaster_schemas.topics import REQUESTS
 
@@ -48,12 +49,15 @@ class GatewayPorts:
 
     log: EventLog
     views: ViewStore
-    identity: Identity
     clock: Clock
     chance: Chance
     telemetry: Telemetry
     #: The store of metered usage, with a position of its own; None: usage is not metered.
     usage: ViewStore | None = None
+    #: Authenticates callers; None: by the users of the log.
+    identity: Identity | None = None
+    #: The users of a token file, which are recorded unless the log has named them before.
+    file_users: Sequence[FileUser] = ()
 
 
 class _SubmissionLock:
@@ -76,6 +80,17 @@ class Gateway:
         self.usage = None if ports.usage is None else MonotonicViews(ports.usage, *place)
         self.ports = replace(ports, views=self.views, usage=self.usage)
         self.settings = settings
+        self.access = Access(
+            *(ports.log, ports.clock, ports.telemetry),
+            cell=settings.cell,
+            partition=settings.partition,
+            max_age_s=settings.access_age_s,
+        )
+        self.access.on_change = self._end_streams_of
+        #: Authenticates callers.
+        self.identity = ports.identity if ports.identity is not None else LogUsers(self.access)
+        #: Whether the users of the token file are recorded.
+        self.imported = False
         self.cell = settings.cell
         self.writer = RequestWriter(
             ports.log,
@@ -108,8 +123,8 @@ class Gateway:
             max_requests=settings.recent_requests,
         )
         self.sizes = NodeSizes(self.views, ports.clock, ports.telemetry)
-        #: The tasks that send the open streams, by number.
-        self._open_streams: dict[int, asyncio.Task[Any]] = {}
+        #: The open streams by number: the task that sends it, its user, the digest of its token.
+        self._open_streams: dict[int, tuple[asyncio.Task[Any], str, str]] = {}
         self._streams_started = 0
         #: Whether the views have contained the log's first record at least once.
         self.seen_views = False
@@ -151,8 +166,11 @@ class Gateway:
         return Visibility(frozenset(seen))
 
     async def visibility_of(self, token: str) -> Visibility | None:
-        """The projects that the caller of a token may see now; None if the token is unknown."""
-        caller = await self.ports.identity.identify(token)
+        """The projects that the caller of a token may see now; None if it is not valid now."""
+        try:
+            caller = await self.identity.identify(token)
+        except (errors.Unauthenticated, errors.NotReady):
+            return None
         return None if caller is None else await self.visibility(caller)
 
     async def wait_for_position(
@@ -198,8 +216,10 @@ class Gateway:
                 self._submission_locks.pop(job_id, None)
 
     @asynccontextmanager
-    async def stream(self) -> AsyncIterator[None]:
-        """Count one open stream while the context is active.
+    async def stream(self, user: str, token: str) -> AsyncIterator[None]:
+        """Count one open stream of a user while the context is active.
+
+        It is cancelled when the user changes, and when its token ends.
 
         Raises:
             RateLimited: the limit of open streams is reached.
@@ -209,7 +229,7 @@ class Gateway:
         number = self._streams_started
         task = asyncio.current_task()
         assert task is not None, "a stream is sent by a task"
-        self._open_streams[number] = task
+        self._open_streams[number] = task, user, digest_of(token)
         self.streams.set(len(self._open_streams))
         try:
             yield
@@ -219,8 +239,18 @@ class Gateway:
 
     def end_streams(self) -> None:
         """Close all open streams; their clients resume at another gateway."""
-        for task in list(self._open_streams.values()):
+        for task, _, _ in list(self._open_streams.values()):
             task.cancel()
+
+    def _end_streams_of(self, user: str | None) -> None:
+        """Close the streams of a user, whose client resumes with its new roles, if it has any; with
+        None, those whose token has expired.
+        """
+        if self.ports.identity is not None:
+            return
+        for task, owner, digest in list(self._open_streams.values()):
+            if owner == user or not self.access.valid(digest):
+                task.cancel()
 
     def check_stream_limit(self) -> None:
         """Check that one more stream may be opened.
@@ -262,12 +292,12 @@ async def current_caller(request: Request) -> Caller:
     """Authenticate the caller, and count the request against the caller's rate limit.
 
     Raises:
-        Unauthenticated, RateLimited.
+        Unauthenticated, NotReady, RateLimited.
     """
     gateway = gateway_of(request)
-    caller = await gateway.ports.identity.identify(bearer_token(request))
+    caller = await gateway.identity.identify(bearer_token(request))
     if caller is None:
-        raise errors.Unauthenticated(found="the token is unknown")
+        raise errors.Unauthenticated(found="the token is unknown or was revoked")
     gateway.limit.take(caller.user)
     return caller
 

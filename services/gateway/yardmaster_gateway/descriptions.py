@@ -51,6 +51,13 @@ PARAMETERS: Final[Texts] = {
     "cell": ("The name of the cell.", "main"),
     "number": ("The number of a cycle, starting at 1.", "1"),
     "job_id": ("The id of a job.", "4kq7w2mz9c1f"),
+    "token_id": ("The id of a token.", "t5f0c1e2d3a4"),
+    **{
+        f"{operation}.name": ("The name of the user.", "ana")
+        for operation in (
+            *("remove_user", "grant_roles", "revoke_roles", "issue_token", "revoke_token"),
+        )
+    },
     "task_id": ("The id of a task: the job's id and the task's index.", "4kq7w2mz9c1f.0"),
     "request_id": ("The id of a request, from an answer with status 202.", "main.12"),
     "name": ("The name of the node, pool, project or department.", "default"),
@@ -613,6 +620,16 @@ ANSWERS: Final[Texts] = {
     "time_limit_s": ("The longest running time in seconds; null: no limit.", 43_200),
     "title": ("The code in words.", "not found"),
     "to_at": ("The end of the period.", _AT),
+    "token": ("The token; only this answer contains it.", "yard_3f9a0c21b7..."),
+    "token_id": ("The id of the token.", "t5f0c1e2d3a4"),
+    "tokens": (
+        "Its valid tokens, without the tokens themselves.",
+        [{"id": "t5f0c1e2d3a4", "issued_at": _AT, "expires_at": None}],
+    ),
+    "TokenShown.id": ("The id of the token.", "t5f0c1e2d3a4"),
+    "issued_at": ("When it was issued.", _AT),
+    "expires_at": ("When it expires; null: it does not.", _AT),
+    "UserShown.name": ("The name of the user.", "ana"),
     "topic": ("The topic of the record.", "decisions"),
     "topology": ("Not supported yet.", None),
     "trace_id": (

@@ -4,7 +4,7 @@
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
                InUse  PositionUnknown  VersionMismatch  AlreadyExists  TooLarge  WrongMediaType
                InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind
-               Busy  TokenFileRefused  OwnRecordRefused
+               Busy  NotReady  TokenFileRefused  OwnRecordRefused
 ```
 """
 
@@ -146,6 +146,12 @@ class Busy(GatewayError):
     """The gateway is overloaded: {limit} requests are waiting already. This one was refused."""
 
     code = "busy"
+
+
+class NotReady(GatewayError):
+    """The gateway cannot authenticate callers now: {found}."""
+
+    code = "not_ready"
 
 
 class OwnRecordRefused(GatewayError):

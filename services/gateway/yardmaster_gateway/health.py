@@ -38,6 +38,12 @@ async def health_of(gateway: Gateway) -> Health:
         await gateway.end(REQUESTS.name)
     except LogError as error:
         return Health(status="not_ready", found=str(error))
+    if gateway.ports.identity is None:
+        if not gateway.access.complete:
+            return Health(status="not_ready", found="the users are not read from the log yet")
+        if not gateway.imported:
+            found = "quota has not recorded the users of the token file yet"
+            return Health(status="not_ready", found=found)
     try:
         seen = await queries.log(gateway.views.store, gateway.cell)
         if seen is None:

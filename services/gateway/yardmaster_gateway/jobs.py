@@ -48,7 +48,6 @@ from yardmaster_schemas.api import (
     Submitted,
 )
 from yardmaster_schemas.envelope import Event
-from yardmaster_schemas.events.admissions import Scope
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     MaxSlotsChangeRequestedV1,
@@ -57,6 +56,7 @@ from yardmaster_schemas.events.requests import (
     ResumeRequestedV1,
     WeightChangeRequestedV1,
 )
+from yardmaster_schemas.events.users import Scope
 from yardmaster_schemas.job_file import submitted_spec
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.quantities import milli

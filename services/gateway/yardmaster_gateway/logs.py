@@ -300,7 +300,7 @@ async def _follow(
     """
     gateway = read.gateway
     clock = gateway.ports.clock
-    async with gateway.stream():
+    async with gateway.stream(read.caller.user, token):
         row = await find_task(read, task_id)
         indexed = await output.indexed_until()
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))

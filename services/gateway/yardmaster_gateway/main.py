@@ -1,5 +1,6 @@
 """The gateway service: serves the REST API of one cell over HTTP."""
 
+import asyncio
 import re
 import socket
 import sys
@@ -7,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.authentication import Identity, StaticTokens, TokenFile
+from yardmaster_gateway.authentication import read_token_file
 from yardmaster_gateway.connections import ConnectionLimits
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.details_ticker import DetailsTicker
@@ -15,6 +16,7 @@ from yardmaster_gateway.health import report_health
 from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_gateway.server import Server
 from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_gateway.token_import import import_users
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.http import CannotListen, listen
@@ -50,7 +52,11 @@ async def run(
         app = create_app(ports, settings)
         server = Server(app, ConnectionLimits(settings, ports.telemetry))
         ports.telemetry.info("listening", host=host, port=port)
-        work: list[Work] = [server.serve(sockets=[bound]), watch_own_records(app.state.gateway)]
+        work: list[Work] = [
+            server.serve(sockets=[bound]),
+            watch_own_records(app.state.gateway),
+            _keep_users(app.state.gateway),
+        ]
         if health is not None:
             work.append(report_health(app.state.gateway, health))
         if settings.details_tick_s is not None:
@@ -64,6 +70,13 @@ async def run(
             await first_of(*work)
         finally:
             await _finish(server, app.state.gateway)
+
+
+async def _keep_users(gateway: Gateway) -> None:
+    """Record the users of the token file, and follow the users of the log."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(import_users(gateway))
+        await gateway.access.follow()
 
 
 async def _finish(server: Server, gateway: Gateway) -> None:
@@ -91,13 +104,8 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
     Raises: TokenFileRefused, CannotListen, and the errors of opening the log.
     """
     instance = settings.instance or instance_of(socket.gethostname(), settings.port)
-    identity: Identity = StaticTokens({})
-    if settings.token_file is not None:
-        identity = TokenFile(settings.token_file)
-    else:
-        process.telemetry.warn(
-            "no_tokens", found="no token_file is set, so every request is refused"
-        )
+    # Read first: a file that is refused must not leave a gateway half started.
+    file_users = () if settings.token_file is None else read_token_file(settings.token_file)
     async with AsyncExitStack() as stack:
         log = await process.open_log(settings)
         stack.push_async_callback(log.close)
@@ -110,11 +118,11 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
         ports = GatewayPorts(
             log=log,
             views=stores[VIEWS],
-            identity=identity,
             clock=process.clock,
             chance=process.chance,
             telemetry=process.telemetry,
             usage=stores[USAGE],
+            file_users=file_users,
         )
         named = settings.model_copy(update={"instance": instance})
         await run(ports, named, health=process.health)

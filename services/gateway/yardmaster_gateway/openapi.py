@@ -24,17 +24,21 @@ from yardmaster_schemas.api import (
     HoldBody,
     JobPatch,
     JobSpec,
+    NewUser,
     NodePatch,
     NodeSlots,
     PoolConfig,
     Problem,
     ProjectConfig,
     Quota,
+    RolesChange,
     RulesSwitch,
+    TokenOrder,
 )
 
 Json = dict[str, Any]
 _REFS: Final = "#/components/schemas/"
+_ROLE: Final = {"role": "user", "scope": "project", "name": "nlp"}
 #: Each body model, with an example.
 BODIES: Final[Mapping[type, Json]] = {
     JobSpec: {
@@ -50,6 +54,9 @@ BODIES: Final[Mapping[type, Json]] = {
     NodePatch: {"state": "cordoned", "reason": "new driver"},
     NodeSlots: {"disabled": [0], "stop": True, "reason": "memory errors"},
     RulesSwitch: {"rules": 2},
+    NewUser: {"name": "ana", "roles": [_ROLE]},
+    RolesChange: {"roles": [_ROLE]},
+    TokenOrder: {"overlap_s": 60},
     CellConfig: {"user_tasks": 50_000},
     PoolConfig: {"policy": {"name": "priority"}},
     DepartmentConfig: {"quotas": {"default": {"limit_milli": 32_000}}},

@@ -82,6 +82,7 @@ ANYWHERE: Final = (
     "view_behind",
     "views_unavailable",
     "log_unavailable",
+    "not_ready",
 )
 
 

@@ -39,10 +39,11 @@ MAX_UNANSWERED: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """The origin of a record: its caller and its trace context."""
+    """The origin of a record: its caller, its trace context, and the kind of its actor."""
 
     caller: Caller
     traceparent: str | None
+    kind: ActorKind = ActorKind.USER
 
 
 @dataclass(slots=True)
@@ -228,7 +229,7 @@ class RequestWriter:
             seq=seq,
             subject=subject,
             time_ms=self._clock.now_ms(),
-            actor=Actor(kind=ActorKind.USER, id=caller.user),
+            actor=Actor(kind=origin.kind, id=caller.user),
             traceparent=origin.traceparent,
             auth=Auth(
                 method=caller.method, issuer=caller.issuer, credential_id=caller.credential_id

@@ -26,8 +26,13 @@ class GatewaySettings(LogSettings):
     host: str = "127.0.0.1"
     #: Port at which the gateway listens. 0: the system chooses one.
     port: Annotated[int, Field(ge=0, le=65_535)] = 7450
-    #: JSON file with the digests of tokens, their users and roles.
+    #: JSON file with the digests of tokens, their users and roles. Users that the log has never
+    #: named are recorded there when the gateway starts; of the others the log decides.
     token_file: Path | None = None
+
+    #: After this time without reading the end of `admissions`, which names the users and their
+    #: tokens, the gateway refuses every request.
+    access_age_s: Positive = 60.0
 
     #: Requests that a caller may send at once.
     rate_burst: Annotated[int, Field(ge=1)] = 2_000

@@ -99,6 +99,7 @@ class Watcher:
         self._store = read.store
         self._kinds = kinds
         self._token = token
+        self._user = read.caller.user
         self._visibility = read.visibility
 
     def _presenter(self) -> Presenter:
@@ -115,7 +116,7 @@ class Watcher:
                 yield part
 
     async def _events(self, after: Position | None) -> AsyncIterator[bytes]:
-        async with self._gateway.stream():
+        async with self._gateway.stream(self._user, self._token):
             clock = self._gateway.ports.clock
             settings = self._gateway.settings
             stop = clock.monotonic_s() + settings.stream_s

@@ -6,7 +6,7 @@ from tests.support.gateway import CALLERS, TestCell
 from yardmaster_gateway.app import document
 from yardmaster_gateway.authorization import Action, Binding, is_allowed
 from yardmaster_gateway.context import Gateway
-from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.users import RoleName, Scope
 
 OPEN = {"/livez", "/readyz", "/metrics"}
 #: Anyone may install the client: its wheel is the same for all and contains no data of users.

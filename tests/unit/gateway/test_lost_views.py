@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CALLERS, CELL, TestCell, caller, test_cell
+from tests.support.gateway import CALLERS, CELL, StaticTokens, TestCell, caller, test_cell
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.monotonic import MonotonicViews
 from yardmaster_projections.errors import ViewsUnfinished
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import DETAILS
 from yardmaster_views.follower import Follower, Metrics, Views

@@ -14,13 +14,14 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_gateway import request_writer
-from yardmaster_gateway.authentication import FirstOf, TokenFile, digest_of
+from yardmaster_gateway.authentication import digest_of, read_token_file
 from yardmaster_gateway.errors import Busy, TokenFileRefused
 from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
 from yardmaster_gateway.submission import body_digest, job_id
 from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.api import parse_job
 from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
+from yardmaster_schemas.events.users import RoleInScope, RoleName, Scope
 from yardmaster_schemas.topics import DAY_MS, TOPICS
 
 LOG_ID = "0123456789abcdef" * 2
@@ -237,44 +238,52 @@ def token_file(path: Path, *tokens: str, mode: int = 0o600) -> Path:
     return path
 
 
-async def test_a_token_of_the_file_identifies_its_user(tmp_path: Path) -> None:
-    tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret"))
-    found = await tokens.identify("s3cret")
-    assert found is not None
-    assert (found.user, found.credential_id, found.method) == ("user0", "t0", "token")
-    assert await tokens.identify("other") is None
+def test_the_file_names_users_with_roles_and_digests_of_tokens(tmp_path: Path) -> None:
+    (user,) = read_token_file(token_file(tmp_path / "tokens.json", "s3cret"))
+    role = RoleInScope(role=RoleName.USER, scope=Scope.PROJECT, name="nlp")
+    assert (user.name, user.roles) == ("user0", (role,))
+    assert [(one.id, one.digest) for one in user.tokens] == [("t0", digest_of("s3cret"))]
 
 
-async def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    path = token_file(tmp_path / "tokens.json", "old")
-    tokens = TokenFile(path)
-    token_file(path, "new", "newer")
-    assert await tokens.identify("old") is None
-    assert await tokens.identify("newer") is not None
-
-
-async def test_the_first_identity_that_knows_a_token_names_its_caller(tmp_path: Path) -> None:
-    own = TokenFile(token_file(tmp_path / "own.json", "mine"))
-    others = TokenFile(token_file(tmp_path / "others.json", "mine", "theirs"))
-    both = FirstOf(own, others)
-    assert [await both.identify(token) for token in ("mine", "theirs", "unknown")] == [
-        await own.identify("mine"),
-        await others.identify("theirs"),
-        None,
-    ]
-
-
-async def test_the_group_may_read_the_file(tmp_path: Path) -> None:
+def test_the_group_may_read_the_file(tmp_path: Path) -> None:
     """A Secret that Kubernetes mounts belongs to root and the pod's group."""
-    tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret", mode=0o440))
-    assert await tokens.identify("s3cret") is not None
+    assert read_token_file(token_file(tmp_path / "tokens.json", "s3cret", mode=0o440))
+
+
+def entry(**other: object) -> dict[str, object]:
+    made = {"id": "a", "digest": digest_of("a"), "user": "ana", "roles": []}
+    return {**made, **other}
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (
+            {
+                "id": "b",
+                "digest": digest_of("b"),
+                "roles": [{"role": "user", "scope": "cell", "name": "main"}],
+            },
+            "different roles",
+        ),
+        ({"digest": digest_of("b")}, "the same id"),
+    ],
+)
+def test_entries_of_one_user_that_contradict_each_other_are_refused(
+    tmp_path: Path, other: dict[str, object], word: str
+) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps({"tokens": [entry(), entry(**other)]}))
+    path.chmod(0o600)
+    with pytest.raises(TokenFileRefused, match=word):
+        read_token_file(path)
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
 def test_a_file_that_other_users_may_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path / "tokens.json", "s3cret", mode=mode)
     with pytest.raises(TokenFileRefused, match="chmod 600"):
-        TokenFile(path)
+        read_token_file(path)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"tokens": [{"id": "a"}]}', '{"tokens": "s3cret"}'])
@@ -283,10 +292,10 @@ def test_an_invalid_file_is_refused_without_quoting_it(tmp_path: Path, content: 
     path.write_text(content)
     path.chmod(0o600)
     with pytest.raises(TokenFileRefused) as caught:
-        TokenFile(path)
+        read_token_file(path)
     assert "s3cret" not in str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenFileRefused, match="No such file"):
-        TokenFile(tmp_path / "tokens.json")
+        read_token_file(tmp_path / "tokens.json")

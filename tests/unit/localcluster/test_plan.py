@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_gateway.authentication import TokenFile
+from yardmaster_gateway.authentication import digest_of, read_token_file
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
 
@@ -84,18 +84,18 @@ def test_secrets_are_files_of_their_owner_and_in_no_environment(
     assert path.read_text().strip() == text
 
 
-async def test_gateways_know_the_token_by_its_digest_alone(tmp_path: Path) -> None:
+def test_gateways_know_the_token_by_its_digest_alone(tmp_path: Path) -> None:
     planned(tmp_path)
     token = DataLayout(tmp_path).token()
     content = (tmp_path / "tokens.json").read_text()
     assert token not in content
     assert hashlib.sha256(token.encode()).hexdigest() in content
-    caller = await TokenFile(tmp_path / "tokens.json").identify(token)
-    assert caller is not None
-    assert [binding.name for binding in caller.bindings] == ["main"]
+    (user,) = read_token_file(tmp_path / "tokens.json")
+    assert [one.digest for one in user.tokens] == [digest_of(token)]
+    assert [role.name for role in user.roles] == ["main"]
 
 
-async def test_users_that_an_operator_has_added_stay_after_the_next_start(tmp_path: Path) -> None:
+def test_users_that_an_operator_has_added_stay_after_the_next_start(tmp_path: Path) -> None:
     planned(tmp_path)
     path = tmp_path / "tokens.json"
     tokens = json.loads(path.read_text())
@@ -103,8 +103,8 @@ async def test_users_that_an_operator_has_added_stay_after_the_next_start(tmp_pa
     tokens["tokens"].append({"id": "ana", "digest": digest, "user": "ana", "roles": []})
     path.write_text(json.dumps(tokens))
     planned(tmp_path)
-    found = TokenFile(path)
-    for token, user in (("of-ana", "ana"), (DataLayout(tmp_path).token(), "local")):
-        caller = await found.identify(token)
-        assert caller is not None
-        assert caller.user == user
+    users = {user.name: user.tokens[0].digest for user in read_token_file(path)}
+    assert users == {
+        "ana": digest_of("of-ana"),
+        "local": digest_of(DataLayout(tmp_path).token()),
+    }

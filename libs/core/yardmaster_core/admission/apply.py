@@ -11,6 +11,7 @@ from dataclasses import replace
 from sys import intern
 from typing import Any, Final
 
+from yardmaster_core.access import user_after
 from yardmaster_core.admission.state import (
     AdmissionState,
     Cell,
@@ -28,6 +29,7 @@ from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events import users as u
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
@@ -43,13 +45,6 @@ VerdictApplier = Callable[[AdmissionState, Any, Any], None]
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {TermStartedV1, CycleCommittedV1, SnapshotTakenV1}
 )
-#: Published events that this version never writes; one in the log is from another version.
-UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
-    {
-        *(a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1),
-        a.AccessRevokedV1,
-    }
-)
 #: Requests that quota judges.
 JUDGED: Final[frozenset[type[Event]]] = frozenset(
     {
@@ -61,6 +56,8 @@ JUDGED: Final[frozenset[type[Event]]] = frozenset(
         *(r.NodeCordonRequestedV1, r.NodeUncordonRequestedV1, r.NodeDrainRequestedV1),
         *(r.NodeEnrolRequestedV1, r.NodeRevokeRequestedV1, r.EraseRequestedV1),
         *(r.NodeSlotsChangeRequestedV1, r.RulesRequestedV1, r.CellChangeRequestedV1),
+        *(u.RoleGrantRequestedV1, u.RoleRevokeRequestedV1, u.TokenIssueRequestedV1),
+        *(u.TokenRevokeRequestedV1, u.AccessRevokeRequestedV1),
     }
 )
 
@@ -88,8 +85,7 @@ def apply_event(state: AdmissionState, event: Event, record_id: str, actor: str)
             _apply_end(state, event)
         return
     if kind not in VERDICTS and kind not in IGNORED:
-        found = "no request leads to it" if kind in UNWRITTEN else "quota never writes it"
-        raise ImpossibleEvent(event=event.TYPE, found=f"{found} in this version")
+        raise ImpossibleEvent(event=event.TYPE, found="quota never writes it in this version")
     _, epoch, seq = parse_record_id(record_id)
     if state.own is not None and not state.own.precedes(epoch, seq):
         return
@@ -338,6 +334,14 @@ def _node_slots_changed_v1(
     """No verdict depends on the slots of a node."""
 
 
+def _access_changed_v1(state: AdmissionState, verdict: u.AccessChange, request: Any) -> None:
+    user = state.users.get(verdict.principal)
+    live = user is not None and not user.removed
+    new = isinstance(verdict, u.RoleGrantedV1) and (request.new or request.imported)
+    _require(live != new, verdict, f"user {verdict.principal} {'exists' if live else 'is unknown'}")
+    state.put_user(verdict.principal, user_after(user, verdict, state.now_ms))
+
+
 _ENTITLEMENTS = (
     r.DepartmentChangeRequestedV1
     | r.DepartmentDeletionRequestedV1
@@ -385,5 +389,10 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], VerdictApplier]
     a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
     a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
     a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),
+    u.RoleGrantedV1: (u.RoleGrantRequestedV1, ("principal",), _access_changed_v1),
+    u.RoleRevokedV1: (u.RoleRevokeRequestedV1, ("principal",), _access_changed_v1),
+    u.TokenIssuedV1: (u.TokenIssueRequestedV1, ("principal",), _access_changed_v1),
+    u.TokenRevokedV1: (u.TokenRevokeRequestedV1, ("principal", "token_id"), _access_changed_v1),
+    u.AccessRevokedV1: (u.AccessRevokeRequestedV1, ("principal",), _access_changed_v1),
     RulesEnabledV1: (r.RulesRequestedV1, ("rules",), _rules_enabled_v1),
 }

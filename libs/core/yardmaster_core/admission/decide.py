@@ -8,7 +8,7 @@ the digest of the decision is the one that every reader gets.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from yardmaster_core.admission import changes
+from yardmaster_core.admission import changes, users
 from yardmaster_core.admission.apply import apply_verdict
 from yardmaster_core.admission.changes import PolicyCheck
 from yardmaster_core.admission.state import AdmissionState, Pending
@@ -49,6 +49,8 @@ def judge(state: AdmissionState, pending: Pending, check: PolicyCheck) -> Event:
     request = pending.event
     if isinstance(request, r.TaskSubmittedV1):
         return judge_submission(state, request, pending)
+    if isinstance(request, users.REQUESTS):
+        return users.judge_access(state, pending)
     if isinstance(request, r.PoolChangeRequestedV1):
         return changes.judge_pool(state, request, check)
     return JUDGES[type(request)](state, request)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from sys import intern
 from typing import Any, Final
 
+from yardmaster_core.access import User
 from yardmaster_core.admission.state import (
     AdmissionState,
     Cell,
@@ -33,9 +34,10 @@ from yardmaster_schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
+from yardmaster_schemas.events.users import RoleInScope, TokenRecord
 
 #: The version of the format. Increase it when the dump or the text of a digest changes.
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 
 def dump(state: AdmissionState) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def dump(state: AdmissionState) -> dict[str, Any]:
             name: [plain.dump(row.config), row.revision, row.revoked]
             for name, row in state.enrolled.items()
         },
+        "users": {name: _dump_user(row) for name, row in state.users.items()},
         "jobs": {name: _dump_job(row) for name, row in state.jobs.items()},
         "judged_ids": state.judged_ids.dump(),
         "sources": {name: [row.epoch, row.seq] for name, row in state.sources.items()},
@@ -106,6 +109,8 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     for name, (config, revision, revoked) in dumped["enrolled"].items():
         enrolment = plain.load(Enrolment, config)
         state.put_enrolled(name, Enrolled(enrolment, int(revision), revoked is True))
+    for name, row in dumped["users"].items():
+        state.put_user(name, _load_user(row))
     for name, row in dumped["jobs"].items():
         state.put_job(name, _load_job(state, row))
     state.judged_ids.load(dumped["judged_ids"])
@@ -123,6 +128,20 @@ def _dump_configs(
     rows: Iterable[tuple[str, Cell | Pool | Department | Project]],
 ) -> dict[str, list[Any]]:
     return {name: [plain.dump(row.config), row.revision] for name, row in rows}
+
+
+def _dump_user(user: User) -> list[Any]:
+    roles = [plain.dump(role) for role in user.roles]
+    return [roles, [plain.dump(token) for token in user.tokens], user.removed]
+
+
+def _load_user(row: list[Any]) -> User:
+    roles, tokens, removed = row
+    return User(
+        tuple(plain.load(RoleInScope, role) for role in roles),
+        tuple(plain.load(TokenRecord, token) for token in tokens),
+        removed is True,
+    )
 
 
 def _dump_job(job: Job) -> list[Any]:

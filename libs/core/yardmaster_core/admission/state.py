@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final
 
+from yardmaster_core.access import User, operates
 from yardmaster_core.admission.judged import JudgedIds
 from yardmaster_core.admission.tables import Table
 from yardmaster_core.digests import MODULUS, row_hash
@@ -163,6 +164,12 @@ def _enrolled_line(row: Enrolled) -> str:
     return f"{_config_line(row)}|{row.revoked}"
 
 
+def _user_line(user: User) -> str:
+    roles = ",".join(f"{r.role.value}:{r.scope.value}:{r.name}" for r in user.roles)
+    tokens = ",".join(f"{t.id}:{t.digest}:{t.issued_at_ms}:{t.expires_at_ms}" for t in user.tokens)
+    return f"{roles}|{tokens}|{user.removed}"
+
+
 def _job_line(job: Job) -> str:
     line = (
         f"{job.project}|{','.join(job.pools)}|{job.tasks}|{job.priority}|{job.revision}"
@@ -190,8 +197,18 @@ class AdmissionState:
             "judged",
             "judged_ids",
         ),
-        *("lists", "logs", "nodes", "now_ms", "own", "pool_names", "pools", "projects", "rules"),
-        *("sources", "taken", "uses", "work"),
+        *(
+            "lists",
+            "logs",
+            "nodes",
+            "now_ms",
+            "operators",
+            "own",
+            "pool_names",
+            "pools",
+            "projects",
+        ),
+        *("rules", "sources", "taken", "users", "uses", "work"),
     )
 
     def __init__(self, cell: str) -> None:
@@ -211,12 +228,17 @@ class AdmissionState:
         self.jobs: Table[Job] = Table("job", _job_line)
         #: Nodes that were ever enrolled.
         self.enrolled: Table[Enrolled] = Table("enrolled", _enrolled_line)
+        #: Users, also those that were removed.
+        self.users: Table[User] = Table("user", _user_line)
         #: Rejected and ended jobs, whose ids cannot be used again.
         self.judged_ids = JudgedIds()
         self.sources: Table[LastRecord] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
         #: Number of rows that name a pool, department or project ("pool/h100"), and of unfinished
-        #: tasks ("tasks of user/ada"). Derived, so the digest does not cover it.
+        #: tasks ("tasks of user/ada"), of users, and of tokens by digest. Derived, so the digest
+        #: does not cover it.
         self.uses: Table[int] = Table("uses", str)
+        #: The operators of the cell in name order, under its name (derived).
+        self.operators: Table[tuple[str, ...]] = Table("operators", ",".join)
         #: The departments below each parent, in name order (derived).
         self.children: Table[tuple[str, ...]] = Table("children", ",".join)
         #: All pools in the order of preference of a job that names none (derived).
@@ -251,6 +273,8 @@ class AdmissionState:
         other.projects = self.projects.draft()
         other.nodes = self.nodes.draft()
         other.enrolled = self.enrolled.draft()
+        other.users = self.users.draft()
+        other.operators = self.operators.draft()
         other.jobs = self.jobs.draft()
         other.judged_ids = self.judged_ids.draft()
         other.sources = self.sources.draft()
@@ -273,7 +297,7 @@ class AdmissionState:
         total = row_hash(own) + self.judged_ids.total()
         for table in (
             *(self.logs, self.cells, self.pools, self.departments, self.projects, self.nodes),
-            *(self.enrolled, self.jobs, self.sources),
+            *(self.enrolled, self.users, self.jobs, self.sources),
         ):
             total += table.total()
         return f"{total % MODULUS:064x}"
@@ -348,6 +372,21 @@ class AdmissionState:
         self._count(+1, _named_by_enrollment(row))
         self.enrolled.put(name, row)
 
+    def put_user(self, name: str, user: User) -> None:
+        """Set a user; a removed one is no longer counted, and its tokens are free."""
+        old = self.users.get(name)
+        self._count(-1, () if old is None else _counted_of_user(old))
+        self._count(+1, _counted_of_user(user))
+        operators = {*(self.operators.get(self.cell) or ())} - {name}
+        if operates(user, self.cell):
+            operators.add(name)
+        self.operators.put(self.cell, tuple(sorted(operators)) or None)
+        self.users.put(name, user)
+
+    def counts_of_users(self) -> tuple[int, int]:
+        """The number of names of users ever, and of users that were not removed."""
+        return self.in_use("users", "ever"), self.in_use("users", "now")
+
     def put_job(self, name: str, job: Job) -> None:
         """Set a job; with all tasks cancelled it no longer counts as a use of project and pools.
 
@@ -373,6 +412,11 @@ class AdmissionState:
     def _count(self, by: int, named: tuple[str, ...]) -> None:
         for key in named:
             self.uses.put(key, ((self.uses.get(key) or 0) + by) or None)
+
+
+def _counted_of_user(user: User) -> tuple[str, ...]:
+    now = () if user.removed else ("users/now",)
+    return ("users/ever", *now, *(f"token/{token.digest}" for token in user.tokens))
 
 
 def _named_by_quotas(config: DepartmentConfig | ProjectConfig) -> tuple[str, ...]:

@@ -53,6 +53,18 @@ from yardmaster_schemas.events.requests import (
     TaskSubmittedV1,
     WeightChangeRequestedV1,
 )
+from yardmaster_schemas.events.users import (
+    AccessRevokedV1,
+    AccessRevokeRequestedV1,
+    RoleGrantedV1,
+    RoleGrantRequestedV1,
+    RoleRevokedV1,
+    RoleRevokeRequestedV1,
+    TokenIssuedV1,
+    TokenIssueRequestedV1,
+    TokenRevokedV1,
+    TokenRevokeRequestedV1,
+)
 from yardmaster_schemas.reasons import AdmissionCode
 
 #: Request -> the verdict that grants it. Refusals: TaskRejected for a job, else RequestRefused.
@@ -81,6 +93,11 @@ GRANTS: Final[Mapping[str, str]] = {
         (NodeRevokeRequestedV1, NodeRevokedV1),
         (EraseRequestedV1, DetailsErasedV1),
         (RulesRequestedV1, RulesEnabledV1),
+        (RoleGrantRequestedV1, RoleGrantedV1),
+        (RoleRevokeRequestedV1, RoleRevokedV1),
+        (TokenIssueRequestedV1, TokenIssuedV1),
+        (TokenRevokeRequestedV1, TokenRevokedV1),
+        (AccessRevokeRequestedV1, AccessRevokedV1),
     )
 }
 _VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRefusedV1.TYPE}

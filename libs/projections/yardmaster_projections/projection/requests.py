@@ -10,6 +10,7 @@ from yardmaster_projections.rows import JobFacts, JobRow, LogRow, Refused, Reque
 from yardmaster_schemas.api import Phase, RequestState
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events import users as u
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.reasons import RefusalCode
 
@@ -153,4 +154,9 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
     r.NodeEnrolRequestedV1: nothing,
     r.NodeRevokeRequestedV1: nothing,
     r.EraseRequestedV1: nothing,
+    u.RoleGrantRequestedV1: nothing,
+    u.RoleRevokeRequestedV1: nothing,
+    u.TokenIssueRequestedV1: nothing,
+    u.TokenRevokeRequestedV1: nothing,
+    u.AccessRevokeRequestedV1: nothing,
 }

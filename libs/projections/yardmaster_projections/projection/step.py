@@ -27,13 +27,13 @@ from yardmaster_projections.rows import (
 from yardmaster_projections.store import Change, RowKey, ViewReader
 from yardmaster_schemas.api import RequestState
 from yardmaster_schemas.envelope import Envelope, Event
-from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
     RulesEnabledV1,
     SnapshotTakenV1,
     TermStartedV1,
 )
+from yardmaster_schemas.events.users import ACCESS_CHANGES
 from yardmaster_schemas.topics import DECISIONS, REQUESTS
 
 
@@ -163,7 +163,8 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
         *(TermStartedV1, CycleCommittedV1, RulesEnabledV1, SnapshotTakenV1),
-        *(a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1, a.AccessRevokedV1),
+        # Gateways fold them from the log itself: a store of views has no authority.
+        *ACCESS_CHANGES,
         *scheduling.IGNORED,
     }
 )

@@ -8,6 +8,7 @@ from yardmaster_schemas.events import (
     machine,
     node_events,
     requests,
+    users,
 )
 from yardmaster_schemas.events.registry import EVENTS, event
 
@@ -21,4 +22,5 @@ __all__ = [
     "machine",
     "node_events",
     "requests",
+    "users",
 ]

@@ -30,8 +30,6 @@ from yardmaster_schemas.fields import (
     MAX_REPLICAS,
     MAX_TASKS,
     CheckpointUri,
-    Code,
-    Digest,
     JobId,
     Millis,
     Name,
@@ -275,73 +273,6 @@ class DetailsErasedV1(Event):
     """
 
     job_id: JobId
-
-
-class Scope(StrEnum):
-    """The scope of a role."""
-
-    CELL = "cell"
-    DEPARTMENT = "department"
-    PROJECT = "project"
-
-
-class RoleName(StrEnum):
-    """The permissions of a caller."""
-
-    VIEWER = "viewer"
-    USER = "user"
-    PROJECT_ADMIN = "project_admin"
-    OPERATOR = "operator"
-
-
-@event(ADMISSIONS, name="RoleGranted")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleGrantedV1(Event):
-    """A principal has a role in a scope."""
-
-    principal: PrincipalId
-    role: RoleName
-    scope: Scope
-    name: Name
-
-
-@event(ADMISSIONS, name="RoleRevoked")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleRevokedV1(Event):
-    """A principal no longer has a role in a scope."""
-
-    principal: PrincipalId
-    role: RoleName
-    scope: Scope
-    name: Name
-
-
-@event(ADMISSIONS, name="TokenIssued")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenIssuedV1(Event):
-    """A service token exists; the log holds its digest only."""
-
-    token_id: Code
-    token_digest: Digest
-    principal: PrincipalId
-    expires_at_ms: Millis
-
-
-@event(ADMISSIONS, name="TokenRevoked")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRevokedV1(Event):
-    """A service token is void."""
-
-    token_id: Code
-
-
-@event(ADMISSIONS, name="AccessRevoked")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRevokedV1(Event):
-    """Everything issued to a principal before a time is void."""
-
-    subject: PrincipalId
-    before_ms: Millis
 
 
 @event(ADMISSIONS, name="NodeEnrolled")

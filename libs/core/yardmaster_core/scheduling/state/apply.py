@@ -24,6 +24,7 @@ from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import machine as mac
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events.users import ACCESS_CHANGES
 
 Applier = Callable[[ClusterState, Any, str], None]
 
@@ -91,11 +92,7 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
         adm.CellConfiguredV1,
         adm.TaskRejectedV1,
         adm.RequestRefusedV1,
-        adm.RoleGrantedV1,
-        adm.RoleRevokedV1,
-        adm.TokenIssuedV1,
-        adm.TokenRevokedV1,
-        adm.AccessRevokedV1,
+        *ACCESS_CHANGES,
         mac.TermStartedV1,
         mac.CycleCommittedV1,
         mac.RulesEnabledV1,
