@@ -77,6 +77,57 @@ def test_a_clock_that_follows_several_brokers_never_goes_back() -> None:
     assert 90_000 <= clock.now_ms() - right_ms < 95_000
 
 
+def elapse(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    now = time.clock_gettime_ns
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: now(which) + int(seconds * 10**9))
+
+
+def test_a_clock_meets_the_clock_of_a_log_that_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SystemClock()
+    right_ms, passed_s = clock.now_ms(), 0
+    clock.follow(right_ms + 100_000)
+    seen = []
+    for _ in range(25):
+        clock.follow(right_ms + passed_s * 1000)
+        seen.append((clock.now_ms(), clock.ahead_ms(), passed_s))
+        elapse(monkeypatch, 10)
+        passed_s += 10
+    times = [now_ms for now_ms, _, _ in seen]
+    assert times == sorted(times)
+    first_s = 10
+    for now_ms, ahead_ms, at_s in seen[1:]:
+        expected_ms = max(0, 100_000 - (at_s - first_s) * 500)
+        assert abs(now_ms - right_ms - at_s * 1000 - expected_ms) < 3_000
+        assert abs(ahead_ms - expected_ms) < 3_000
+
+
+def test_one_late_answer_does_not_slow_a_clock_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SystemClock()
+    right_ms = clock.now_ms()
+    clock.follow(right_ms)
+    for passed_s in range(0, 60, 20):
+        clock.follow(right_ms + passed_s * 1000 - 15_000)
+        clock.follow(right_ms + passed_s * 1000)
+        elapse(monkeypatch, 20)
+    assert abs(clock.now_ms() - right_ms - 60_000) < 3_000
+    assert clock.ahead_ms() == 0
+
+
+def test_a_clock_that_resumes_a_log_from_the_future_meets_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SystemClock()
+    right_ms = clock.now_ms()
+    clock.resume(right_ms + 100_000)
+    assert abs(clock.now_ms() - right_ms - 100_000) < 3_000
+    elapse(monkeypatch, 100)
+    assert abs(clock.now_ms() - right_ms - 150_000) < 3_000
+    elapse(monkeypatch, 150)
+    assert abs(clock.now_ms() - right_ms - 250_000) < 3_000
+
+
 async def test_a_sleep_lasts_at_least_its_seconds(subject: Subject) -> None:
     started_s = subject.clock.monotonic_s()
     async with asyncio.TaskGroup() as group:

@@ -17,10 +17,10 @@ STAYS = "trap '' TERM; echo ready; while :; do sleep 0.05 || :; done"
 class SteppedClock(SystemClock):
     """The system's clock, whose wall time an administrator sets."""
 
-    ahead_ms = 0
+    host_ahead_ms = 0
 
     def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
+        return super().now_ms() + self.host_ahead_ms
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_step_of_the_host_clock_neither_cuts_a_grace_nor_extends_it(
         await world.stop(stays, grace_s=2)
         await world.until_output(task, "asked")
         assert isinstance(world.clock, SteppedClock)
-        world.clock.ahead_ms = step_ms
+        world.clock.host_ahead_ms = step_ms
     async with world.agent():
         assert (await world.exit_of(stays)).signal == signal.SIGKILL, "its grace ends"
         go.touch()

@@ -103,9 +103,6 @@ class ToyMachine:
                 state.waiting.append((job, "resume", None))
         return state
 
-    def stored_refusal(self, envelope: object, appended_ms: int, rules: int) -> None:
-        """No claim is refused whatever the state."""
-
     def takes(self, topic: Topic, rules: int) -> bool:
         return True
 

@@ -4,9 +4,10 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +29,16 @@ from yardmaster_cli.server.remote import VERDICT_S, Refused, Remote, api_error, 
 from yardmaster_cli.session import Detached, Session, YardCommand
 from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import Phase, Submitted
+from yardmaster_schemas.reasons import RefusalCode
 
 #: The longest working directory of a job file; for a longer one the agent chooses.
 MAX_FOLDER: Final = 128
 
 
+#: How often a job is recorded whose record is refused.
+MAX_RECORDS: Final = 3
+#: Refusals of a record because of its number: a further record is not refused for them.
+_RECORD_REFUSED: Final = frozenset({RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD})
 #: An idempotency key, as the API takes it.
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 #: The interpreter of a script, by the suffix of its name.
@@ -136,18 +142,19 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     out.detail(f"recorded at {answer.position}, idempotency key {key}")
     for warning in answer.warnings:
         out.note(f"warning: it can never fit: {warning}")
+    again = partial(remote.client.submit, spec, idempotency_key=key)
     if not (given["follow"] or given["wait"]):
         with _detaching(answer, session):
             _print_id(answer, out)
             if not given["no_wait"]:
-                _report_verdict(remote, answer, out)
+                _report_verdict(remote, answer, out, again)
         return int(Exit.DONE)
     words = ("logs", "-f") if given["follow"] else ("wait",)
     with interruptible(session, session.command(*words, answer.job_id), limit_s):
         _print_id(answer, out)
         with reporting(remote, out, [answer.job_id]):
             if not given["no_wait"]:
-                _report_verdict(remote, answer, out)
+                answer = _report_verdict(remote, answer, out, again)
             return _to_the_end(remote, answer, out, follow=given["follow"])
 
 
@@ -223,17 +230,27 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
     return text_of(file, hint)
 
 
-def _report_verdict(remote: Remote, answer: Submitted, out: Output) -> None:
+def _report_verdict(
+    remote: Remote, answer: Submitted, out: Output, submit_again: Callable[[], Submitted]
+) -> Submitted:
     """Wait for the verdict of the quota service, at most `VERDICT_S`, also if nothing answers.
 
+    If quota refused the record of the request and not the job, a repetition with the same key is
+    safe: it is the same job, or a new record of it. Returns the answer to the last request.
+
     Raises:
-        Refused: the job was refused.
+        Refused: the job was refused, or each of `MAX_RECORDS` records of it.
     """
-    try:
-        # One task stands for the job: all of its tasks are admitted or refused together.
-        task = remote.client.wait(answer.task_ids[0], for_=ADMITTED, timeout_s=VERDICT_S)[0]
-    except WaitTimeout:
-        out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
-        return
-    if task.phase is Phase.REJECTED and task.refusal is not None:
-        raise Refused(task.refusal, answer.job_id, admission=True)
+    for left in reversed(range(MAX_RECORDS)):
+        try:
+            # One task stands for the job: all of its tasks are admitted or refused together.
+            task = remote.client.wait(answer.task_ids[0], for_=ADMITTED, timeout_s=VERDICT_S)[0]
+        except WaitTimeout:
+            out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
+            return answer
+        if task.phase is not Phase.REJECTED or task.refusal is None:
+            return answer
+        if left == 0 or task.refusal.code not in _RECORD_REFUSED:
+            raise Refused(task.refusal, answer.job_id, admission=True)
+        answer = submit_again()
+    raise AssertionError("the last round returns or raises")

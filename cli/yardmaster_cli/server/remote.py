@@ -102,6 +102,8 @@ class Refused(CliError):
 
 
 _HINTS: Final[Mapping[str, str]] = {
+    "repeated": "the record of the request was refused, not the job: submit it again",
+    "epoch_ahead": "the record of the request was refused, not the job: submit it again",
     "project_unknown": "list them with yard projects, or create it with yard projects create NAME",
     "department_unknown": "list them with yard departments; departments create NAME creates one",
     "department_cycle": "choose a parent that is not below it; see yard departments",

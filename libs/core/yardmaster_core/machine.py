@@ -80,7 +80,8 @@ class Machine(Protocol[S]):
         """The state before any record."""
 
     def begin_cycle(self, state: S, cycle: int, now_ms: int, rules: int = RULES) -> S:
-        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards.
+        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards, and it
+        is not before any append of a record that the cycle takes.
 
         `rules` are in force until an applied event enables newer ones.
         """
@@ -94,13 +95,6 @@ class Machine(Protocol[S]):
 
     def refusal(self, state: S, envelope: Envelope[Event]) -> RefusalCode | None:
         """Why this claim is refused, or None. A machine's record is never refused."""
-
-    def stored_refusal(
-        self, envelope: Envelope[Event], appended_ms: int, rules: int
-    ) -> RefusalCode | None:
-        """Why a claim that the log stored at `appended_ms`, by its own clock, is refused under
-        these rules whatever the state, or None.
-        """
 
     def apply(self, state: S, event: Event, record_id: str, actor: str = "") -> S:
         """The state after `event`; the given state must not be used any more.

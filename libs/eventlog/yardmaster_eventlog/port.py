@@ -110,6 +110,12 @@ class Clock(Protocol):
         Returns: the milliseconds by which the host's clock is ahead of the log's.
         """
 
+    def resume(self, reached_ms: int) -> None:
+        """Stamp a log whose newest append was at `reached_ms`: start no earlier.
+
+        If that is ahead of the host's clock, the time passes at half speed until they agree.
+        """
+
     def monotonic_s(self) -> float:
         """Return seconds since an arbitrary start; never decreases."""
 

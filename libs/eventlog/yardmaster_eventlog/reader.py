@@ -42,6 +42,10 @@ class Cursor:
     def __len__(self) -> int:
         return len(self._buffer)
 
+    def newest_ms(self) -> int:
+        """Return the latest append time of the buffered records (ms, the log's clock), or 0."""
+        return max((stored.appended_ms for stored in self._buffer), default=0)
+
     def peek(self) -> StoredRecord:
         """Return the next buffered record without taking it."""
         return self._buffer[0]

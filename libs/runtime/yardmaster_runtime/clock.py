@@ -10,6 +10,10 @@ import heapq
 import time
 from typing import Final, Protocol
 
+#: The log's clock was set back if all appends of `SET_BACK_AFTER_MS` were further behind than
+#: `BEHIND_MS`. A single one may be of a slower broker, or was answered late.
+BEHIND_MS: Final = 1_000
+SET_BACK_AFTER_MS: Final = 10_000
 #: Only Linux has a clock that also counts while the machine is suspended.
 _ELAPSED: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -26,6 +30,15 @@ class Clock(Protocol):
         Returns: the milliseconds by which the host's clock is ahead of the log's.
         """
 
+    def resume(self, reached_ms: int) -> None:
+        """Stamp a log whose newest append was at `reached_ms`: start no earlier.
+
+        If that is ahead of the host's clock, the time passes at half speed until they agree.
+        """
+
+    def ahead_ms(self) -> int:
+        """Milliseconds by which it is ahead of the log's clock, because that was set back."""
+
     def monotonic_s(self) -> float:
         """Seconds since an unspecified start; never decreases."""
 
@@ -36,25 +49,66 @@ class Clock(Protocol):
 class SystemClock:
     """The log's time after the first call of `follow`; before, the operating system's clock.
 
-    Of several brokers, the clock that is furthest ahead counts, so the time never decreases.
+    The time never decreases once it follows a log. Of several brokers, the clock that is furthest
+    ahead counts. If the log's clock is set back, the time passes at half speed until they agree.
     """
 
     def __init__(self) -> None:
         #: The log's time when `_elapsed_ms` was 0; None without an append.
         self._start_ms: int | None = None
+        #: The time when the log's clock was found to be behind, and `_elapsed_ms` then.
+        self._slow_from: tuple[int, int] = (0, 0)
+        #: `_elapsed_ms` at the first append that was behind, and the highest start since then.
+        self._behind: tuple[int, int] | None = None
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01T00:00Z."""
         if self._start_ms is None:
             return time.time_ns() // 1_000_000
-        return self._start_ms + _elapsed_ms()
+        elapsed_ms = _elapsed_ms()
+        return max(self._start_ms + elapsed_ms, self._slow_ms(elapsed_ms))
 
     def follow(self, appended_ms: int) -> int:
         """Follow the log's clock; return by how many milliseconds the host's clock is ahead."""
-        start_ms = appended_ms - _elapsed_ms()
-        if self._start_ms is None or start_ms > self._start_ms:
-            self._start_ms = start_ms
+        elapsed_ms = _elapsed_ms()
+        start_ms = appended_ms - elapsed_ms
+        if self._start_ms is None or start_ms >= self._start_ms - BEHIND_MS:
+            self._start_ms = max(start_ms, self._start_ms or start_ms)
+            self._behind = None
+        elif self._behind is None:
+            self._behind = (elapsed_ms, start_ms)
+        else:
+            since_ms, highest_ms = self._behind
+            self._behind = (since_ms, max(start_ms, highest_ms))
+            if elapsed_ms - since_ms >= SET_BACK_AFTER_MS:
+                self._set_back(self._behind[1], elapsed_ms)
         return time.time_ns() // 1_000_000 - appended_ms
+
+    def resume(self, reached_ms: int) -> None:
+        """Start at the host's clock, or at `reached_ms` and pass slowly if that is later."""
+        elapsed_ms = _elapsed_ms()
+        host_ms = time.time_ns() // 1_000_000
+        reached_ms = max(reached_ms, 0 if self._start_ms is None else self.now_ms())
+        if reached_ms > host_ms:
+            self._slow_from = (reached_ms, elapsed_ms)
+        self._start_ms = host_ms - elapsed_ms
+
+    def ahead_ms(self) -> int:
+        """Milliseconds by which it is ahead of the log's clock, because that was set back."""
+        if self._start_ms is None:
+            return 0
+        elapsed_ms = _elapsed_ms()
+        return max(0, self._slow_ms(elapsed_ms) - self._start_ms - elapsed_ms)
+
+    def _set_back(self, start_ms: int, elapsed_ms: int) -> None:
+        """Pass slowly, from now on, until the log's clock has caught up."""
+        self._slow_from = (self.now_ms(), elapsed_ms)
+        self._start_ms = start_ms
+        self._behind = None
+
+    def _slow_ms(self, elapsed_ms: int) -> int:
+        now_ms, since_ms = self._slow_from
+        return now_ms + (elapsed_ms - since_ms) // 2
 
     def monotonic_s(self) -> float:
         """Seconds since the machine started."""
@@ -88,6 +142,13 @@ class ManualClock:
     def follow(self, appended_ms: int) -> int:
         """Follow no log: only `advance` moves the clock."""
         return self._now_ms - appended_ms
+
+    def resume(self, reached_ms: int) -> None:
+        """Do nothing: only `advance` moves the clock."""
+
+    def ahead_ms(self) -> int:
+        """0, as `now_ms` is the log's time."""
+        return 0
 
     def monotonic_s(self) -> float:
         """Seconds since 77 s before the clock was made."""

@@ -592,11 +592,12 @@ class NodeReservation(Answer):
 
 
 class Cell(Answer):
-    """The configuration of a whole cell."""
+    """The configuration of a whole cell, and by how much its time is ahead of the clock."""
 
     name: str
     revision: int
     config: CellConfig
+    time_ahead_s: int
 
 
 class NodeEnrolment(Answer):

@@ -37,6 +37,9 @@ class _SetClock:
     def follow(self, appended_ms: int) -> int:
         return self.at_ms - appended_ms
 
+    def resume(self, reached_ms: int) -> None:
+        pass
+
     def monotonic_s(self) -> float:
         return self.at_ms / 1000
 

@@ -27,8 +27,15 @@ async def _find(read: ReadContext) -> Cell:
     name = read.gateway.cell
     row = await read.store.get(LogRow, name)
     if row is None:
-        return Cell(name=name, revision=0, config=CellConfig())
-    return Cell(name=name, revision=row.config_revision, config=row.config)
+        return Cell(name=name, revision=0, config=CellConfig(), time_ahead_s=0)
+    clock = read.gateway.ports.clock
+    ahead_ms = max(row.now_ms, row.judged_ms) - (clock.now_ms() - clock.ahead_ms())
+    return Cell(
+        name=name,
+        revision=row.config_revision,
+        config=row.config,
+        time_ahead_s=max(0, ahead_ms // 1000),
+    )
 
 
 @router.get("/cell", operation_id="read_cell", response_model=Cell, responses=problem_responses())

@@ -99,7 +99,7 @@ class Gateway:
             cell=settings.cell,
             partition=settings.partition,
             instance=settings.instance or "gw-1",
-            start=ports.chance.hex("gateway start", 12),
+            chance=ports.chance,
         )
         #: Why the gateway can no longer serve; it is about to end.
         self.failed: str | None = None

@@ -484,6 +484,11 @@ ANSWERS: Final[Texts] = {
     "mode": ("How the log is stored.", "kafka"),
     "name": ("The name.", "default"),
     "Job.name": ("The name of the job.", "llm-sft"),
+    "Cell.time_ahead_s": (
+        "Seconds by which the cell's newest cycle is ahead of the clock, after a clock was set "
+        "back. Its time then passes at half speed until they agree.",
+        0,
+    ),
     "Cell.config": ("The configuration.", {"user_tasks": 50_000}),
     "Task.name": ("The name of the job.", "llm-sft"),
     "next": ("The offset after the last record.", 1208),

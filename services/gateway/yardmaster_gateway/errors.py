@@ -157,7 +157,7 @@ class NotReady(GatewayError):
 class OwnRecordRefused(GatewayError):
     """Quota refused record {record}, which this gateway had answered with 202: {reason}.
 
-    The client must send the request again. After a restart, the gateway writes as a new source.
+    The answer to a read of its job says so. The client must send the request again.
     """
 
     code = "own_record_refused"

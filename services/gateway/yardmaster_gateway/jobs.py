@@ -153,12 +153,18 @@ async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) 
 
 
 async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
-    """The earlier submission of the same key, if the log or the views have one."""
+    """The earlier submission of the same key, if the log or the views have one.
+
+    One that quota refused as a record does not count.
+    """
     known = await gateway.recent.find(id_)
-    if known is not None or gateway.recent.oldest == 0:
-        return known
+    if known is None and gateway.recent.oldest == 0:
+        return None
     row = await in_time(gateway.views.store.get(JobRow, id_), gateway.ports.clock, VIEWS_S)
-    return None if row is None else _as_submitted(row)
+    if row is not None and row.refused_as_record:
+        gateway.recent.forget(id_, row.offset)
+        return await gateway.recent.find(id_)
+    return known if known is not None or row is None else _as_submitted(row)
 
 
 def _as_submitted(row: JobRow) -> Submission:

@@ -45,6 +45,8 @@ class RecentSubmissions:
         self._max_requests = max_requests
         self._lock = asyncio.Lock()
         self._next = 0
+        #: The latest append time of the requests that were read (ms, the log's clock).
+        self._newest_ms = 0
         #: Every submission from this offset to the end was seen by the last call of `find`.
         self.oldest = 0
         self._jobs: OrderedDict[str, Submission] = OrderedDict()
@@ -68,6 +70,12 @@ class RecentSubmissions:
                 self._jobs.popitem(last=False)
             return self._jobs.get(job_id)
 
+    def forget(self, job_id: str, offset: int) -> None:
+        """Forget the submission at an offset, which quota refused as a record."""
+        known = self._jobs.get(job_id)
+        if known is not None and known.offset == offset:
+            del self._jobs[job_id]
+
     async def _read(self, count: int) -> None:
         try:
             found = await self._log.read(self._partition, self._next, max_records=count)
@@ -76,6 +84,7 @@ class RecentSubmissions:
             self._next = start if isinstance(start, int) else self._next + 1
             return
         for stored in found:
+            self._newest_ms = max(self._newest_ms, stored.appended_ms)
             self._add(stored)
             self._next = stored.offset + 1
 
@@ -84,8 +93,8 @@ class RecentSubmissions:
             envelope = decode(stored.record)
         except SchemaError:
             return  # quota refuses this record too
-        if envelope.epoch > stored.appended_ms + MAX_EPOCH_AHEAD_MS:
-            return  # quota refuses it; rules before 4 accept it, and then the views have it
+        if envelope.epoch > self._newest_ms + MAX_EPOCH_AHEAD_MS:
+            return  # quota refuses it, unless it has seen later appends; then the views have it
         mark = (envelope.epoch, envelope.seq)
         if mark <= self._sources.get(envelope.source, (-1, -1)):
             return  # it arrived late: quota refuses it as repeated, so it is not a submission

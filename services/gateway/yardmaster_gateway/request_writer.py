@@ -21,6 +21,7 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
 from yardmaster_eventlog.reader import details_digest
 from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import Busy
+from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import child_span, ending
@@ -35,6 +36,10 @@ MAX_BATCH_RECORDS: Final = 200
 MAX_BATCH_BYTES: Final = 512 * 1024
 #: Batches with an unknown outcome that are remembered.
 MAX_UNANSWERED: Final = 1_000
+#: Sources of this run whose refused records are recognized.
+MAX_SOURCES: Final = 100
+#: Seconds between two comparisons of the epoch with the append time of the newest request.
+COMPARE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,11 @@ class _Entry:
 class RequestWriter:
     """Writes the records of one run of a gateway, for one cell.
 
-    The source contains `start`, 12 random hex digits, so every run is a new source. With the clock
-    alone, a run that starts after the clock was set back would write lower epochs than the run
-    before it, and quota would refuse its records. The epoch is the time of the newest request at
-    this gateway's first one, by the brokers' clock: quota refuses an epoch that is far ahead of it.
+    The source contains 12 random hex digits, so every run is a new source. With the clock alone, a
+    run that starts after the clock was set back would write lower epochs than the run before it,
+    and quota would refuse its records. The epoch is the time of the newest request when the source
+    begins, by the brokers' clock: quota refuses an epoch that is far ahead of it. When that clock
+    was set back below the epoch, or quota refuses a record, the writer begins a new source.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class RequestWriter:
         cell: str,
         partition: int,
         instance: str,
-        start: str,
+        chance: Chance,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -89,8 +95,14 @@ class RequestWriter:
         self._cell = cell
         self._requests = Partition(REQUESTS.name, partition)
         self._details = Partition(DETAILS.name, partition)
-        self.source = f"gateway/{instance}.{start}"
+        self._name = f"gateway/{instance}"
+        self._chance = chance
+        self.source = self._new_source()
         self._epoch: int | None = None
+        #: The newest sources with their epochs.
+        self._sources: deque[tuple[str, int]] = deque(maxlen=MAX_SOURCES)
+        #: When the epoch was last compared with the newest request (`monotonic_s`).
+        self._compared_s = 0.0
         self._starting = asyncio.Lock()
         self._seq = 0
         self._waiting: deque[_Entry] = deque()
@@ -100,6 +112,24 @@ class RequestWriter:
         self._depth = telemetry.gauge("requests_waiting", "Requests that wait to be recorded")
         self._batches = telemetry.counter("request_batches", "Batches appended to requests")
         self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
+
+    async def begin_source(self) -> None:
+        """Write all further records as a new source, whose epoch is taken from the log.
+
+        Raises: LogUnavailable, LogClosed.
+        """
+        self._begin(await self._newest_ms())
+
+    async def repeat(self, envelope: Envelope[Event]) -> int:
+        """Append a request of this writer again, as a new record; return its offset.
+
+        Raises: as `record`.
+        """
+        auth = envelope.auth
+        assert auth is not None, "this writer sets it"
+        caller = Caller(envelope.actor.id, auth.method, auth.issuer, auth.credential_id, ())
+        origin = RequestOrigin(caller, envelope.traceparent)
+        return await self.record([(envelope.data, envelope.subject)], origin)
 
     async def record_detail(
         self, event: Event, key: str, subject: str, origin: RequestOrigin
@@ -154,7 +184,7 @@ class RequestWriter:
 
     def acknowledged(self, envelope: Envelope[Event]) -> bool:
         """Whether this writer wrote a record and its append was acknowledged."""
-        own = envelope.source == self.source
+        own = (envelope.source, envelope.epoch) in self._sources and envelope.seq < self._seq
         return own and not any(envelope.seq in seqs for seqs in self._unanswered)
 
     def _appending(self, where: Partition, origin: RequestOrigin) -> AbstractContextManager[Span]:
@@ -203,18 +233,42 @@ class RequestWriter:
         return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was cancelled")
 
     async def _set_epoch(self) -> None:
-        """Set the epoch once, from the log.
+        """Set the epoch of a new source from the log; every `COMPARE_S`, compare it with the log.
 
         Raises: LogUnavailable, LogClosed.
         """
         async with self._starting:
-            if self._epoch is not None:
+            now_s = self._clock.monotonic_s()
+            if self._epoch is not None and now_s - self._compared_s < COMPARE_S:
                 return
-            found = await self._log.newest([self._requests])
-            if self._requests not in found:
-                raise LogUnavailable(found=f"{self._requests.topic} has no leader")
-            newest = found[self._requests]
-            self._epoch = self._clock.now_ms() if newest is None else newest.appended_ms
+            newest_ms = await self._newest_ms()
+            if self._epoch is None:
+                self._begin(newest_ms)
+            elif newest_ms < self._epoch:
+                self._telemetry.warn(
+                    "source_replaced",
+                    found="the clock of the log was set back",
+                    behind_ms=self._epoch - newest_ms,
+                )
+                self._begin(newest_ms)
+            self._compared_s = now_s
+
+    def _begin(self, epoch: int) -> None:
+        if self._epoch is not None:
+            self.source = self._new_source()
+        self._epoch = epoch
+        self._sources.append((self.source, epoch))
+
+    async def _newest_ms(self) -> int:
+        """The append time of the newest request."""
+        found = await self._log.newest([self._requests])
+        if self._requests not in found:
+            raise LogUnavailable(found=f"{self._requests.topic} has no leader")
+        newest = found[self._requests]
+        return self._clock.now_ms() if newest is None else newest.appended_ms
+
+    def _new_source(self) -> str:
+        return f"{self._name}.{self._chance.hex('source of a gateway', 12)}"
 
     def _envelope(self, event: Event, subject: str, origin: RequestOrigin) -> Envelope[Event]:
         assert self._epoch is not None, "the epoch is set before the first record"

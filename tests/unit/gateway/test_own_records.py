@@ -8,13 +8,16 @@ import pytest
 
 from tests.support.gateway import JSON, TestCell, test_cell
 from tests.support.views import telemetry
+from yardmaster_core.admission.state import LastRecord
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
+from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.errors import OwnRecordRefused
 from yardmaster_gateway.own_records import watch_own_records
+from yardmaster_gateway.request_writer import COMPARE_S
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import NodeCordonRequestedV1
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
@@ -40,51 +43,101 @@ async def test_requests_acknowledged_after_a_clock_step_backwards_are_accepted()
         assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
 
 
-async def test_a_gateway_stops_when_quota_refuses_an_acknowledged_record(cell: TestCell) -> None:
+async def push_ahead(cell: TestCell) -> None:
+    """Append a record that names the source of the newest request, with a higher epoch."""
+    stored = (await cell.log.read(REQUESTS, await cell.log.end(REQUESTS) - 1))[0]
+    cordon = NodeCordonRequestedV1(node="n1")
+    ahead = stored.appended_ms + MAX_EPOCH_AHEAD_MS - 60_000
+    own = decode(stored.record)
+    forged = replace(own, type=cordon.TYPE, epoch=ahead, subject="n1", data=cordon)
+    await cell.log.append(REQUESTS, [encode(forged, "main")])
+
+
+async def repeated(cell: TestCell, count: int) -> None:
+    """Wait until a gateway has repeated `count` requests."""
+    last = await cell.log.end(REQUESTS) + count - 1
+    assert await cell.log.wait({REQUESTS: last}, 30)
+
+
+async def test_acknowledged_requests_of_a_source_that_was_pushed_ahead_are_recorded_again(
+    cell: TestCell,
+) -> None:
     gateway = restarted_gateway(cell)
-    source = gateway.writer.source
     await cell.submit()
-    # Its sequence numbers start again, so quota refuses the next records as repeated.
-    gateway.writer = type(gateway.writer)(
-        *(cell.log, cell.clock, telemetry("gateway")),
-        cell="main",
-        partition=0,
-        instance="gw-1",
-        start=source.rpartition(".")[2],
-    )
-    gateway.writer._epoch = 1
+    first = gateway.writer.source
+    await push_ahead(cell)
     watching = asyncio.create_task(watch_own_records(gateway))
+    jobs = [await cell.submit() for _ in range(3)]
+    async with asyncio.timeout(30):
+        while [job for job in jobs if (await cell.call("GET", f"/v1/jobs/{job}"))["refusal"]]:
+            await cell.log.wait({REQUESTS: await cell.log.end(REQUESTS)}, 0.01)
+    for job in jobs:
+        assert (await cell.call("GET", f"/v1/jobs/{job}"))["phases"] != {"submitted": 1}
+    assert gateway.writer.source != first
+    assert not watching.done()
+    watching.cancel()
+
+
+async def test_a_gateway_stops_when_quota_refuses_a_record_a_second_time(cell: TestCell) -> None:
+    gateway = restarted_gateway(cell)
     await cell.submit()
+    await push_ahead(cell)
+    await cell.submit(token="nlp")
+    watching = asyncio.create_task(watch_own_records(gateway))
+    await repeated(cell, 1)
+    # The repetition is refused as well: its source was pushed ahead before quota judged it.
+    newest = (await cell.log.read(REQUESTS, await cell.log.end(REQUESTS) - 1))[0]
+    own = decode(newest.record)
+    assert own.source == gateway.writer.source
+    for leader in cell.leaders:
+        if leader.fold.machine.name == "quota":
+            row = LastRecord(own.epoch, own.seq)
+            leader.fold.state.sources.put(own.source, row)
+    await cell.run_machines()
     with pytest.raises(OwnRecordRefused) as caught:
         await watching
     assert caught.value.code == "own_record_refused"
-    assert str(caught.value.fields["record"]).startswith(f"{source}/1/")
     assert caught.value.fields["reason"] == "repeated"
     problem = await cell.call("GET", "/readyz", token=None, status=503, run=False)
     assert problem["code"] == "not_ready"
-    assert source in problem["detail"]
+    assert own.source in problem["detail"]
 
 
-async def test_a_gateway_whose_epoch_was_pushed_ahead_stops_and_its_next_run_is_accepted(
+async def test_a_client_learns_that_its_request_was_refused_and_its_retry_is_a_new_record(
     cell: TestCell,
 ) -> None:
-    """A record that names the gateway, with an epoch that quota still accepts."""
-    gateway = restarted_gateway(cell)
-    await cell.submit()
-    stored = (await cell.log.read(REQUESTS, await cell.log.end(REQUESTS) - 1))[0]
-    own = decode(stored.record)
-    cordon = NodeCordonRequestedV1(node="n1")
-    ahead = stored.appended_ms + MAX_EPOCH_AHEAD_MS - 60_000
-    forged = replace(own, type=cordon.TYPE, epoch=ahead, subject="n1", data=cordon)
-    await cell.log.append(REQUESTS, [encode(forged, "main")])
-    watching = asyncio.create_task(watch_own_records(gateway))
-    await cell.submit()
-    with pytest.raises(OwnRecordRefused) as caught:
-        await watching
-    assert caught.value.fields["reason"] == "repeated"
+    """No gateway is there any more that could repeat the request by itself."""
     restarted_gateway(cell)
-    job = await cell.submit()
-    assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
+    await cell.submit()
+    await push_ahead(cell)
+    body = {"project": "nlp", "resources": {"gpus": 1}, "run": RUN}
+    headers = {**JSON, "Idempotency-Key": "k1"}
+    send: dict[str, Any] = {"token": "nlp", "status": 202, "json": body, "headers": headers}
+    job = (await cell.call("POST", "/v1/jobs", **send))["job_id"]
+    found = await cell.call("GET", f"/v1/jobs/{job}")
+    assert found["refusal"]["code"] == "repeated"
+    assert found["phases"] == {"rejected": 1}
+    restarted_gateway(cell)
+    assert (await cell.call("POST", "/v1/jobs", **send))["job_id"] == job
+    found = await cell.call("GET", f"/v1/jobs/{job}")
+    assert (found["refusal"], "rejected" in found["phases"]) == (None, False)
+
+
+async def test_a_gateway_whose_epoch_is_ahead_of_the_logs_clock_begins_a_new_source() -> None:
+    clock, log_clock = ManualClock(), ManualClock()
+    async with test_cell(clock=clock, log=MemoryLog(log_clock)) as cell:
+        log_clock.advance(86_400)
+        await cell.submit()  # the newest request, of which a gateway takes its epoch
+        gateway = restarted_gateway(cell)
+        await cell.submit()
+        first = gateway.writer.source
+        log_clock.advance(-86_400)
+        jobs = [await cell.submit()]
+        clock.advance(COMPARE_S)
+        jobs += [await cell.submit() for _ in range(3)]
+        assert gateway.writer.source != first
+        for job in jobs:
+            assert (await cell.call("GET", f"/v1/jobs/{job}"))["refusal"] is None
 
 
 async def test_a_late_record_that_was_never_acknowledged_does_not_stop_the_gateway(

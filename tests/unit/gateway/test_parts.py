@@ -18,6 +18,7 @@ from yardmaster_gateway.authentication import digest_of, read_token_file
 from yardmaster_gateway.errors import Busy, TokenFileRefused
 from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
 from yardmaster_gateway.submission import body_digest, job_id
+from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.api import parse_job
 from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
@@ -109,7 +110,7 @@ async def slow() -> tuple[SlowLog, RequestWriter]:
         cell="main",
         partition=0,
         instance="gw-1",
-        start="0" * 12,
+        chance=SeededChance(1),
     )
     return log, made
 
@@ -132,7 +133,7 @@ async def test_the_epoch_is_the_logs_time_whatever_the_clock_of_the_gateway_show
         cell="main",
         partition=0,
         instance="gw-1",
-        start="0" * 12,
+        chance=SeededChance(1),
     )
     await asyncio.gather(*(writer.record([event(i)], ORIGIN) for i in range(3)))
     stored = await log.read(Partition("requests"), 1)

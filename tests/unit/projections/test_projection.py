@@ -23,6 +23,7 @@ from yardmaster_projections.rows import (
     NodeRow,
     PoolRow,
     ProjectRow,
+    Refused,
     RequestRow,
     SharesRow,
     TaskRow,
@@ -205,13 +206,22 @@ async def test_of_many_submissions_under_an_id_the_first_valid_record_shows() ->
     assert await store.get(TaskRow, f"{JOB}.1") is None
 
 
-async def test_a_submission_that_was_no_valid_record_is_gone_when_none_follows() -> None:
+async def test_a_submission_that_was_no_valid_record_is_a_rejected_job_until_one_follows() -> None:
     log = cell()
     submit(log)
     log.quota.cycle(refused=[("requests", 1, RefusalCode.REPEATED)])
     store = await viewed(log)
-    assert await store.get(JobRow, JOB) is None
-    assert await store.get(TaskRow, TASK) is None
+    job = await store.get(JobRow, JOB)
+    assert job is not None
+    assert job.refusal == Refused(code="repeated")
+    assert (job.phases, job.run, job.facts.name) == ({Phase.REJECTED: 1}, None, JOB)
+    assert (await task(store)).phase is Phase.REJECTED
+    submit(log)
+    store = await viewed(log)
+    job = await store.get(JobRow, JOB)
+    assert job is not None
+    assert (job.offset, job.refusal, job.phases) == (2, None, {Phase.SUBMITTED: 1})
+    assert (await task(store)).phase is Phase.SUBMITTED
 
 
 async def test_records_of_a_fenced_leader_are_not_projected() -> None:

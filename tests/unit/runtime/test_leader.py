@@ -359,7 +359,37 @@ async def test_time_in_the_log_passes_while_the_clock_is_behind_it(cell: ToyCell
     await cell.ask()
     await leader.step()
     first, second, third = [commit.now_ms for commit in await commits(cell)]
-    assert (first, third - second) == (second, 5_000)
+    assert (first, third - second) == (second, 2_500)
+
+
+async def test_time_in_the_log_meets_a_clock_that_was_set_back(cell: ToyCell) -> None:
+    ahead = cell.leader()
+    await ahead.take_term()
+    await cell.ask()
+    await ahead.step()
+    cell.clock.advance(-100)
+    leader = cell.leader()
+    await leader.take_term()
+    started_ms = cell.clock.now_ms()
+    for _ in range(30):
+        await cell.ask()
+        await leader.step()
+        cell.clock.advance(10)
+    times = [commit.now_ms for commit in await commits(cell)]
+    assert times == sorted(times)
+    ahead_s = [(now_ms - started_ms) / 1000 - 10 * n for n, now_ms in enumerate(times[1:])]
+    assert ahead_s == [max(0, 100 - 5 * n) for n in range(30)]
+
+
+async def test_a_cycle_is_no_earlier_than_the_appends_of_its_inputs(cell: ToyCell) -> None:
+    leader = cell.leader()
+    await leader.take_term()
+    cell.clock.advance(3600)
+    await cell.ask()
+    appended_ms = cell.clock.now_ms()
+    cell.clock.advance(-3600)
+    await leader.step()
+    assert [commit.now_ms for commit in await commits(cell)] == [appended_ms]
 
 
 def running(

@@ -76,16 +76,12 @@ class QuotaMachine:
             return RefusalCode.CONTRADICTION if log is not None else None
         if service != GATEWAY or log is None:
             return RefusalCode.NOT_ITS_AUTHOR
+        # The time of a cycle is never before the appends of its inputs (`Machine.begin_cycle`).
+        if envelope.epoch > state.now_ms + MAX_EPOCH_AHEAD_MS:
+            return RefusalCode.EPOCH_AHEAD
         if isinstance(event, RulesRequestedV1):
             return self._refused_rules(state, event)
         return None
-
-    def stored_refusal(
-        self, envelope: Envelope[Event], appended_ms: int, rules: int
-    ) -> RefusalCode | None:
-        """See `core.machine.Machine.stored_refusal`."""
-        ahead = envelope.epoch > appended_ms + MAX_EPOCH_AHEAD_MS
-        return RefusalCode.EPOCH_AHEAD if ahead else None
 
     def _refused_rules(self, state: AdmissionState, event: RulesRequestedV1) -> RefusalCode | None:
         """Why a switch to these rules changes nothing.

@@ -88,12 +88,6 @@ class SchedulerMachine:
         """See `core.machine.Machine.begin_cycle`."""
         return cycling.begin_cycle(state, cycle, now_ms, rules)
 
-    def stored_refusal(
-        self, envelope: Envelope[Event], appended_ms: int, rules: int
-    ) -> RefusalCode | None:
-        """See `core.machine.Machine.stored_refusal`."""
-        return None
-
     def calls_for_cycle(self, event: Event) -> bool:
         """See `core.machine.Machine.calls_for_cycle`."""
         return True

@@ -183,7 +183,7 @@ class SqliteLog:
                 lambda file: LogFile(file.path, create=False, lock_timeout_s=0)
             )
             # Only the host's clock tells how long the file was closed.
-            clock.follow(max(clock.now_ms(), await log._reader.run(LogFile.newest_ms)))
+            clock.resume(await log._reader.run(LogFile.newest_ms))
         except BaseException:
             await log._reader.close()
             await log._writer.close()

@@ -39,31 +39,44 @@ def record_request(draft: Draft, offset: int, envelope: Envelope[Event], details
 
 
 def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
-    """Mark a request as refused by quota as a record; withdraw the job that it submitted."""
+    """Mark a request as refused by quota as a record; reject the job that it submitted."""
     row = draft.find(RequestRow, str(offset))
     if row is None:
         return  # it could not be decoded
     draft.put(replace(row, state=RequestState.REFUSED, refusal=Refused(code=code)))
     job = draft.find(JobRow, row.subject)
     if row.type == r.TaskSubmittedV1.TYPE and job is not None and job.offset == offset:
-        _withdraw(draft, job)
+        _reject(draft, job, code)
 
 
-def _withdraw(draft: Draft, job: JobRow) -> None:
-    """Remove a refused submission, such as a late one; the next one of its id replaces it."""
+def _reject(draft: Draft, job: JobRow, code: RefusalCode) -> None:
+    """Replace a refused submission by the next one of its id, or else reject its job.
+
+    Its user may have got a 202, and has to find out that the job will not run. Quota knows no such
+    job, so nothing can erase its details from the views later: they go at once.
+    """
+    if job.again is not None:
+        _replace(draft, job, job.again)
+        return
+    facts = replace(job.facts, name=job.key, labels={}, params=())
+    rejected = replace(job, facts=facts, run=None, refusal=Refused(code=code))
+    _replace(draft, job, rejected, phase=Phase.REJECTED, ended_at_ms=draft.now_ms)
+
+
+def _replace(draft: Draft, job: JobRow, new: JobRow, **of_tasks: Any) -> None:
     for task in job_tasks(draft, job):
         draft.drop_task(task)
-    if job.again is None:
-        draft.drop(job)
-    else:
-        # The counts are those before this step: the draft subtracts the dropped tasks later.
-        _add_job(draft, replace(job.again, phases=job.phases))
+    # The counts are those before this step: the draft subtracts the dropped tasks later.
+    _add_job(draft, replace(new, phases=job.phases), **of_tasks)
 
 
-def _add_job(draft: Draft, job: JobRow) -> None:
+def _add_job(
+    draft: Draft, job: JobRow, *, phase: Phase = Phase.SUBMITTED, ended_at_ms: int | None = None
+) -> None:
     draft.put(job)
     for index in range(job.facts.requested.tasks):
-        draft.add_task(TaskRow(job=job.facts, index=index, phase=Phase.SUBMITTED))
+        task = TaskRow(job=job.facts, index=index, phase=phase, ended_at_ms=ended_at_ms)
+        draft.add_task(task)
 
 
 def _log_created_v1(draft: Draft, envelope: Envelope[r.LogCreatedV1], _: Details) -> None:
@@ -104,6 +117,8 @@ def _task_submitted_v1(
     first = draft.find(JobRow, data.job_id)
     if first is None:
         _add_job(draft, job)
+    elif first.refused_as_record:
+        _replace(draft, first, job)
     elif first.facts.spec is None:
         # A repeated key: only the first submission counts, unless quota refuses its record.
         draft.put(_followed_by(first, job, MAX_AGAIN))

@@ -85,6 +85,10 @@ class Step:
                 if log is not None:
                     self._draft.put(replace(log, now_ms=commit.now_ms, cycle=commit.cycle))
             return
+        with self._missing_rows:
+            log = self._draft.find(LogRow, commit.cell)
+            if log is not None:
+                self._draft.put(replace(log, judged_ms=commit.now_ms))
         for taken in commit.inputs:
             if taken.topic == REQUESTS.name:
                 for at in range(taken.first, taken.next):

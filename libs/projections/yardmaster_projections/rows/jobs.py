@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_projections.rows.row import Facet, Order, Row
@@ -14,7 +14,10 @@ from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.requests import (
     SubmittedSpec,
 )
-from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop
+from yardmaster_schemas.reasons import EndCode, PolicyStop, RefusalCode, Start, Stop
+
+#: The codes with which quota refuses a record; no verdict on a request has one of them.
+_OF_RECORDS: Final = frozenset(RefusalCode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,11 @@ class JobRow(Row):
     def key(self) -> str:
         """The job's id."""
         return self.facts.job_id
+
+    @property
+    def refused_as_record(self) -> bool:
+        """Whether quota refused its request as a record: a further request of its id counts."""
+        return self.refusal is not None and self.refusal.code in _OF_RECORDS
 
     @property
     def order(self) -> Order:

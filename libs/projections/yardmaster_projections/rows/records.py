@@ -116,8 +116,10 @@ class LogRow(Row):
     log_id: str
     mode: LogMode
     created_ms: int
+    #: Time and number of the scheduler's newest cycle; the time of quota's.
     now_ms: int = 0
     cycle: int = 0
+    judged_ms: int = 0
     #: The configuration of the cell, and how often it was changed.
     config: CellConfig = field(default_factory=CellConfig)
     config_revision: int = 0

@@ -69,6 +69,11 @@ class InputTaker(Generic[S]):
             isinstance(source, Cursor) and len(source) for source in self._fold.inputs.values()
         )
 
+    def newest_ms(self) -> int:
+        """The latest append time of the claims that were read and not taken, or 0."""
+        cursors = (source for source in self.sources() if isinstance(source, Cursor))
+        return max((cursor.newest_ms() for cursor in cursors), default=0)
+
     def take(self) -> list[TakenRange]:
         """Apply what was read, input by input."""
         whole, self._whole = self._whole, {}

@@ -113,8 +113,7 @@ def check_claim(
         code = RefusalCode.UNKNOWN_TYPE if first else RefusalCode.UNKNOWN_VERSION
         found = f"rules {envelope.data.RULES} introduce {envelope.type}, {rules} are in force"
         return RefusedRecord(stored, code, found)
-    refusal = machine.stored_refusal(envelope, stored.appended_ms, rules)
-    refusal = refusal or machine.refusal(state, envelope)
+    refusal = machine.refusal(state, envelope)
     if refusal is not None:
         return RefusedRecord(stored, refusal, f"{envelope.type} of {envelope.source}")
     return envelope

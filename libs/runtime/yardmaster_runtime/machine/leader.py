@@ -75,8 +75,10 @@ class Leader(Generic[S]):
         self._inputs = InputTaker(fold, limits)
         self._writer = CycleWriter(fold, clock, limits, metrics)
         self._last_start_s: float | None = None
-        #: By how much the clock is behind the time of the newest cycle; never decreases.
-        self._behind_ms = 0
+        #: The newest time of a cycle that was ahead of the clock, and when it was read
+        #: (`monotonic_s`). From there the time passes at half speed.
+        self._ahead: tuple[int, float] = (0, 0.0)
+        self._ahead_said = False
         #: Whether the last cycle left records of an input for the next one.
         self._inputs_left = False
         #: A due time that an empty cycle did not change; ignored until it moves.
@@ -135,14 +137,17 @@ class Leader(Generic[S]):
     async def step(self) -> bool:
         """Run one cycle; False when there was no work and nothing was appended."""
         fold, limits = self.fold, self._limits
-        now_ms, started_s = self.now_ms(), self._clock.monotonic_s()
+        started_s = self._clock.monotonic_s()
         trace_start_ms = self._metrics.telemetry.now_ms()
         continuing = not fold.reader.complete
         if not continuing:
             await self._inputs.read()
-            if not self._inputs.call_for_cycle() and not self._has_work(now_ms):
+            if not self._inputs.call_for_cycle() and not self._has_work(self.now_ms()):
                 await self.check_fenced(buffered_only=True)
                 return False
+        # No earlier than the appends of its inputs, so that the epoch of a gateway, which was an
+        # append time, is never ahead of a cycle that takes its requests.
+        now_ms = max(self.now_ms(), min(self._inputs.newest_ms(), LAST_MS))
         rules = self._rules()
         enabling = self._enabling(rules)
         # Observations also go into a cycle that continues the decisions of the last one: an
@@ -236,17 +241,24 @@ class Leader(Generic[S]):
     def now_ms(self) -> int:
         """The time of the next cycle: the clock's; further ahead if an earlier cycle was ahead.
 
-        A leader whose clock was ahead may have written cycles with later times, and the time of
-        cycles never decreases. It passes from their time on, so it never stands still.
+        A clock that was ahead, also a broker's, may have written cycles with later times, and the
+        time of cycles never decreases. From their time on it passes at half speed until the clock
+        has caught up, so it never stands still and does not stay ahead.
         """
-        now_ms = self._clock.now_ms()
-        behind_ms = self.fold.reader.now_ms - now_ms
-        if behind_ms > self._behind_ms:
-            self._behind_ms = behind_ms
-            if behind_ms > self._limits.clock_alarm_ms:
-                self._metrics.telemetry.warn("clock_behind_log", behind_ms=behind_ms)
-        self._metrics.clock_behind_ms.set(self._behind_ms)
-        return min(now_ms + self._behind_ms, LAST_MS)
+        clock_ms, elapsed_s = self._clock.now_ms(), self._clock.monotonic_s()
+        ahead_ms, since_s = self._ahead
+        slow_ms = ahead_ms + int(max(0.0, elapsed_s - since_s) * 500)
+        newest_ms = self.fold.reader.now_ms
+        if newest_ms > max(clock_ms, slow_ms):
+            self._ahead = (newest_ms, elapsed_s)
+            slow_ms = newest_ms
+        now_ms = max(clock_ms, slow_ms)
+        behind_ms = now_ms - clock_ms + self._clock.ahead_ms()
+        self._metrics.clock_behind_ms.set(behind_ms)
+        if behind_ms > self._limits.clock_alarm_ms and not self._ahead_said:
+            self._metrics.telemetry.warn("clock_behind_log", behind_ms=behind_ms)
+        self._ahead_said = behind_ms > self._limits.clock_alarm_ms
+        return min(now_ms, LAST_MS)
 
     # Parts of a cycle
 
