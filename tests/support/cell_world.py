@@ -70,7 +70,7 @@ class World:
         self.chance = SeededChance(3)
         self.lines = io.StringIO()
         self.writers = LogBuilder(now_ms=self.clock.now_ms())
-        self.snapshots = SnapshotStore(str(folder))
+        self.snapshots = SnapshotStore(str(folder), executor=AtOnce())
 
     async def create(self, **pool: Any) -> None:
         await self.log.create_topics(list(TOPICS.values()))

@@ -15,11 +15,13 @@ import hashlib
 import json
 import os
 import re
+import threading
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -27,6 +29,12 @@ from fsspec.implementations.local import LocalFileSystem
 from yardmaster_eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+#: Seconds after which a call counts as unanswered: about ten times the largest snapshot's duration.
+DEADLINE_S: Final = 30.0
+#: Calls that were given up and have not ended; while there are so many, no call begins.
+MAX_HUNG: Final = 4
 
 MAGIC: Final = b"YARDSNAP"
 FORMAT: Final = 1
@@ -68,11 +76,24 @@ class SnapshotStore:
     """Snapshots below a URL: a folder's path, `memory://...`, or any other URL of fsspec.
 
     `options` go to fsspec (credentials, endpoints). Every method raises SnapshotsUnavailable when
-    the store cannot be reached.
+    the store cannot be reached, or does not answer within `deadline_s` seconds, as a dead NFS mount
+    does. Nothing ends such a call: its thread is left behind, and while `MAX_HUNG` are, no other
+    call begins. `executor` runs the calls; None: each in a thread of its own.
     """
 
-    def __init__(self, url: str, *, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float = DEADLINE_S,
+        executor: Executor | None = None,
+    ) -> None:
         self.url = url
+        self._deadline_s = deadline_s
+        self._executor: Executor = _Threads() if executor is None else executor
+        #: Calls that were given up and have not ended.
+        self._hung = 0
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url, **dict(options or {}))
         except (ImportError, ValueError) as error:
@@ -116,10 +137,25 @@ class SnapshotStore:
         return await self._do(lambda: self._load_fence(machine, cell))
 
     async def _do(self, work: Callable[[], T]) -> T:
+        if self._hung >= MAX_HUNG:
+            found = f"{self._hung} earlier calls have not ended"
+            raise SnapshotsUnavailable(url=self.url, found=found)
+        call = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        done, _ = await asyncio.wait({call}, timeout=self._deadline_s)
+        if not done:
+            self._hung += 1
+            call.add_done_callback(self._ended)
+            found = f"no answer within {self._deadline_s:g} s"
+            raise SnapshotsUnavailable(url=self.url, found=found)
         try:
-            return await asyncio.to_thread(work)
+            return call.result()
         except OSError as error:
             raise SnapshotsUnavailable(url=self.url, found=str(error)) from error
+
+    def _ended(self, call: "asyncio.Future[Any]") -> None:
+        self._hung -= 1
+        if not call.cancelled():
+            call.exception()  # it was given up, so nothing else retrieves its error
 
     def _save(self, snapshot: Snapshot) -> None:
         folder = self._folder(snapshot.machine, snapshot.cell)
@@ -221,6 +257,22 @@ class SnapshotStore:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name of a machine or cell")
         return f"{self._root.rstrip('/')}/{machine}/{cell}"
+
+
+class _Threads(Executor):
+    """Runs each call in a daemon thread, so that one that hangs does not keep the process alive."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="snapshots", daemon=True).start()
+        return future
 
 
 def _file(cycle: int) -> str:

@@ -143,7 +143,7 @@ async def open_ports(
         telemetry=process.telemetry,
         health=process.health,
         elections=election,
-        snapshots=SnapshotStore(settings.snapshots_url),
+        snapshots=SnapshotStore(settings.snapshots_url, deadline_s=settings.snapshot.deadline_s),
         on_restored=tune_gc,
     )
 

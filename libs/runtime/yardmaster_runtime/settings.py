@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.snapshots import DEADLINE_S
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.tracing import TraceSettings
 from yardmaster_schemas.backoff import Backoff
@@ -79,6 +80,9 @@ class SnapshotLimits(BaseModel):
     every_cycles: Annotated[int, Field(ge=1)] = 5_000
     #: Seconds after which a snapshot is written, if that comes before `every_cycles`.
     every_s: Annotated[int, Field(ge=1)] = 300
+    #: Seconds after which a call of the snapshot store counts as unanswered, and the store as
+    #: unavailable.
+    deadline_s: Annotated[float, Field(gt=0)] = DEADLINE_S
     #: Snapshots that are kept.
     keep: Annotated[int, Field(ge=1, le=1_000)] = 3
 

@@ -493,7 +493,7 @@ class _Incarnation:
         mark = Mark(state.reached - 1, state.reached_digest)
         with suppress(OffsetGone, UnknownTopic), ends_incarnation(partition):
             # The follower handles both errors.
-            await check_marks(self._log, {partition: mark})
+            await check_marks(self._log, {partition: mark}, kept_in="the agent's ledger")
 
     async def _follow(self, follower: Follower) -> None:
         """Consume the assignments, as soon as the log is available and has their topic."""

@@ -164,7 +164,7 @@ class Follower:
             if (last := notes.get(f"{LAST_READ} {topic}")) is not None:
                 offset, digest = last
                 marks[Partition(topic, self._number)] = Mark(offset, digest)
-        await check_marks(self._log, marks)
+        await check_marks(self._log, marks, kept_in="the store of the views")
 
     async def catch_up(
         self,

@@ -1,8 +1,10 @@
 """Snapshots: whole or not used, newest good one first, none in another's way."""
 
+import asyncio
 import hashlib
 import json
 import os
+import threading
 import uuid
 import zlib
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from yardmaster_eventlog import snapshots
 from yardmaster_eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
-from yardmaster_eventlog.snapshots import Newest, Snapshot, SnapshotStore, decode, encode
+from yardmaster_eventlog.snapshots import MAX_HUNG, Newest, Snapshot, SnapshotStore, decode, encode
 
 
 def snapshot(cycle: int, payload: bytes = b"the state", cell: str = "main") -> Snapshot:
@@ -192,3 +194,33 @@ def test_a_header_with_a_wrong_size_unpacks_no_bomb(
     for size in (-1, "10", None, 1.5):
         with pytest.raises(SnapshotCorrupt):
             decode("x", sealed({**header, "payload_bytes": size}, b"\x00" * 10))
+
+
+async def test_calls_of_a_store_that_hangs_end_at_their_deadline_and_are_bounded(
+    tmp_path: Path,
+) -> None:
+    store = SnapshotStore(str(tmp_path), deadline_s=0.02)
+    await store.save_fence("quota", "main", b"whole")
+    fence = tmp_path / "quota" / "main" / "fence.json"
+    fence.unlink()
+    os.mkfifo(fence)
+    for _ in range(MAX_HUNG):
+        with pytest.raises(SnapshotsUnavailable, match="no answer within 0"):
+            await store.load_fence("quota", "main")
+    threads = [one for one in threading.enumerate() if one.name == "snapshots"]
+    assert len(threads) == MAX_HUNG
+    with pytest.raises(SnapshotsUnavailable, match="4 earlier calls have not ended"):
+        await store.cycles("quota", "main")
+    # The store answers again.
+    writer = os.open(fence, os.O_WRONLY)
+    fence.unlink()
+    os.close(writer)
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                assert await store.cycles("quota", "main") == ()
+                break
+            except SnapshotsUnavailable:
+                await asyncio.sleep(0)

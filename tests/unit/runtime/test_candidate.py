@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -320,6 +321,22 @@ async def test_a_damaged_snapshot_falls_back_to_the_one_before(
     assert again.dump() == fold.dump()
     assert cell.said("restored")[0]["snapshot_cycle"] == 2
     assert len(cell.said("snapshot_skipped")) == (0 if damage == "gone" else 1)
+
+
+async def test_a_snapshot_store_that_hangs_does_not_hold_a_start_up(
+    cell: ToyCell, tmp_path: Path
+) -> None:
+    fold = await with_cycles(cell, SnapshotStore(str(tmp_path)), 3)
+    newest = files(tmp_path)[-1]
+    newest.unlink()
+    os.mkfifo(newest)
+    try:
+        again = await restored(cell, SnapshotStore(str(tmp_path), deadline_s=0.05))
+    finally:
+        os.close(os.open(newest, os.O_RDWR))
+    assert again.dump() == fold.dump()
+    assert "no answer within 0.05 s" in cell.said("snapshots_unavailable")[0]["found"]
+    assert cell.said("restored")[0]["snapshot_cycle"] == 0
 
 
 async def test_when_all_snapshots_fail_the_whole_log_is_folded(

@@ -10,10 +10,16 @@ from tests.support.toy_cell import ToyCell, until
 from tests.support.toy_machine import ToyMachine
 from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.memory import MemoryLog
-from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.cycle_reader import digest_of
+from yardmaster_runtime.fence import Fence, Mark
+from yardmaster_schemas.topics import TOPICS
 
 REQUESTS, ADMISSIONS = Partition("requests"), Partition("admissions")
+#: The names of logs whose first record in the machine's topic contains 32 times this letter.
+NAMES = {each: digest_of(Record(b"main", each.encode() * 32)).hex() for each in "ab"}
 
 
 @pytest.fixture
@@ -127,15 +133,97 @@ async def test_a_standby_that_sees_the_log_end_earlier_leaves_a_fence(
     assert f"ends at {end - 1}" in str(await stopped(cell, store))
 
 
-async def test_an_unreadable_fence_is_reported_and_does_not_stop_a_machine(
+async def starts(cell: ToyCell, store: SnapshotStore) -> None:
+    """Start a candidate until it leads."""
+    work = asyncio.create_task(cell.candidate(log=log_of(cell).handle(), snapshots=store).run())
+    started = len(cell.said("term_started"))
+    await until(lambda: len(cell.said("term_started")) > started, cell.clock)
+    work.cancel()
+
+
+async def fence(cell: ToyCell, store: SnapshotStore, folder: Path) -> Path:
+    await led(cell, store, folder)
+    return folder / "quota" / "main" / "fence.json"
+
+
+def changes_nothing(before: bytes, after: bytes) -> bool:
+    """Whether both are the same JSON, as where a bit changed a space into another."""
+    try:
+        return bool(json.loads(before) == json.loads(after))
+    except ValueError:
+        return False
+
+
+async def test_a_fence_with_one_changed_bit_is_reported_and_stops_nothing(
     cell: ToyCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))
-    await store.save_fence("quota", "main", b"{}")
-    work = asyncio.create_task(cell.candidate(snapshots=store).run())
-    await until(lambda: bool(cell.said("term_started")), cell.clock)
-    work.cancel()
-    assert "fence.json" in cell.said("fence_unreadable")[0]["found"]
+    path = await fence(cell, store, tmp_path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << at % 8
+        if changes_nothing(whole, bytes(changed)):
+            continue
+        said = len(cell.said("fence_unreadable"))
+        path.write_bytes(changed)
+        telemetry = cell.metrics().telemetry
+        one = Fence(store, "quota", "main", ADMISSIONS, cell.clock, telemetry)
+        await one.check(log_of(cell).handle())
+        assert len(cell.said("fence_unreadable")) == said + 1, f"byte {at}"
+    path.write_bytes(whole.replace(b'"generation": 0', b'"generation": 4'))
+    await starts(cell, store)
+    line = cell.said("fence_unreadable")[-1]
+    assert (line["path"], "checksum" in line["found"]) == (str(path), True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "log_id", "found"),
+    [
+        ("scheduler", "main", "a" * 32, "its machine is scheduler, not quota"),
+        ("quota", "second", "a" * 32, "its cell is second, not main"),
+        ("quota", "main", "b" * 32, f"its log is {NAMES['b']}, not {NAMES['a']}"),
+    ],
+)
+async def test_a_fence_of_another_machine_cell_or_log_is_named_and_replaced(
+    cell: ToyCell, tmp_path: Path, machine: str, name: str, log_id: str, found: str
+) -> None:
+    async def written(folder: Path, machine: str, cell_name: str, log_id: str) -> Path:
+        log = await created(log_id)
+        store = SnapshotStore(str(folder))
+        one = Fence(store, machine, cell_name, ADMISSIONS, cell.clock, cell.metrics().telemetry)
+        await one.check(log)
+        await one.write({Partition("requests"): Mark(4_711, "0" * 64)})
+        return folder / machine / cell_name / "fence.json"
+
+    path = tmp_path / "right" / "quota" / "main" / "fence.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes((await written(tmp_path / "wrong", machine, name, log_id)).read_bytes())
+    store = SnapshotStore(str(tmp_path / "right"))
+    one = Fence(store, "quota", "main", ADMISSIONS, cell.clock, cell.metrics().telemetry)
+    await one.check(await created("a" * 32))
+    (line,) = cell.said("fence_foreign")
+    assert (line["path"], line["found"]) == (str(path), found)
+    await one.write({})
+    await one.check(await created("a" * 32))
+    assert len(cell.said("fence_foreign")) == 2, "read once more by the write that replaced it"
+
+
+async def created(log_id: str) -> MemoryLog:
+    """A log whose first record in the machine's topic contains `log_id`."""
+    log = MemoryLog(ManualClock())
+    await log.create_topics(tuple(TOPICS.values()))
+    await log.append(ADMISSIONS, [Record(b"main", log_id.encode())])
+    return log
+
+
+async def test_a_mark_beyond_the_end_of_a_topic_names_the_file_too(
+    cell: ToyCell, tmp_path: Path
+) -> None:
+    store = SnapshotStore(str(tmp_path))
+    path = await fence(cell, store, tmp_path)
+    log_of(cell).cut(REQUESTS, await log_of(cell).end(REQUESTS) - 1)
+    assert f"as the fence {path} " in str(await stopped(cell, store))
 
 
 async def test_a_commit_whose_inputs_are_gone_names_the_truncated_topic(cell: ToyCell) -> None:

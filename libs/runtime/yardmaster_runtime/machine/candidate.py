@@ -11,7 +11,7 @@ from typing import Final, Generic, NoReturn, TypeVar
 
 from yardmaster_core.machine import Decision, Machine
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogTruncated, LogUnavailable
-from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
@@ -79,7 +79,8 @@ class Candidate(Generic[S]):
         self._fence: Fence | None = None
         if snapshots is not None:
             self._fence = Fence(
-                *(snapshots, machine.name, settings.cell, settings.partition),
+                *(snapshots, machine.name, settings.cell),
+                Partition(machine.output.name, settings.partition),
                 *(clock, metrics.telemetry),
             )
 

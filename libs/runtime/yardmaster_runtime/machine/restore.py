@@ -59,7 +59,8 @@ async def restore(
         try:
             newest = await snapshots.newest(machine.name, cell, before=before)
         except SnapshotsUnavailable as error:
-            metrics.telemetry.warn("snapshots_unavailable", code=error.code)
+            metrics.snapshots_unavailable.inc()
+            metrics.telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
             break
         for bad in newest.bad:
             metrics.snapshots_skipped.inc()

@@ -17,6 +17,8 @@ from yardmaster_schemas.events.machine import SnapshotTakenV1
 S = TypeVar("S")
 #: Rows of a state that are encoded at once: a few milliseconds.
 SLICE: Final = 500
+#: The longest pause after failures, in seconds.
+MAX_PAUSE_S: Final = 3_600
 
 
 class Snapshotter(Generic[S]):
@@ -46,6 +48,8 @@ class Snapshotter(Generic[S]):
         # restarts often would never take a snapshot.
         self._last_cycle = 0 if fold.origin is None else int(fold.origin["cycle"])
         self._last_s = clock.monotonic_s()
+        #: Failures since the last snapshot that was stored.
+        self._failures = 0
         #: What `run` stores: the cycle, its digest and the dump.
         self._taken: tuple[int, str, dict[str, Any]] | None = None
         self._wake = asyncio.Event()
@@ -54,6 +58,8 @@ class Snapshotter(Generic[S]):
         """Dump the state if a snapshot is due and the last one is stored."""
         now_s, cycle = self._clock.monotonic_s(), self._fold.reader.cycle
         if self._taken is not None or cycle == self._last_cycle:
+            return
+        if now_s - self._last_s < self._pause_s:
             return
         if (
             cycle - self._last_cycle < self._limits.every_cycles
@@ -66,7 +72,7 @@ class Snapshotter(Generic[S]):
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Store the dumps of `consider`; after a failure, the next dump is stored instead."""
+        """Store the dumps of `consider`; after a failure, a later dump is stored instead."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -78,12 +84,27 @@ class Snapshotter(Generic[S]):
                 await self._store.save(taken)
                 await self._store.prune(taken.machine, taken.cell, keep=self._limits.keep)
             except SnapshotsUnavailable as error:
+                self._failures += 1
                 self._metrics.snapshots_failed.inc()
-                self._metrics.telemetry.warn("snapshot_failed", cycle=taken.cycle, code=error.code)
+                self._metrics.telemetry.warn(
+                    "snapshot_failed",
+                    cycle=taken.cycle,
+                    code=error.code,
+                    found=str(error),
+                    again_after_s=self._pause_s,
+                )
             else:
+                self._failures = 0
                 self._metrics.snapshots.inc()
                 self._note(taken)
             self._taken = None
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds without a snapshot after a failure: `every_s`, doubled with each further one."""
+        if not self._failures:
+            return 0.0
+        return float(min(self._limits.every_s * 2 ** min(self._failures - 1, 16), MAX_PAUSE_S))
 
     def _note(self, taken: Snapshot) -> None:
         if SnapshotTakenV1 not in self._fold.machine.observations:

@@ -52,6 +52,10 @@ class RuntimeMetrics:
         )
         self.snapshots = counter("snapshots", "Snapshots stored.")
         self.snapshots_failed = counter("snapshots_failed", "Snapshots that could not be stored.")
+        self.snapshots_unavailable = counter(
+            "snapshot_store_unavailable",
+            "Restores that read the log because the store failed or did not answer.",
+        )
         self.snapshots_skipped = counter("snapshots_unusable", "Snapshots skipped as unusable.")
         self.snapshot_seconds = telemetry.histogram(
             "snapshot_seconds", "Duration of a dump of the state."
