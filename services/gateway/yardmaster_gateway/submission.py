@@ -8,7 +8,6 @@ from pydantic_core import to_json
 from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster_schemas.job_file import (
-    DEFAULT_CPUS,
     JobSpec,
     name_of,
     run_of,
@@ -41,22 +40,10 @@ def body_digest(spec: JobSpec, key: str) -> str:
 
     The digest is kept for ever, unlike the description. It is an HMAC with the idempotency key,
     which no log contains; without the key, an erased description cannot be guessed and verified. A
-    field that was added to the job file later counts only if it is set, so older digests stay
-    valid.
+    field with its default does not count, so a later version of the job file with more fields gives
+    the same digest.
     """
-    described = spec.model_dump(mode="json")
-    for later in ("avoid_nodes", "runtime_estimate"):
-        if not described[later]:
-            del described[later]
-    if described["resources"]["gpu_memory"] is None:
-        del described["resources"]["gpu_memory"]
-    # Earlier versions had the default 0. The value 0 therefore stands for the default.
-    cpus = spec.resources.cpus
-    if cpus == DEFAULT_CPUS:
-        described["resources"]["cpus"] = 0
-    elif cpus == 0:
-        described["resources"]["cpus"] = None
-    plain = to_json(_sorted(described))
+    plain = to_json(_sorted(spec.model_dump(mode="json", exclude_defaults=True)))
     return hmac.digest(key.encode(), plain, "sha256").hex()
 
 

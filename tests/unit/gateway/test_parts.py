@@ -23,6 +23,7 @@ from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.api import parse_job
 from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
 from yardmaster_schemas.events.users import RoleInScope, RoleName, Scope
+from yardmaster_schemas.job_file import JobSpec
 from yardmaster_schemas.topics import DAY_MS, TOPICS
 
 LOG_ID = "0123456789abcdef" * 2
@@ -56,16 +57,19 @@ def test_a_body_digest_depends_on_content_and_not_on_format() -> None:
 
 
 def test_a_body_digest_stays_the_same_when_the_job_file_gets_new_fields() -> None:
+    class LaterJobSpec(JobSpec):
+        more: int | None = None
+
     body = '{"project":"nlp","run":{"command":["a"]}}'
-    assert body_digest(parse_job(body), "k").startswith("d398a72e49ac")
-    assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k").startswith("d398a72e49ac")
+    one = body_digest(parse_job(body), "k")
+    assert body_digest(LaterJobSpec.model_validate_json(body), "k") == one
+    assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k") == one
     for said in (
         '"avoid_nodes":["n1"]',
         '"runtime_estimate":"2h"',
         '"resources":{"gpu_memory":"1Gi"}',
     ):
-        learnt = body_digest(parse_job(f"{body[:-1]},{said}}}"), "k")
-        assert not learnt.startswith("d398a72e49ac")
+        assert body_digest(parse_job(f"{body[:-1]},{said}}}"), "k") != one
 
 
 def test_a_body_digest_distinguishes_zero_cpus_from_the_default() -> None:

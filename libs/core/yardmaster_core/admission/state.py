@@ -175,7 +175,6 @@ def _job_line(job: Job) -> str:
         f"{job.project}|{','.join(job.pools)}|{job.tasks}|{job.priority}|{job.revision}"
         f"|{job.body.hex()}|{job.paused:x}|{job.cancelled:x}"
     )
-    # Only since quota reads ends: older logs have digests without these.
     return f"{line}|{job.ended:x}|{job.user}" if job.ended or job.user else line
 
 

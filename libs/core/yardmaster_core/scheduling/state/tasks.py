@@ -85,10 +85,8 @@ class Attempt:
             self.stop_deadline_ms,
             [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
         )
-        # Only after a failed start: older logs have digests without these two.
         if self.failed_nodes:
             facts = (*facts, self.failure, self.failed_nodes)
-        # Older rules do not set it.
         return (*facts, "on reserved slots") if self.on_reserved else facts
 
     @property
