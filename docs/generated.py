@@ -345,6 +345,7 @@ MEANINGS: Final = {
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for shares of a GPU under MPS: the memory of each",
     "CUDA_MPS_PIPE_DIRECTORY": "only for shares of a GPU under MPS: the pipes of its daemon",
     "CUDA_MPS_LOG_DIRECTORY": "only for shares of a GPU under MPS: the logs of its daemon",
+    "PYTHONUNBUFFERED": "Python prints at once, so that `yard logs -f` shows it; a job may set it",
     "RANK": "the same as `YARD_REPLICA`",
     "WORLD_SIZE": "the same as `YARD_REPLICAS`",
     "LOCAL_RANK": "0; only where a replica has at most one GPU",

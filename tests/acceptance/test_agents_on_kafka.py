@@ -5,6 +5,7 @@ SAFETY: S1 to S11 over the log; at most one start of an attempt; no slot held tw
 
 import asyncio
 import random
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.witness import command as witnessed
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.port import Partition
 from yardmaster_localcluster.layout import DataLayout
+from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events.decisions import LossCause, NodeLostV1, Outcome, TaskRequeuedV1
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
@@ -223,6 +225,33 @@ def test_a_second_agent_with_the_name_of_a_running_one_ends_and_disturbs_nothing
         assert cluster.until_ended([task])[task].outcome is Outcome.SUCCEEDED
         lost = [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
         assert [(e.node, e.cause) for e in lost] == [("n1", LossCause.SILENT)]
+        cluster.prove()
+
+
+def test_a_copied_data_directory_takes_nothing_over_however_often_it_starts(tmp_path: Path) -> None:
+    with Cluster(tmp_path, agents=2, env={"agent-n2": as_n1(tmp_path)}) as cluster:
+        second = cluster.until(
+            lambda: next((n for n in ("agent-n1", "agent-n2") if cluster.why_not(n)), None),
+            "one of them is refused",
+        )
+        first = {"agent-n1": "agent-n2", "agent-n2": "agent-n1"}[second]
+        cluster.kill9(second)
+        (task,) = cluster.submit(["sleep", "600"])
+        cluster.until_phases([task], Phase.RUNNING)
+        folders = {
+            name: cluster.data.agents / name.removeprefix("agent-") for name in (first, second)
+        }
+        shutil.rmtree(folders[second])
+        shutil.copytree(folders[first], folders[second], ignore=lambda *_: ["bell"])
+        for _ in range(2):
+            cluster.start(second, wait=False)
+            assert cluster.exit_code(second, 90) == 100
+        assert cluster.log(second).count('"event": "ledger_copied"') == 1
+        assert cluster.why_not(first) is None
+        assert cluster.tasks()[task].attempt == 1
+        assert cluster.tasks()[task].phase == Phase.RUNNING
+        assert not [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
+        assert len(incarnations(cluster, "n1")) == 3, "the copy has joined as one more"
         cluster.prove()
 
 

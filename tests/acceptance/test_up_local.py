@@ -48,6 +48,12 @@ def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
         *("views-2", "agent-n1", "agent-n2", "agent-n3", "gateway-1"),
     ]
 
+    nodes = cluster.yard("nodes", "-o", "json").json["items"]
+    as_root = os.geteuid() == 0 and {node["isolation"] for node in nodes} == {"none"}
+    warning = "warning: tasks on n1, n2, n3 run as root: a job of any user can read "
+    assert said.err.splitlines()[-1].startswith(warning) == as_root
+    assert ("tasks on n1, n2, n3 run as root" in cluster.yard("doctor", code=None).out) == as_root
+
     job = cluster.yard("submit", "--", "sh", "-c", "trap '' TERM; sleep 300").out.strip()
     cluster.yard("wait", job, "--for", "running", "--timeout", "30s")
     assert of_tasks(cluster.data / "agents") != []

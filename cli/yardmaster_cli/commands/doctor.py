@@ -25,6 +25,7 @@ from yardmaster.local_cluster import (
     unsteady_processes,
 )
 from yardmaster_cli.errors import Exit
+from yardmaster_cli.isolation import not_isolated, why_not_isolated
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.compose import ComposeCluster, daemon_answers, project_name
@@ -159,6 +160,9 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
         get = f"read its output, or the logs in {folder / 'logs'}"
         good = why is None and not unsteady
         yield Finding("cluster", good, found, needed=True, get=get, lacking="not ready")
+        if why is None and (open_ := not_isolated(folder, dev)) is not None:
+            get = why_not_isolated(folder)
+            yield Finding("isolation", False, open_, get=get, lacking="none")
         yield from _servers(folder, dev)
         # A cluster of containers has the pid 0.
         yield from _processes(folder) if dev.pid else _containers(folder)

@@ -12,6 +12,7 @@ from yardmaster.errors import ApiError
 from yardmaster.local_cluster import default_up_dir, read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.hints import down_for, up_with, yard_for
+from yardmaster_cli.isolation import not_isolated, why_not_isolated
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.background import (
@@ -149,6 +150,9 @@ def up(
     if (pending := _pending_upgrade(data)) is not None:
         out.note(f"hint: {pending}: {yard} upgrade finish")
     out.note(f"hint: {yard} submit -- COMMAND; {down_command} stops the cluster and its tasks")
+    server = read_dev(data.path)
+    if server is not None and (said := not_isolated(data.path, server, counts.agent)) is not None:
+        out.note(f"warning: {said}; {why_not_isolated(data.path)}")
     return int(Exit.DONE)
 
 

@@ -300,6 +300,7 @@ def _services(
             gpus=node.slots,
             cpu_milli=None if node.cpus is None else node.cpus * 1000,
             memory_mib=node.memory_mib,
+            machine_agents=len(options.cluster.nodes),
             gpu_memory_mib=node.gpu_memory_mib,
         )
         found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, agents)

@@ -167,6 +167,7 @@ class ComposeCluster:
             "YARD_UP_AGENT_USER": f"{os.getuid()}:{os.getgid()}",
             "YARD_UP_CELLS": ",".join(wanted.cells),
             "YARD_UP_SLOTS": str(wanted.slots),
+            "YARD_UP_AGENTS": str(wanted.counts.agent),
             "YARD_UP_GATEWAY_PORTS": f"{first}-{first + GATEWAYS - 1}",
             "YARD_UP_KAFKA_PORT": str(ports["kafka"]),
             "YARD_UP_REDIS_PORT": str(ports["redis"]),

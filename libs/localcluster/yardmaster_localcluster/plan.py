@@ -196,6 +196,7 @@ def plan(
             "YARD_AGENT_DATA_DIR": str(data.agents / node),
             "YARD_AGENT_ADDRESS": HOST,
             "YARD_AGENT_GPUS": str(wanted.slots),
+            "YARD_AGENT_MACHINE_AGENTS": str(len(list(wanted.nodes()))),
             "YARD_AGENT_PORT_FIRST": str(first),
             "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
         }

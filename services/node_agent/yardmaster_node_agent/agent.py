@@ -20,6 +20,7 @@ incarnation.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -97,6 +98,10 @@ async def run(ports: Ports, settings: Settings) -> None:
         state = ports.ledger.load()
         if state is not None and state.head.node != settings.node:
             raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
+        if state is not None and state.head.host not in ("", _host_id(ports)):
+            # The agent of the original may live: this one must not continue its incarnation.
+            ports.telemetry.warn("ledger_copied", node=settings.node)
+            state = None
         if state is None:
             state = await _begin_incarnation(ports, settings, metrics, retrying, old=None)
         elif state.head.offer != _offer(ports, settings) and not _held(state):
@@ -125,6 +130,17 @@ async def run(ports: Ports, settings: Settings) -> None:
     finally:
         # Needed only if this process opens the ledger again; at its exit the kernel unlocks it.
         ports.ledger.close()
+
+
+def _host_id(ports: Ports) -> str:
+    """Return a digest that differs on another machine, and for a copy of the ledger on this one.
+
+    It does not depend on the boot, so a restart of the machine changes nothing. A clone of a whole
+    machine with all its ids has the same one: then the cell refuses the numbers of one of the two
+    (`Refusals.overtaken`).
+    """
+    found = f"{ports.machine.machine_id} {ports.ledger.place}"
+    return hashlib.sha256(found.encode()).hexdigest()
 
 
 def _offer(ports: Ports, settings: Settings) -> Offer:
@@ -156,7 +172,10 @@ def _lost(adopted: list[Adopted]) -> list[Adopted]:
 async def _begin_incarnation(
     ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, old: Head | None
 ) -> AgentState:
-    """Kill all replicas of earlier ledgers, then start a ledger at the end of the assignments."""
+    """Kill all replicas of earlier ledgers, then start a ledger at the end of the assignments.
+
+    `old`: the head of the incarnation that the new one succeeds; None: of none.
+    """
     killed = await ports.executor.sweep()
     await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
@@ -173,6 +192,7 @@ async def _begin_incarnation(
         offer=_offer(ports, settings),
         api_port=0 if old is None else old.api_port,
         generation=0 if cut is None else cut.generation,
+        host=_host_id(ports),
     )
     state = ports.ledger.begin(head)
     state.apply(reached)
@@ -276,6 +296,7 @@ class _Incarnation:
             offer=old.offer,
             api_port=api_port,
             generation=old.generation,
+            host=_host_id(self._ports),
         )
         self._state.apply(self.head)
         writer = Writer(

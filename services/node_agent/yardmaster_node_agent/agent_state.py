@@ -272,6 +272,7 @@ class Head:
 
     `epoch` counts the starts of an agent process in this incarnation; earlier versions used the
     start's time in ms, from which it continues. `api_port` is kept, because running tasks use it.
+    `host` is the host and the place of the ledger, as a digest (`host_id`): a copy has another one.
     `generation` is that of the log when the incarnation began (`yardmaster_runtime.fence`).
     """
 
@@ -285,6 +286,7 @@ class Head:
     offer: Offer
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     generation: Count = 0
+    host: Annotated[str, Field(max_length=64)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

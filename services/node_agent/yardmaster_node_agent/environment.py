@@ -74,7 +74,8 @@ def task_environment(
         RunRefused: the job sets a reserved name.
     """
     refuse_reserved(assignment, [*details.run.env, *secrets])
-    env = {**facts.passed, **details.run.env, **secrets}
+    # Python buffers what it prints on a pipe or into a file: `yard logs -f` would show it late.
+    env = {"PYTHONUNBUFFERED": "1", **facts.passed, **details.run.env, **secrets}
     env |= _own(assignment, details, token, paths, facts)
     env |= _devices(assignment, facts)
     env |= _rendezvous(assignment, free_port)

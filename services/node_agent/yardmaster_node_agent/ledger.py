@@ -38,6 +38,10 @@ class Ledger(Protocol):
             LedgerUnwritable.
         """
 
+    @property
+    def place(self) -> str:
+        """A text that differs for a copy of this ledger on the same host; call it after `load`."""
+
     def begin(self, head: Head) -> AgentState:
         """Start a new ledger, durably; the old entries are deleted.
 
@@ -61,7 +65,8 @@ class Ledger(Protocol):
 class MemoryLedger:
     """A ledger in memory; `crash` loses entries that are not durable, as a power loss does."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str = "memory") -> None:
+        self._place = place
         self._lines: list[bytes] = []
         self._durable = 0
         self._locked = False
@@ -72,6 +77,11 @@ class MemoryLedger:
             raise LedgerInUse(path="memory")
         self._locked = True
         return fold("memory", [ENTRY.validate_json(line) for line in self._lines])
+
+    @property
+    def place(self) -> str:
+        """The text that was given."""
+        return self._place
 
     def begin(self, head: Head) -> AgentState:
         """Start a new ledger."""
@@ -126,6 +136,11 @@ class FileLedger:
         except OSError as error:
             raise LedgerUnwritable(path=self._path, found=error) from None
         return state
+
+    @property
+    def place(self) -> str:
+        """The inode of the lock file: the agent never replaces it, and a copy has another one."""
+        return str(os.fstat(self._lock).st_ino)
 
     def begin(self, head: Head) -> AgentState:
         """Replace the file by a new ledger."""

@@ -19,10 +19,16 @@ from yardmaster_node_agent.devices import (
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.executors.port import Executor
 from yardmaster_node_agent.executors.process import ProcessExecutor
-from yardmaster_node_agent.executors.procfs import boot_id
+from yardmaster_node_agent.executors.procfs import boot_id, machine_id
 from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
 from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
-from yardmaster_node_agent.executors.task_user import TaskUser, blocked_part, choose_user, open_way
+from yardmaster_node_agent.executors.task_user import (
+    SAME,
+    TaskUser,
+    blocked_part,
+    choose_user,
+    open_way,
+)
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.reports import Reporter, Writer
@@ -40,6 +46,7 @@ class Machine:
     """The identity and the resources of the agent's machine."""
 
     boot_id: str
+    machine_id: str
     devices: Devices
     cpu_milli: int
     memory_mib: int
@@ -91,7 +98,7 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
         TaskUserUnusable: tasks cannot run as the user that the settings name.
     """
     user, reason = choose_user(settings.task_user, settings.data_dir)
-    if user is None:
+    if user is None and settings.task_user != SAME:
         telemetry.warn("tasks_not_isolated", found=f"tasks run as the agent's user: {reason}")
     open_way(user, settings.data_dir)
     return Host(
@@ -155,9 +162,10 @@ def host_ports(
         secrets=SecretFiles(settings.secrets_dir),
         machine=Machine(
             boot_id=host.boot_id,
+            machine_id=machine_id(),
             devices=Devices(found.names, memory),
             cpu_milli=_cpu_milli(settings, 0 if declared is None else len(declared)),
-            memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
+            memory_mib=_memory_mib(settings),
             passed=passed,
         ),
         free_port=free_port,
@@ -186,10 +194,16 @@ def _limiter(
 
 
 def _cpu_milli(settings: Settings, declared: int) -> int:
-    """Return the configured CPUs, or those of the machine, at least one per declared slot."""
+    """Return the configured CPUs, or a part of the machine's, at least one per declared slot."""
     if settings.cpu_milli is not None:
         return settings.cpu_milli
-    return max(cpu_milli(), 1000 * declared)
+    return max(cpu_milli() // settings.machine_agents, 1000 * declared)
+
+
+def _memory_mib(settings: Settings) -> int:
+    if settings.memory_mib is not None:
+        return settings.memory_mib
+    return memory_mib() // settings.machine_agents
 
 
 def simulated_ports(
@@ -216,6 +230,7 @@ def simulated_ports(
         secrets=NoSecrets(),
         machine=Machine(
             boot_id=BOOT_ID,
+            machine_id="simulated",
             devices=Devices(declared, settings.gpu_memory_mib or 0),
             cpu_milli=1000 * len(declared) if settings.cpu_milli is None else settings.cpu_milli,
             memory_mib=settings.memory_mib or 0,

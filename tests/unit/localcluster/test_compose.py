@@ -29,6 +29,7 @@ def test_the_settings_name_the_folder_the_user_and_the_ports(tmp_path: Path) -> 
     settings = prepared(tmp_path)
     assert settings["YARD_UP_DATA"] == str(tmp_path / "data")
     assert settings["YARD_UP_SLOTS"] == "2"
+    assert settings["YARD_UP_AGENTS"] == "3"
     assert settings["YARD_UP_GATEWAY_PORTS"] == "7450-7459"
     assert settings["YARD_UP_USER"] != "0:0"
 

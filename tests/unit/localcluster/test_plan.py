@@ -31,6 +31,12 @@ def test_by_default_there_are_one_gateway_two_of_each_machine_and_three_agents(
     ]
 
 
+def test_the_agents_divide_the_machine(tmp_path: Path) -> None:
+    plans = planned(tmp_path, Wanted(counts=Counts(agent=5), cells=("main", "east"))).values()
+    parts = [p.env["YARD_AGENT_MACHINE_AGENTS"] for p in plans if p.node is not None]
+    assert parts == ["10"] * 10
+
+
 def test_no_two_processes_listen_on_one_port_or_share_a_folder(tmp_path: Path) -> None:
     most = Wanted(
         counts=Counts(gateway=5, quota=10, scheduler=10, views=10, agent=30),

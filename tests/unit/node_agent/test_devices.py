@@ -1,5 +1,6 @@
 """The detected devices of a node, with and without a driver."""
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,34 @@ async def test_a_node_has_a_cpu_for_each_declared_slot(
         telemetry=Telemetry("node_agent", now_ms=clock.now_ms),
     )
     assert ports.machine.cpu_milli == cpus
+
+
+@pytest.mark.parametrize(("user", "said"), [("same", False), ("auto", os.geteuid() != 0)])
+def test_an_agent_that_is_to_run_tasks_as_its_own_user_does_not_warn_of_it(
+    tmp_path: Path, user: str, said: bool
+) -> None:
+    lines = io.StringIO()
+    log = MemoryLog(clock := SystemClock())
+    telemetry = Telemetry("node_agent", now_ms=clock.now_ms, level="warning", stream=lines)
+    settings = Settings(node="n1", data_dir=tmp_path, gpus=0, task_user=user)
+    host_ports(settings, log=log, clock=clock, chance=SystemChance(), telemetry=telemetry)
+    # As root it depends on whether the folders are closed to the other user.
+    assert ("tasks_not_isolated" in lines.getvalue()) == said or (user, os.geteuid()) == ("auto", 0)
+
+
+async def test_agents_of_one_machine_divide_its_cpus_and_its_memory(tmp_path: Path) -> None:
+    found = {
+        agents: host_ports(
+            Settings(node="n1", data_dir=tmp_path / str(agents), gpus=0, machine_agents=agents),
+            log=MemoryLog(clock := SystemClock()),
+            clock=clock,
+            chance=SystemChance(),
+            telemetry=Telemetry("node_agent", now_ms=clock.now_ms, level="error"),
+        ).machine
+        for agents in (1, 4)
+    }
+    assert found[4].cpu_milli == found[1].cpu_milli // 4
+    assert found[4].memory_mib == found[1].memory_mib // 4 == memory_mib() // 4
 
 
 def test_the_machine_has_cpus_and_memory() -> None:

@@ -56,6 +56,11 @@ def test_a_job_may_override_passed_variables_and_no_variable_of_the_agent() -> N
         environment(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=80G")
 
 
+def test_python_prints_at_once_unless_the_job_decides_otherwise() -> None:
+    assert environment()["PYTHONUNBUFFERED"] == "1"
+    assert environment(PYTHONUNBUFFERED="")["PYTHONUNBUFFERED"] == ""
+
+
 def test_a_single_replica_is_a_gang_of_one_on_a_free_port_of_its_own() -> None:
     env = environment(replace(assignment(), slots=(2,), gpu_milli=1000))
     expected = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}

@@ -1,5 +1,6 @@
 """The ledger: one contract for its adapters, and what the file says of damage."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,22 @@ def test_a_ledger_has_one_owner(tmp_path: Path) -> None:
     first.close()
     assert second.load() is None
     second.close()
+
+
+def test_a_copied_ledger_has_another_place_and_a_compacted_one_the_same(tmp_path: Path) -> None:
+    ledger = FileLedger(tmp_path / "node" / "ledger", spare_lines=2)
+    ledger.load()
+    place = ledger.place
+    ledger.begin(HEAD)
+    for offset in range(10):
+        ledger.write([Reached(offset=offset)])
+    shutil.copytree(tmp_path / "node", tmp_path / "copy")
+    ledger.close()
+    copy = FileLedger(tmp_path / "copy" / "ledger")
+    assert copy.load() == ledger.load()
+    assert (ledger.place == place, copy.place == place) == (True, False)
+    copy.close()
+    ledger.close()
 
 
 def test_a_memory_ledger_loses_in_a_crash_what_was_not_durable() -> None:

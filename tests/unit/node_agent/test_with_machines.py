@@ -210,6 +210,28 @@ async def test_of_two_agents_with_one_name_the_second_ends_and_the_first_is_undi
     await world.prove()
 
 
+async def test_a_copy_of_a_ledger_ends_and_the_agent_of_the_original_is_undisturbed(
+    host: Host,
+) -> None:
+    """Each end of the copy is followed by a start, as a supervisor does."""
+    world, original, copy = host.world, MemoryLedger(), MemoryLedger("another place")
+    async with host.agent(original):
+        await host.until(lambda: not host.health.reasons)
+        first = (await reported(world, NodeJoinedV1))[0].data.incarnation
+        copy._lines = list(original._lines)
+        for _ in range(3):
+            with pytest.raises(ExceptionGroup) as ended:
+                async with host.agent(copy):
+                    await host.until(lambda: False, 300)
+            assert [type(error) for error in ended.value.exceptions] == [NodeTaken]
+    assert len(host.said("ledger_copied")) == 1, "then the copy has a ledger of its own"
+    joins = {join.data.incarnation for join in await reported(world, NodeJoinedV1)}
+    assert len(joins - {first}) == 1
+    assert of(NodeLostV1, await world.decisions()) == []
+    assert set(await refusals(world)) == {RefusalCode.NODE_TAKEN}
+    await world.prove()
+
+
 async def push(
     world: World, join: Envelope[Any], *, epoch: int, event: Event | None = None
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,8 @@ from typing import Final
 from yardmaster_node_agent.agent_state import ProcessIdentity
 
 _PROC: Final = Path("/proc")
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_PRODUCT: Final = Path("/sys/class/dmi/id/product_uuid")
 #: States of a process that has ended: zombie, dead.
 _ENDED: Final = (b"Z", b"X", b"x")
 
@@ -23,6 +26,19 @@ class Seen:
     session: int
     started: int
     ended: bool
+
+
+def machine_id() -> str:
+    """Return what identifies the machine across restarts; empty where nothing can be read.
+
+    `/etc/machine-id`, which copies of an image share, and the number that hypervisors and vendors
+    give a machine, which root alone can read.
+    """
+    found = []
+    for path in (_MACHINE_ID, _PRODUCT):
+        with suppress(OSError):
+            found.append(path.read_text(encoding="ascii", errors="replace").strip())
+    return " ".join(found)
 
 
 def boot_id() -> str:
