@@ -16,10 +16,12 @@ from types import ModuleType
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from yardmaster_cli.errors import Exit
-from yardmaster_core.scheduling.planner.policy import Policy
+from yardmaster_core.scheduling.planner.policy import Policy, no_shares
 from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_core.testing import Cell
 from yardmaster_gateway.authorization import Action, Binding, is_allowed
 from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.job_file import JobSpec
@@ -384,3 +386,47 @@ def test_every_named_test_exists() -> None:
     ]
     assert named
     assert missing == []
+
+
+def test_the_readme_says_how_long_its_gang_trains() -> None:
+    command = yaml.safe_load((ROOT / "examples/gang.yaml").read_text())["run"]["command"]
+    steps = int(command[command.index("--steps") + 1])
+    program = (ROOT / "examples/train_gang.py").read_text()
+    (pause_s,) = re.findall(r'"--pause", type=float, default=([\d.]+)', program)
+    found = re.search(r"The gang trains for about (\d+) seconds", (ROOT / "README.md").read_text())
+    assert found
+    assert int(found[1]) == steps * float(pause_s)
+
+
+def test_the_page_on_monitoring_counts_the_alarms() -> None:
+    alarms = yaml.safe_load((ROOT / "deploy/prometheus/alarms.yaml").read_text())
+    count = sum(len(group["rules"]) for group in alarms["groups"])
+    assert f"SUCCESS: {count} rules found" in (DOCS / "how-to/monitor.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["how-to/monitor.md", "reference/metrics.md"])
+def test_the_policies_with_a_share_for_each_project_are_named(page: str) -> None:
+    (line,) = (
+        line
+        for line in (DOCS / page).read_text().splitlines()
+        if "share exists under" in line or "`yard_scheduler_project_share{" in line
+    )
+    with_shares = {one.name for one in POLICIES.values() if one.project_shares is not no_shares}
+    assert {name for name, _ in POLICIES if f"`{name}`" in line} == with_shares
+
+
+def test_a_preempted_task_waits_with_its_last_attempt_on_the_page_about_audits() -> None:
+    page = (DOCS / "how-to/audit-a-decision.md").read_text()
+    shown = re.findall(r"^(\w+\.0) default pending +60 +(\d+) -", page, re.MULTILINE)
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=60)
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("top", priority=5)
+    cell.cycle()
+    cell.ends("low")
+    cell.run_until_idle()
+    assert cell.phase("low") == "pending"
+    assert shown
+    assert {int(attempt) for _, attempt in shown} == {cell.task("low").attempt}
