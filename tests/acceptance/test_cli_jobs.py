@@ -227,3 +227,24 @@ def test_a_failed_task_shows_its_error_after_much_output(dev: Dev, mib: str) -> 
     assert len(cut) == 1
     assert "at most 16 MiB of an attempt (YARD_AGENT_OUTPUT_LIMIT_BYTES" in cut[0]
     assert lines[lines.index(cut[0]) + 1].endswith("the newest output follows")
+
+
+def test_a_task_that_ignores_its_stop_shows_that_it_was_killed(dev: Dev) -> None:
+    script = "trap '' TERM; while :; do sleep 0.1; done"
+    job = dev.submit("--name", "stubborn", "--grace", "2s", "--", "sh", "-c", script)
+    dev.reach(f"{job}.0", "running")
+    dev.yard("cancel", job)
+    dev.reach(f"{job}.0", "cancelled")
+    assert "killed after its grace period of 2 s" in dev.yard("show", f"{job}.0").out
+    assert "signal 9 (SIGKILL)" in dev.yard("show", f"{job}.0", "--attempts").out
+    obedient = dev.submit("--name", "stubborn", "--grace", "20s", "--", "sleep", "600")
+    dev.reach(f"{obedient}.0", "running")
+    dev.yard("cancel", obedient)
+    dev.reach(f"{obedient}.0", "cancelled")
+    assert "killed after" not in dev.yard("show", f"{obedient}.0").out
+
+
+def test_the_signal_that_ended_a_task_has_its_name(dev: Dev) -> None:
+    job = dev.yard("submit", "--wait", "--", "sh", "-c", "kill -SEGV $$", code=None).out.split()[0]
+    dev.reach(f"{job}.0", "failed")
+    assert "failed, signal 11 (SIGSEGV)" in dev.yard("show", f"{job}.0").out

@@ -15,6 +15,7 @@ from yardmaster_cli.listing.filters import filter_options, filters, narrowed
 from yardmaster_cli.listing.rows import GroupedTasks
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended, of_job, without_one_pool
 from yardmaster_cli.output.describe import job_lines, task_lines
+from yardmaster_cli.output.exits import signal_words
 from yardmaster_cli.output.formats import Column, Output, Row
 from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
 from yardmaster_cli.session import Session, command
@@ -156,7 +157,7 @@ def _show_attempts(out: Output, runs: Sequence[Row]) -> None:
 
 def _exit(replica: Row) -> str | None:
     if replica["signal"] is not None:
-        return f"signal {replica['signal']}"
+        return signal_words(replica["signal"])
     return None if replica["exit_code"] is None else str(replica["exit_code"])
 
 

@@ -15,6 +15,7 @@ from yardmaster_cli.output.cells import (
     mebibytes,
     span,
 )
+from yardmaster_cli.output.exits import signal_words
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.times import now_ms, parse_time
 
@@ -68,12 +69,12 @@ def reason(task: Row) -> str | None:
 
 
 def ended(end: Mapping[str, Any]) -> str:
-    """The end of a task: `exit 3`, `signal 9`, `time_limit`, `restarts_exhausted, exit 3`."""
+    """The end of a task: `exit 3`, `signal 9 (SIGKILL)`, `restarts_exhausted, exit 3`."""
     parts = [] if end["code"] in ("exit", "signal") else [str(end["code"])]
     if end.get("exit_code") is not None:
         parts.append(f"exit {end['exit_code']}")
     elif end.get("signal") is not None:
-        parts.append(f"signal {end['signal']}")
+        parts.append(signal_words(end["signal"]))
     return ", ".join(parts) or str(end["code"])
 
 

@@ -12,6 +12,7 @@ from yardmaster_cli.output.cells import (
     span,
 )
 from yardmaster_cli.output.columns import ended
+from yardmaster_cli.output.exits import killed_after_grace
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.times import parse_time
 
@@ -118,6 +119,9 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         at = _at(out, task.get("ended_at"))
         lines.append(_labelled("Ended", f"{task['end']['outcome']}, {ended(task['end'])}, {at}"))
         lines += _end_text(task["end"])
+        last = max(attempts, key=lambda attempt: attempt["attempt"], default=None)
+        if last is not None and (killed := killed_after_grace(last)) is not None:
+            lines.append(_labelled("", killed))
     if task.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(task["refusal"])))
     if task.get("checkpoint"):

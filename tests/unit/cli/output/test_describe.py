@@ -216,7 +216,7 @@ def test_the_reason_column_is_short() -> None:
     end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
     assert reason(task(phase="failed", end=end)) == "exit 3"
     end = {"outcome": "failed", "code": "signal", "exit_code": None, "signal": 9}
-    assert reason(task(phase="failed", end=end)) == "signal 9"
+    assert reason(task(phase="failed", end=end)) == "signal 9 (SIGKILL)"
     refused = {"code": "limit_exceeded", "numbers": {}, "about": "nlp"}
     assert reason(task(phase="rejected", refusal=refused)) == "limit_exceeded"
     assert reason(task(phase="running", progress_permille=425)) is None
