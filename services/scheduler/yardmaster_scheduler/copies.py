@@ -51,8 +51,8 @@ class TopicEnds:
         self.suspects[node] = relayed(last)[0]
 
     def known(self) -> Mapping[str, int]:
-        """Return a copy of the lowest end that each node's topic can have."""
-        return dict(self._ends)
+        """Return the lowest end that each node's topic can have, if it ever had a copy."""
+        return {node: end for node, end in self._ends.items() if end > 0}
 
 
 def nodes_to_notify(event: Event) -> Iterable[str]:

@@ -377,21 +377,25 @@ class Relay:
         Raises: LogUnavailable.
         """
         ends = self._ends.known()  # before the call, after which they may be higher
-        newest = await self._nodes_log.newest([self._partition_of(node) for node in ends])
-        for node, known in ends.items():
-            partition = self._partition_of(node)
-            if partition not in newest:
-                continue  # it cannot be read now
-            last = newest[partition]
-            if last is not None:
-                end = last.offset + 1
-            else:
-                # All its copies have expired, or the topic was deleted.
-                await self._nodes_log.create_topics([assignments(node)], self._partitions)
-                end = await self._nodes_log.end(partition)
-            if end < known:
-                self._ends.found(node, last, end)
-                self._on_loss(node, f"it ends at {end}, and ended at {known} before")
+        partitions = {node: self._partition_of(node) for node in ends}
+        newest = await self._nodes_log.newest([*partitions.values()])
+        # A topic that cannot be read now is left out.
+        last = {node: newest[at] for node, at in partitions.items() if at in newest}
+        # All their copies have expired, or the topics were deleted.
+        empty = [node for node, record in last.items() if record is None]
+        if empty:
+            await self._nodes_log.create_topics([*map(assignments, empty)], self._partitions)
+        ends_now = {node: record.offset + 1 for node, record in last.items() if record is not None}
+
+        async def look(node: str) -> None:
+            async with self._late_slots:
+                ends_now[node] = await self._nodes_log.end(partitions[node])
+
+        await together(*map(look, empty))
+        for node, end in ends_now.items():
+            if end < ends[node]:
+                self._ends.found(node, last[node], end)
+                self._on_loss(node, f"it ends at {end}, and ended at {ends[node]} before")
 
     async def _copy_again(self) -> None:
         """Copy to nodes what their topics lack of the newest `relay_look_back` records."""

@@ -3,7 +3,8 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
-from yardmaster_schemas.topics import TOPICS, assignments
+from yardmaster_schemas.topics import TOPICS, Topic, assignments
 
 
 def task(number: int) -> str:
@@ -388,6 +389,38 @@ async def test_a_relay_creates_a_deleted_topic_and_copies_again(rig: Rig) -> Non
         rig.clock.advance(30)
         await idle(rig)
         assert await rig.relayed("a") == [1, 3, 5]
+
+
+class CountingLog(MemoryLog):
+    """Counts the calls for the end of a topic, and for new topics."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.calls: Counter[str] = Counter()
+
+    async def end(self, partition: Partition) -> int:
+        self.calls["end"] += 1
+        return await super().end(partition)
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        self.calls["create_topics"] += 1
+        await super().create_topics(topics, partitions)
+
+
+async def test_the_check_for_lost_copies_asks_nothing_about_nodes_that_never_had_a_copy(
+    rig: Rig,
+) -> None:
+    rig.log = log = CountingLog(rig.clock)
+    await rig.create()
+    await allocate_each(rig, range(2))
+    async with running(rig.relay(), ["a", *(f"idle-{number}" for number in range(20))]):
+        await idle(rig)
+        log.calls.clear()
+        log.cut(Partition(assignments("a").name), 1)
+        rig.clock.advance(30)
+        await idle(rig)
+        assert await rig.relayed("a") == [1, 3], "the check has run"
+        assert not log.calls
 
 
 async def test_lost_copies_are_copied_again_within_the_look_back_only(rig: Rig) -> None:
