@@ -18,14 +18,12 @@ from yardmaster.errors import InputError
 
 Path = tuple[str | int, ...]
 
-#: The deepest nesting; it also stops a file that contains itself.
+#: The deepest nesting.
 MAX_DEPTH: Final = 16
 #: The most nodes of a file, each alias counted as a copy: aliases must not multiply without limit.
 MAX_NODES: Final = 100_000
 #: YAML 1.1 reads `1e-3` as text; users mean the number.
 _FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-
-
 #: Top-level keys that begin so are for anchors, as in a compose file; they are no values.
 ANCHORS: Final = "x-"
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -92,6 +90,8 @@ def read(text: str, source: str) -> Tree:
         what = getattr(error, "problem", None) or "not YAML"
         place = f"{source}:{mark.line + 1}" if mark is not None else source
         raise InputError(f"{place}: {what}") from None
+    except RecursionError:
+        raise InputError(f"{source}: the document is nested too deep or too large") from None
     if root is None:
         return tree
     if not isinstance(root, yaml.MappingNode):
@@ -134,7 +134,8 @@ class _Reader:
         place = f"{self._tree.source}:{node.start_mark.line + 1}"
         if node in self._around:
             raise InputError(f"{place}: the value contains itself by an alias")
-        if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
+        # A merged mapping is deeper than the mapping into which it is merged; its path is not.
+        if len(self._around) > MAX_DEPTH or self._nodes > MAX_NODES:
             raise InputError(f"{place}: the document is nested too deep or too large")
         self._tree.places.setdefault(path, place)
         if isinstance(node, yaml.MappingNode | yaml.SequenceNode):
@@ -150,6 +151,10 @@ class _Reader:
             return number(self._scalars.construct_object(node))
         except yaml.YAMLError:
             raise InputError(f"{place}: the tag {node.tag} is not supported") from None
+        except ValueError as error:
+            # A text that looks like a date or a number, and is none.
+            problem = f"{place}: {node.value[:64]}: {error}"
+            raise InputError(problem, hint="put a text in quotes") from None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -190,7 +195,7 @@ def scalar(text: str) -> Any:
     """Parse an argument as a YAML value: a number, true or false, a list, or text."""
     try:
         return number(yaml.safe_load(text))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

@@ -69,8 +69,10 @@ def _check_json(content: bytes) -> None:
     """
     try:
         json.loads(content, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        return  # the parser of models reports the place
+    except (ValueError, RecursionError):
+        # Not JSON, nested too deep, or a number with too many digits for `int`: the parser of
+        # models has the same limits or lower ones, and reports the place.
+        return
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> None:

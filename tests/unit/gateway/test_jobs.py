@@ -453,6 +453,7 @@ async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> Non
         ('{"resources": {"cpus": NaN}}', "the body is not valid JSON: NaN is no number"),
         ('{"resources": {"cpus": -Infinity}}', "-Infinity is no number"),
         ('{"a": ' * 100_000, "the body is not valid JSON"),
+        ('{"priority": ' + "1" * 5_000 + "}", "the body is not valid JSON"),
     ],
 )
 async def test_a_body_with_a_repeated_key_or_a_number_that_json_lacks_is_refused(

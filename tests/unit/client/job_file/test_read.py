@@ -165,6 +165,13 @@ def test_anchors_and_merge_keys_are_resolved_and_what_a_mapping_says_itself_coun
     [
         ("labels: &all {inner: *all}", "job:2: the value contains itself by an alias"),
         ("labels: &all {<<: *all}", "job:2: the value contains itself by an alias"),
+        (
+            "x-a: &a {<<: {<<: {<<: {<<: {<<: {<<: {<<: {<<: {<<: {A: a}}}}}}}}}}\n"
+            "labels: {<<: {<<: {<<: {<<: {<<: {<<: {<<: {<<: {<<: *a}}}}}}}}}",
+            "job:2: the document is nested too deep",
+        ),
+        ("labels: " + "[" * 2_000, "job: the document is nested too deep"),
+        ("name: 2024-13-45", "job:2: 2024-13-45: month must be in 1..12 (put a text in quotes)"),
         ("labels: {<<: 3}", "job:2: << takes a mapping, or a list of mappings"),
         ("labels: {x-team: a}\nx_team: b", "job:3: x_team: unknown key"),
     ],
