@@ -429,7 +429,7 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
 
 
 async def _page(source: EventLog, partition: Partition, offset: int) -> Sequence[StoredRecord]:
-    """Read records; none where an earlier version created the log without the topic."""
+    """Read records; none where the log lacks the topic, as those of simulations lack `cuts`."""
     try:
         return await source.read(partition, offset, max_records=PAGE)
     except UnknownTopic:

@@ -450,7 +450,7 @@ class Presenter:
         found = []
         for task_id, placements in by_task.items():
             task = await self._store.get(TaskRow, task_id)
-            # A views service of an earlier version removes a reservation only from its task.
+            # The task is read after its node, and may have changed since.
             if task is None or task.reserved is None:
                 continue
             gpu_milli = sum(p.gpu_milli * len(p.slots) for p in placements)

@@ -67,7 +67,7 @@ async def erase_job(
     own = await _key_of_details(read, row.offset)
     if own is not None:
         keys.append(own)
-    # In logs of earlier versions, the key of the details is the job id.
+    # One with the job id always: the request names a tombstone also where the details are gone.
     offset = await gateway.writer.write_tombstones([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
     return await record_requests(gateway, [(event, row.key)], origin, response)
