@@ -128,7 +128,7 @@ class MemoryLog:
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch` atomically; return the offset of its first record."""
-        sequence = self._checked(partition, reading=False)
+        sequence = self._checked(partition)
         if not batch:
             raise ValueError("a batch without records")
         size = batch_bytes(batch)
@@ -153,7 +153,7 @@ class MemoryLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        sequence = self._checked(partition)
+        sequence = self._checked(partition, reading=True)
         if offset > sequence.next:
             raise ReadPastEnd(topic=partition.topic, offset=offset, end=sequence.next)
         if offset < sequence.first:
@@ -204,7 +204,7 @@ class MemoryLog:
         if self._closed:
             raise LogClosed()
 
-    def _checked(self, partition: Partition, *, reading: bool = True) -> _Sequence:
+    def _checked(self, partition: Partition, *, reading: bool = False) -> _Sequence:
         """Return a partition's records, which still contain the newest one that was seen."""
         sequence = self._sequence(partition)
         known = self._seen.newest(partition)

@@ -130,9 +130,11 @@ class EventLog(Protocol):
     append the same records. A cancelled call may still take effect: the outcome of a cancelled
     append is as unknown as after AppendOutcomeUnknown.
 
-    `append`, `read`, `end` and `wait` raise LogTruncated if the log no longer has the newest record
-    that this handle has returned or appended: its end was lost, also where other records have taken
-    the offsets since. See `seen`.
+    `append`, `read`, `end` and `wait` raise LogTruncated if a topic that is kept forever no longer
+    has the newest record that this handle has returned or appended: its end was lost, also where
+    other records have taken the offsets since. If a topic that expires lost its end, only its next
+    `read` raises LogTruncated, once, so that its reader can continue at the end; no call on another
+    topic notices. See `seen`.
     """
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
@@ -206,10 +208,11 @@ class EventLog(Protocol):
         """Wait until a partition has a record at or after the offset given for it.
 
         Returns:
-            True when a record exists; False after `timeout_s` seconds without one.
+            True when a record exists, or when a topic that expires ends before the offset given for
+            it, which the next `read` reports; False after `timeout_s` seconds without either.
 
         Raises:
-            LogTruncated: a partition ends before the offset given for it.
+            LogTruncated: a topic that is kept forever ends before the offset given for it.
             UnknownTopic, LogUnavailable, LogClosed.
         """
 

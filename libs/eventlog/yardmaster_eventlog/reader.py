@@ -12,6 +12,7 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import (
     DetailsUnreadable,
     LogCorrupt,
+    LogError,
     LogTruncated,
     OffsetGone,
     ReadPastEnd,
@@ -102,6 +103,28 @@ class Cursor:
         """Take all records before offset `until`, or fewer where the log ends earlier."""
         count = min(await self.fill(until - self.offset), until - self.offset)
         return [self.pop() for _ in range(count)]
+
+
+async def continue_at(log: EventLog, partition: Partition, error: LogError) -> int:
+    """Return the offset at which the reader of a topic that expires continues after an error.
+
+    That is the oldest record after `OffsetGone`, and the end after a loss of records.
+
+    Raises: `error`, if it says anything else; and the errors of `EventLog.end`.
+    """
+    start = error.fields.get("start")
+    if isinstance(error, OffsetGone) and isinstance(start, int):
+        return start
+    lost = isinstance(error, LogTruncated | ReadPastEnd)
+    if not lost or error.fields.get("topic") != partition.topic:
+        raise error
+    return await log.end(partition)
+
+
+def what_is_lost(error: LogError) -> str:
+    """Describe a loss in a topic that expires, without the advice for topics that are kept."""
+    found = error.fields.get("found")
+    return found if isinstance(found, str) else str(error)
 
 
 async def record_at(log: EventLog, partition: Partition, offset: int) -> StoredRecord | None:

@@ -7,8 +7,9 @@ the others at every read. The cost does not depend on the number of records.
 
 If a topic that is kept forever lost records, the handle is unusable for its cell from then on:
 every call on a partition with that number raises `LogTruncated`, so that its process writes nothing
-more. In a topic that expires, only the next call on the partition raises, because its readers may
-continue at the end.
+more. Topics that expire (heartbeats, output) are not synced, so a power loss takes their end first,
+and nothing is decided on them: only the next `read` of the partition raises, and its reader
+continues at the end (`reader.continue_at`). No other call and no other topic notices.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class SeenRecords:
         """
         if offset < before:
             self.lose(partition, f"{partition} has a new record at {offset}, but ended at {before}")
-            self.check(partition, reading=False)
+            self.check(partition)
         if is_kept(partition):
             self._take(StoredRecord(partition, offset + len(batch) - 1, 0, batch[-1]))
 
@@ -83,10 +84,10 @@ class SeenRecords:
         else:
             self._lost[partition] = found
 
-    def check(self, partition: Partition, *, reading: bool = True) -> None:
-        """Raise LogTruncated if the cell's log lost records that this handle has seen.
+    def check(self, partition: Partition, *, reading: bool = False) -> None:
+        """Raise LogTruncated if topics that are kept lost records that this handle has seen.
 
-        With `reading`, also once for records of this partition that would have expired.
+        With `reading`, also once for this partition if it expires.
         """
         if (found := self._stopped.get(partition.number)) is not None:
             raise LogTruncated(found=found)

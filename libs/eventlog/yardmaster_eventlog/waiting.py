@@ -14,6 +14,7 @@ from typing import Final
 
 from yardmaster_eventlog.errors import LogError, LogTruncated
 from yardmaster_eventlog.port import Clock, Partition
+from yardmaster_eventlog.seen import is_kept
 
 
 class Waiter:
@@ -34,12 +35,16 @@ class Waiter:
             self._wake.set()
 
     def see(self, partition: Partition, end: int) -> None:
-        """Wake the call if the partition has grown; fail it if the partition lost records.
+        """Wake the call if the partition has grown; fail it if a partition that is kept is shorter.
 
         `end`: read from the log after this call had begun.
         """
         self.wake(partition, end)
         if end < (awaited := self._ends.get(partition, end)):
+            if not is_kept(partition):
+                self.grown = True
+                self._wake.set()  # its reader continues at the end
+                return
             found = f"{partition} ends at {end}, but was read to {awaited}"
             self.fail(LogTruncated(found=found, topic=partition.topic))
 

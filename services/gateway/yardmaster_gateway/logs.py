@@ -14,8 +14,9 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogTruncated, OffsetGone
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import Partition, StoredRecord
+from yardmaster_eventlog.reader import continue_at
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext, bearer_token
 from yardmaster_gateway.problems import problem_responses
@@ -85,9 +86,9 @@ class Output:
                 read = await self._log.read(
                     self._partition, self.offset, max_records=min(MAX_READ, until - self.offset)
                 )
-            except OffsetGone as gone:
-                start = gone.fields.get("start")
-                self.offset = start if isinstance(start, int) else self.offset + 1
+            except (OffsetGone, LogTruncated, ReadPastEnd) as error:
+                # Old output has expired, or new output was lost; what follows is read.
+                self.offset = await continue_at(self._log, self._partition, error)
                 continue
             if not read:
                 return
@@ -152,13 +153,9 @@ class Output:
 
     async def more(self, timeout_s: float) -> bool:
         """Wait for more records of any task; whether there are some."""
-        try:
-            return await self._log.wait({self._partition: self.offset}, timeout_s)
-        except LogTruncated as lost:
-            if lost.fields.get("topic") != TASK_LOGS.name:
-                raise
-            self.offset = await self.end()  # the lost output is gone; new output follows
-            return True
+        # Lost output is gone; new output follows.
+        self.offset = min(self.offset, await self.end())
+        return await self._log.wait({self._partition: self.offset}, timeout_s)
 
 
 @router.get(

@@ -23,8 +23,15 @@ from typing import NoReturn
 
 from yardmaster_core.machine import Decision
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogTruncated, LogUnavailable, OffsetGone, ReadPastEnd
+from yardmaster_eventlog.errors import (
+    LogTruncated,
+    LogUnavailable,
+    OffsetGone,
+    ReadPastEnd,
+    UnknownTopic,
+)
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import what_is_lost
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_scheduler.metrics import ShellMetrics
@@ -78,10 +85,12 @@ class SilenceWatch:
         self._read_up_to_s = clock.monotonic_s()
 
     async def run(self) -> NoReturn:
-        """Watch until cancelled, from the topic's end; an unavailable log is silence of no node.
+        """Watch until cancelled, from the topic's end.
+
+        A log that is unavailable, or has lost the topic, is silence of no node.
 
         Raises:
-            LogClosed, UnknownTopic.
+            LogClosed.
         """
         offset: int | None = None
         checked_s = self._clock.monotonic_s()
@@ -97,13 +106,13 @@ class SilenceWatch:
                         offset = await self._read(offset)
                     continue
                 offset = await self._read_to_the_end(offset)
-            except LogUnavailable:
+            except (LogUnavailable, UnknownTopic):
                 await self._clock.sleep(self._limits.silence_check_s)
                 continue
             except (LogTruncated, OffsetGone, ReadPastEnd) as lost:
                 if lost.fields.get("topic") != HEARTBEATS.name:
                     raise
-                self._forget(str(lost))
+                self._forget(what_is_lost(lost))
                 offset = None
                 continue
             self.check()

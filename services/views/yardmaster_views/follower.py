@@ -10,6 +10,7 @@ A store in this process is written step by step. A remote store is written throu
 and steps that can be read already are saved in one write.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -18,11 +19,7 @@ from typing import Any, Final
 from yardmaster_core.commit import CommitReader, CountedCycle
 from yardmaster_core.errors import CoreError
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import (
-    DetailsUnreadable,
-    LogError,
-    LogTruncated,
-)
+from yardmaster_eventlog.errors import DetailsUnreadable, LogError, LogTruncated
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_eventlog.reader import Cursor, read_details
 from yardmaster_projections.cached import CachedReader
@@ -30,8 +27,9 @@ from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.fold import VIEWS, Fold, FoldStep
 from yardmaster_projections.projection.details import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
-from yardmaster_runtime.cycle_reader import CycleReader, digest_of
-from yardmaster_runtime.fence import Mark, check_marks
+from yardmaster_runtime.cycle_reader import CycleReader
+from yardmaster_runtime.fence import check_marks
+from yardmaster_runtime.store_marks import last_read, marks_of
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import MAX_LINKS, OFF, batch_span, contexts
 from yardmaster_schemas.envelope import Envelope, Event
@@ -40,7 +38,7 @@ from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
-from yardmaster_views.soft_state import SoftState
+from yardmaster_views.soft_state import SoftMetrics, SoftState
 
 #: Records read at once, and the most that one step of `requests` takes.
 MAX_READ: Final = 500
@@ -48,8 +46,6 @@ MAX_READ: Final = 500
 MAX_TASKS: Final = 10_000
 #: Changed rows that are not saved yet; above it, steps are saved.
 MAX_UNSAVED: Final = 2_000
-#: The notes that compare a store with the log at a start (`yardmaster_runtime.fence`), by topic.
-LAST_READ: Final = "last read of"
 
 _Consumed = tuple[str, int, Envelope[Event], Details]
 
@@ -76,6 +72,7 @@ class Metrics:
         )
         self.lag = telemetry.gauge("lag_records", "Records not projected yet.", "view", "topic")
         self.cached = telemetry.gauge("cached_rows", "Rows in the cache.", "view")
+        self.soft = SoftMetrics(telemetry, self.skipped, self.lag)
         self.loaded = telemetry.gauge(
             "loaded_rows", "Rows loaded because they were not cached.", "view"
         )
@@ -118,8 +115,20 @@ class Follower:
         self._claims = self._cursor(NODE_EVENTS.name, 0)
         #: Trace contexts of the records projected since the last span.
         self._linked: list[str] = []
-        self._soft_state = (
-            SoftState(log, views.store, partition, metrics.skipped, MAX_READ)
+        #: Locked while the store and the position of what is stored change.
+        self._storing = asyncio.Lock()
+        #: Heartbeats and output, if the fold has them.
+        self.soft_state = (
+            SoftState(
+                log,
+                views.store,
+                partition,
+                metrics.soft,
+                view=fold.name,
+                max_read=MAX_READ,
+                position=lambda: self._saved,
+                storing=self._storing,
+            )
             if fold.soft_state
             else None
         )
@@ -131,6 +140,10 @@ class Follower:
 
     async def start(self) -> Position:
         """Start from the position of the store, and return it."""
+        async with self._storing:
+            return await self._start()
+
+    async def _start(self) -> Position:
         position = await self._store.begin()
         notes = await self._store.notes()
         if self._cache is not None:
@@ -146,8 +159,8 @@ class Follower:
                 CommitReader(machine, self.cell, topic) if dump is None else CommitReader.load(dump)
             )
             self._machines[topic] = CycleReader(self._cursor(topic, reader.next), reader)
-        if self._soft_state is not None:
-            self._soft_state.start(notes)
+        if self.soft_state is not None:
+            self.soft_state.start(notes)
         return position
 
     async def _check_log(self, notes: Mapping[str, Any]) -> None:
@@ -155,18 +168,23 @@ class Follower:
 
         Raises: LogTruncated: the views contain records that the log does not have.
         """
-        marks: dict[Partition, Mark] = {}
-        for topic in (ADMISSIONS.name, DECISIONS.name):
-            if (dump := notes.get(topic)) is not None:
-                reader = CommitReader.load(dump)
-                marks[Partition(topic, self._number)] = Mark(reader.next - 1, reader.head)
-        for topic in (REQUESTS.name, NODE_EVENTS.name):
-            if (last := notes.get(f"{LAST_READ} {topic}")) is not None:
-                offset, digest = last
-                marks[Partition(topic, self._number)] = Mark(offset, digest)
+        marks = marks_of(notes, self._number)
         await check_marks(self._log, marks, kept_in="the store of the views")
 
     async def catch_up(
+        self,
+        until: Position | None = None,
+        *,
+        steps: int | None = None,
+        buffered_only: bool = False,
+    ) -> Position:
+        """Do what `project` does, and store the soft state."""
+        await self.project(until, steps=steps, buffered_only=buffered_only)
+        if self.soft_state is not None:
+            await self.soft_state.catch_up(buffered_only=buffered_only)
+        return self._saved
+
+    async def project(
         self,
         until: Position | None = None,
         *,
@@ -209,8 +227,6 @@ class Follower:
             attributes={"yard.cell": self.cell},
         ).end()
         self._linked = []
-        if self._soft_state is not None:
-            await self._soft_state.catch_up(self._saved, buffered_only=buffered_only)
         return self._saved
 
     async def check(self) -> None:
@@ -223,11 +239,11 @@ class Follower:
         await self._store.check(self._saved)
 
     def ends(self) -> Mapping[Partition, int]:
-        """The next offset of every topic that is followed."""
+        """The next offset of every topic that is projected."""
         ends = {self._requests.partition: self._requests.offset}
         for machine in self._machines.values():
             ends[machine.cursor.partition] = machine.cursor.offset
-        return ends if self._soft_state is None else {**ends, **self._soft_state.ends()}
+        return ends
 
     async def measure(self) -> int:
         """Set the metrics of lag and cache; return the number of records not projected yet."""
@@ -288,7 +304,7 @@ class Follower:
 
         changes = await self._changes(step, consumed)
         position = self._position.at(REQUESTS.name, self._requests.offset)
-        await self._apply(REQUESTS.name, changes, position, _last_read(stored))
+        await self._apply(REQUESTS.name, changes, position, last_read(stored))
         return True
 
     def _request_of(self, stored: StoredRecord) -> Envelope[Event] | None:
@@ -382,7 +398,7 @@ class Follower:
                 self._metrics.skipped.labels(NODE_EVENTS.name).inc()
                 continue
             consumed.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
-        return consumed, _last_read(claims[-1] if claims else None)
+        return consumed, last_read(claims[-1] if claims else None)
 
     @staticmethod
     def _cut(topic: str, until: int, counted: CountedCycle) -> LogTruncated:
@@ -438,8 +454,9 @@ class Follower:
     ) -> None:
         self._metrics.steps.labels(self.name, topic).inc()
         if self._cache is None:
-            await self._store.apply(changes, position, notes, before=self._saved)
-            self._position = self._saved = position
+            async with self._storing:
+                await self._store.apply(changes, position, notes, before=self._saved)
+                self._position = self._saved = position
             return
         self._cache.take(changes)
         self._position = position
@@ -451,26 +468,18 @@ class Follower:
         """Write all unsaved changes."""
         if self._cache is None or self._position == self._saved:
             return
-        await self._store.apply(
-            self._cache.unsaved, self._position, self._notes, before=self._saved
-        )
-        self._cache.saved()
-        self._saved, self._notes = self._position, {}
+        async with self._storing:
+            await self._store.apply(
+                self._cache.unsaved, self._position, self._notes, before=self._saved
+            )
+            self._cache.saved()
+            self._saved, self._notes = self._position, {}
         self._metrics.writes.labels(self.name).inc()
 
     # --- the log --------------------------------------------------------------------------------
 
     def _cursor(self, topic: str, offset: int) -> Cursor:
         return Cursor(self._log, Partition(topic, self._number), offset, MAX_READ)
-
-
-def _last_read(stored: StoredRecord | None) -> Mapping[str, Any]:
-    """The note of the last record of a topic that is projected."""
-    if stored is None:
-        return {}
-    return {
-        f"{LAST_READ} {stored.partition.topic}": [stored.offset, digest_of(stored.record).hex()]
-    }
 
 
 def _tasks(event: Event) -> int:

@@ -1,20 +1,22 @@
 """Keeps a follower running: after a failure it starts again from the position of its store."""
 
+import asyncio
 from typing import Any, Final, NoReturn
 
-from yardmaster_eventlog.errors import LogTruncated, LogUnavailable
+from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.errors import ViewsMoved, ViewsUnavailable
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.waiting import Work, together
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower
 from yardmaster_views.progress import Progress
 from yardmaster_views.settings import ViewsSettings
-from yardmaster_views.soft_state import TOPICS as SOFT_TOPICS
+from yardmaster_views.soft_host import SoftHost
 
-#: Steps of each topic between two reports of progress and updates of soft state.
+#: Steps of each topic between two reports of progress.
 MAX_STEPS: Final = 200
 
 
@@ -64,6 +66,11 @@ class Host:
         self._reported = ""
         self._measured_s: float | None = None
         self._checked_s = clock.monotonic_s()
+        self._soft_host = (
+            None
+            if follower.soft_state is None
+            else SoftHost(follower.soft_state, log, clock, telemetry, settings, follower.cell)
+        )
 
     async def run(self) -> NoReturn:
         """Follow the log until cancelled.
@@ -73,6 +80,14 @@ class Host:
                 they are; `yard replay verify` tells more.
             LogError: the log is closed, truncated or damaged.
         """
+        started = asyncio.Event()
+        work: list[Work] = [self._follow(started)]
+        if self._soft_host is not None:
+            work.append(self._soft_host.run(started))
+        await together(*work)
+        raise AssertionError("neither loop returns")
+
+    async def _follow(self, has_started: asyncio.Event) -> NoReturn:
         started = False
         while True:
             try:
@@ -81,6 +96,7 @@ class Host:
                     self.progress.reached(position)
                     self._telemetry.info("following", **self._where(position))
                     started = True
+                    has_started.set()
                 await self._round()
             except LogUnavailable as error:
                 # Records that were read but not projected are read again.
@@ -104,22 +120,15 @@ class Host:
 
     async def _round(self) -> None:
         began_s = self._clock.monotonic_s()
-        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, buffered_only=True))
+        self.progress.reached(await self._follower.project(steps=MAX_STEPS, buffered_only=True))
         self._recovered()
         await self._measure()
         left_s = began_s + self._interval_s - self._clock.monotonic_s()
         if left_s > 0:
             await self._clock.sleep(left_s)
         idle_wait_s = self._settings.idle_wait_s
-        try:
-            more = await self._log.wait(self._follower.ends(), idle_wait_s)
-        except LogTruncated as lost:
-            if lost.fields.get("topic") not in SOFT_TOPICS:
-                raise
-            self._telemetry.error("reports_lost", found=str(lost), **self._where(None))
-            more = True
-        # Heartbeats arrive all the time and move no position, so writing them does not show that
-        # the store was lost in between.
+        more = await self._log.wait(self._follower.ends(), idle_wait_s)
+        # Some records change no row, so writing does not show that the store was lost in between.
         now_s = self._clock.monotonic_s()
         if not more or now_s - self._checked_s >= idle_wait_s:
             self._checked_s = now_s

@@ -4,18 +4,24 @@ No cycle consumes these records and no position counts them; their topics expire
 together with the next offset as a note, and a new writer starts from the notes. A write counts only
 if the views and the notes are as its writer left them: a late write would undo a newer one, or an
 erasure. Only records of agents about their own node are used.
+
+Brokers may lose the newest of these records, which are not synced. Reading then continues at the
+end; the rows of lost output stay.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import continue_at, what_is_lost
 from yardmaster_projections.rows import JobRow, OutputRow, SeenRow
 from yardmaster_projections.store import Change, Put, RowKey, ViewStore
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, TaskOutputV1
 from yardmaster_schemas.position import Position
@@ -26,17 +32,43 @@ TOPICS: Final = (HEARTBEATS.name, TASK_LOGS.name)
 Report = NodeHeartbeatV1 | TaskOutputV1
 
 
+class SoftMetrics:
+    """The metrics of soft state, one set per process."""
+
+    def __init__(self, telemetry: Telemetry, skipped: Counter, lag: Gauge) -> None:
+        """`skipped` by topic and `lag` by view and topic: those of the followers."""
+        self.telemetry = telemetry
+        self.skipped = skipped
+        self.lag = lag
+        self.lost = telemetry.counter(
+            "reports_lost", "Times that a topic of heartbeats or output lost its end.", "topic"
+        )
+
+
 class SoftState:
     """Stores heartbeats and output of a partition; call `start` once, then `catch_up`."""
 
     def __init__(
-        self, log: EventLog, store: ViewStore, partition: int, skipped: Counter, max_read: int
+        self,
+        log: EventLog,
+        store: ViewStore,
+        partition: int,
+        metrics: SoftMetrics,
+        *,
+        view: str,
+        max_read: int,
+        position: Callable[[], Position],
+        storing: asyncio.Lock,
     ) -> None:
+        """`position`: that of the views; `storing` is locked while it or the store changes."""
         self._log = log
         self._store = store
         self._number = partition
         self._max_read = max_read
-        self._skipped = skipped
+        self._metrics = metrics
+        self._view = view
+        self._position = position
+        self._storing = storing
         self._next: dict[str, int] = dict.fromkeys(TOPICS, 0)
         #: The notes in the store; None: there is none.
         self._noted: dict[str, object] = dict.fromkeys(TOPICS)
@@ -51,18 +83,29 @@ class SoftState:
         """The next offset of each topic."""
         return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
 
-    async def catch_up(self, before: Position, *, buffered_only: bool = False) -> None:
-        """Store all records, or all that are buffered; `before` is the position of the views.
+    async def restart(self) -> None:
+        """Start from the notes in the store; raises ViewsUnavailable."""
+        async with self._storing:
+            self.start(await self._store.notes())
+
+    async def measure(self) -> None:
+        """Set the metric of the lag."""
+        for partition, offset in self.ends().items():
+            behind = max(0, await self._log.end(partition) - offset)
+            self._metrics.lag.labels(self._view, partition.topic).set(behind)
+
+    async def catch_up(self, *, buffered_only: bool = False) -> None:
+        """Store all records, or all that are buffered.
 
         Raises:
             ViewsMoved: another writer changed the views or the notes; `start` again.
             ViewsUnavailable, LogError.
         """
         for topic in TOPICS:
-            while await self._take(topic, before, buffered_only=buffered_only):
+            while await self._take(topic, buffered_only=buffered_only):
                 pass
 
-    async def _take(self, topic: str, before: Position, *, buffered_only: bool) -> bool:
+    async def _take(self, topic: str, *, buffered_only: bool) -> bool:
         """Store the next records of a topic; False when there are none."""
         offset = self._next[topic]
         partition = Partition(topic, self._number)
@@ -70,18 +113,24 @@ class SoftState:
             records = await self._log.read(
                 partition, offset, max_records=self._max_read, buffered_only=buffered_only
             )
-        except OffsetGone as gone:
-            start = gone.fields.get("start")
-            self._next[topic] = start if isinstance(start, int) else offset + 1
-            return True
-        except (LogTruncated, ReadPastEnd) as lost:
-            if lost.fields.get("topic") != topic:
-                raise
-            await self.continue_at_the_end(topic)
+        except (OffsetGone, LogTruncated, ReadPastEnd) as error:
+            self._next[topic] = await continue_at(self._log, partition, error)
+            if not isinstance(error, OffsetGone):
+                self._metrics.lost.labels(topic).inc()
+                self._metrics.telemetry.error(
+                    "reports_lost", topic=topic, found=what_is_lost(error)
+                )
             return True
         if not records:
             return False
         reports = list(self._reports(topic, records))
+        async with self._storing:
+            await self._store_reports(topic, reports, records[-1].offset + 1)
+        return True
+
+    async def _store_reports(
+        self, topic: str, reports: Sequence[tuple[StoredRecord, Report]], upto: int
+    ) -> None:
         outputs, erased = await self._outputs(one for _, one in reports)
         changes: dict[str, Change] = {}
         for stored, one in reports:
@@ -98,15 +147,11 @@ class SoftState:
                     last=stored.offset if known is None else max(known.last, stored.offset),
                 )
                 changes[key] = Put(outputs[key])
-        upto = records[-1].offset + 1
         noted = {topic: self._noted[topic]}
-        await self._store.note(list(changes.values()), {topic: upto}, before=before, noted=noted)
+        await self._store.note(
+            list(changes.values()), {topic: upto}, before=self._position(), noted=noted
+        )
         self._next[topic] = self._noted[topic] = upto
-        return True
-
-    async def continue_at_the_end(self, topic: str) -> None:
-        """Skip to the end of a topic that has lost records; the rows of lost output stay."""
-        self._next[topic] = await self._log.end(Partition(topic, self._number))
 
     def _reports(
         self, topic: str, records: Sequence[StoredRecord]
@@ -125,7 +170,7 @@ class SoftState:
             ):
                 yield stored, data
             else:
-                self._skipped.labels(topic).inc()
+                self._metrics.skipped.labels(topic).inc()
 
     async def _outputs(
         self, reports: Iterator[Report]

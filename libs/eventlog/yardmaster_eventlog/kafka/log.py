@@ -23,6 +23,7 @@ and to keep them for the read that follows, so there is no polling.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ from yardmaster_eventlog.kafka.clients import (
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics
 from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
-from yardmaster_eventlog.seen import SeenRecords
+from yardmaster_eventlog.seen import SeenRecords, is_kept
 from yardmaster_eventlog.waiting import Waiter
 from yardmaster_schemas.topics import MIB, Topic
 from yardmaster_schemas.topics import topic as topic_of
@@ -145,9 +146,12 @@ class KafkaLog:
         self._queues: dict[Partition, _Queue] = {}
         self._idle: list[Cursor] = []
         self._seen = SeenRecords()
-        #: Interruptions of connections; and how many when `_seen` was last compared with the log.
-        self._interruptions = self._compared = 0
-        self._compare_lock = asyncio.Lock()
+        self._interruptions = 0
+        #: How many there were when `_seen` was last compared with the log: all topics that are kept
+        #: (None), and each partition that expires for itself.
+        self._compared: defaultdict[Partition | None, int] = defaultdict(int)
+        self._compare_locks: defaultdict[Partition | None, asyncio.Lock]
+        self._compare_locks = defaultdict(asyncio.Lock)
         #: Topics that this client writes and may not read.
         self._unreadable: set[str] = set()
         self._waiters: dict[Waiter, None] = {}
@@ -215,7 +219,7 @@ class KafkaLog:
             raise BatchTooLarge(size=size, limit=limit, topic=partition.topic)
         deadline = asyncio.get_running_loop().time() + self._settings.append_timeout_s
         await self._require(partition)
-        await self._bounded(lambda: self._check_seen(partition, reading=False))
+        await self._bounded(lambda: self._check_seen(partition))
         before = self._seen.known_end(partition)
         append = _Append(tuple(batch), size)
         queue = self._queues.setdefault(partition, _Queue())
@@ -325,13 +329,13 @@ class KafkaLog:
                     if buffered_only and cursor.followed:
                         return ()
                     end = await self._end(partition, offset)
-                    await self._check_seen(partition)
+                    await self._check_seen(partition, reading=True)
                     if offset > end:
                         raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
                     if offset < end:
                         while not await cursor.fill(max_records, FETCH_WAIT_MS / 1000):
                             continue  # the call's own deadline ends this
-                await self._check_seen(partition)
+                await self._check_seen(partition, reading=True)
                 taken = cursor.take(max_records)
                 self._seen.read(taken)
                 return taken
@@ -438,22 +442,31 @@ class KafkaLog:
     def _on_interruption(self) -> None:
         self._interruptions += 1
 
-    async def _check_seen(self, partition: Partition, *, reading: bool = True) -> None:
+    async def _check_seen(self, partition: Partition, *, reading: bool = False) -> None:
         """After an interruption, compare the newest records that were seen with the log.
 
+        Those are of all topics that are kept, and of this partition to read it if it expires.
+
         Raises:
-            LogTruncated: the partition, or one that is kept forever, has lost records.
+            LogTruncated: one of them has lost records.
             KafkaError: the brokers cannot be reached.
         """
-        while self._compared != self._interruptions:
-            async with self._compare_lock:
+        await self._compare_seen(None)
+        if reading and not is_kept(partition):
+            await self._compare_seen(partition)
+        self._seen.check(partition, reading=reading)
+
+    async def _compare_seen(self, expiring: Partition | None) -> None:
+        while self._compared[expiring] != self._interruptions:
+            async with self._compare_locks[expiring]:
                 interruptions = self._interruptions
-                if self._compared == interruptions:
+                if self._compared[expiring] == interruptions:
                     continue
                 for known in self._seen.all():
-                    await self._compare(known)
-                self._compared = interruptions
-        self._seen.check(partition, reading=reading)
+                    at = known.partition
+                    if at == expiring or (expiring is None and is_kept(at)):
+                        await self._compare(known)
+                self._compared[expiring] = interruptions
 
     async def _compare(self, known: StoredRecord) -> None:
         partition, offset = known.partition, known.offset

@@ -202,7 +202,7 @@ class SqliteLog:
         """Append `batch` atomically; return its first offset when it is durable."""
         self._check_open()
         stored = await self._find(partition)
-        self._seen.check(partition, reading=False)
+        self._seen.check(partition)
         if not batch:
             raise ValueError("a batch without records")
         size = batch_bytes(batch)
@@ -258,7 +258,7 @@ class SqliteLog:
 
         def write(file: LogFile) -> list[int]:
             for each in writes:
-                self._compare(file, each.to, reading=False)
+                self._compare(file, each.to)
             return file.append(writes, now_ms)
 
         try:
@@ -309,7 +309,7 @@ class SqliteLog:
             try:
                 return file.read(stored, offset, max_records)
             finally:
-                self._compare(file, stored)
+                self._compare(file, stored, reading=True)
 
         found = await self._reader.run(read)
         self._seen.read(found)
@@ -326,7 +326,7 @@ class SqliteLog:
 
         return await self._reader.run(end)
 
-    def _compare(self, file: LogFile, stored: StoredPartition, *, reading: bool = True) -> None:
+    def _compare(self, file: LogFile, stored: StoredPartition, *, reading: bool = False) -> None:
         """Compare the newest record that was seen with the file.
 
         Raises: LogTruncated.
