@@ -57,7 +57,7 @@ async def world(
 
 
 class Reports:
-    """What agents send of themselves, to every cell."""
+    """Reports that agents send, to every cell."""
 
     def __init__(self, world: ViewsWorld) -> None:
         self.world = world

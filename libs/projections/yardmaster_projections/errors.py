@@ -2,7 +2,7 @@
 
 ```
 ViewsError   ViewsUnavailable  ViewsMoved  ViewsDamaged  TooMuchUsage
-ViewsUnavailable   ViewsUnfinished
+ViewsUnavailable   ViewsUnfinished  ViewsAhead
 ```
 
 `NotLoaded` is not an error: a step raises it to request rows.
@@ -32,6 +32,12 @@ class ViewsUnavailable(ViewsError):
 class ViewsUnfinished(ViewsUnavailable):
     """The views are at {found}, before {wanted}: they were lost, or are new, and are being filled.
     The log is not affected; try again.
+    """
+
+
+class ViewsAhead(ViewsUnavailable):
+    """The views contain records that the log does not have: {found}. The log lost its end, or the
+    views are those of another log; see docs/how-to/recover.md.
     """
 
 

@@ -38,6 +38,7 @@ from yardmaster_gateway.context import (
     GatewayPorts,
     current_caller,
     reject_unknown_parameters,
+    reject_writes_to_a_short_log,
 )
 from yardmaster_gateway.openapi import document_of
 from yardmaster_gateway.settings import GatewaySettings
@@ -181,7 +182,12 @@ def _api() -> APIRouter:
     """The router of all endpoints under `/v1`. Routes have no state, so apps share them."""
     # The caller is authenticated before anything of the request is validated.
     api = APIRouter(
-        prefix=PREFIX, dependencies=[Depends(current_caller), Depends(reject_unknown_parameters)]
+        prefix=PREFIX,
+        dependencies=[
+            Depends(current_caller),
+            Depends(reject_unknown_parameters),
+            Depends(reject_writes_to_a_short_log),
+        ],
     )
     for module in (
         *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),

@@ -332,6 +332,18 @@ async def reject_unknown_parameters(request: Request) -> None:
             raise errors.Malformed(found=f"unknown query parameter {name[:64]!r}")
 
 
+async def reject_writes_to_a_short_log(request: Request) -> None:
+    """Refuse a write if the views have shown that the log lost its end.
+
+    A retry of a request that the log lost would be answered from the views, and not be recorded.
+
+    Raises:
+        ViewsAhead.
+    """
+    if request.method not in ("GET", "HEAD"):
+        gateway_of(request).views.check_whole()
+
+
 CurrentGateway = Annotated[Gateway, Depends(current_gateway)]
 CurrentCaller = Annotated[Caller, Depends(current_caller)]
 PositionQuery = Annotated[str | None, Query(pattern=POSITION_PATTERN, max_length=160)]

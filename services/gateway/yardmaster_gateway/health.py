@@ -12,7 +12,7 @@ from yardmaster_eventlog.errors import LogError
 from yardmaster_gateway.context import CurrentGateway, Gateway
 from yardmaster_gateway.problems import VIEWS_UNAVAILABLE, answer, problem_responses
 from yardmaster_projections import queries
-from yardmaster_projections.errors import ViewsError
+from yardmaster_projections.errors import ViewsAhead, ViewsError
 from yardmaster_runtime.telemetry.health import Health as ProcessHealth
 from yardmaster_schemas.topics import REQUESTS
 
@@ -52,6 +52,8 @@ async def health_of(gateway: Gateway) -> Health:
             return Health(status="degraded" if gateway.seen_views else "not_ready", found=found)
         gateway.seen_views = True
         await gateway.views.position()
+    except ViewsAhead as error:
+        return Health(status="not_ready", found=str(error))
     except ViewsError:
         return Health(status="degraded", found=VIEWS_UNAVAILABLE)
     return Health(status="ready")
@@ -101,7 +103,8 @@ async def ready(request: Request) -> Health | Response:
 
     If the store of the views is unavailable, the gateway is ready but `degraded`: it accepts jobs,
     and reads return 503. Otherwise an outage of Redis would take every gateway out of service at
-    once. The same applies while lost views are being rebuilt.
+    once. The same applies while lost views are being rebuilt. Views that contain records that the
+    log lost make the gateway not ready.
     """
     health: Health = await request.app.state.health.result()
     if health.status == "not_ready":

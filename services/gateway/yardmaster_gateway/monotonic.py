@@ -3,7 +3,9 @@
 A store that was emptied, or restored from an old dump, answers without an error, but with missing
 or old rows. `MonotonicViews` therefore remembers the highest position that the store had, and
 raises `ViewsUnfinished` for an answer that does not cover it. Before its first answer it reads the
-required position from the log.
+required position from the log, and compares the last records that the store contains with the log.
+If the log lost them, new records get the positions of the lost ones, which the store seems to cover
+already: an answer would lack what its caller has just written. Then reads raise `ViewsAhead`.
 """
 
 import asyncio
@@ -11,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogError
+from yardmaster_eventlog.errors import LogError, LogTruncated
 from yardmaster_eventlog.port import EventLog, Partition
-from yardmaster_projections.errors import ViewsUnfinished
+from yardmaster_projections.errors import ViewsAhead, ViewsUnfinished
 from yardmaster_projections.rows import R, Row
 from yardmaster_projections.store import (
     Change,
@@ -25,6 +27,8 @@ from yardmaster_projections.store import (
     RowKey,
     ViewStore,
 )
+from yardmaster_runtime.fence import check_marks
+from yardmaster_runtime.store_marks import marks_of
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.position import Position
@@ -37,7 +41,8 @@ MAX_TAIL: Final = 500
 class MonotonicViews:
     """A view store whose answers cover every position that an earlier answer covered.
 
-    While the store covers less, reads raise `ViewsUnfinished`, in addition to the store's errors.
+    While the store covers less, reads raise `ViewsUnfinished`, and `ViewsAhead` while it contains
+    records that the log lost, in addition to the store's errors.
     """
 
     def __init__(self, store: ViewStore, log: EventLog, cell: str, number: int) -> None:
@@ -49,11 +54,21 @@ class MonotonicViews:
         #: The position that answers must cover; None: it was not read from the log yet.
         self._required: Position | None = None
         self._lock = asyncio.Lock()
+        #: The records of the store that the log did not have when they were last compared.
+        self._lost: str | None = None
+
+    def check_whole(self) -> None:
+        """Check that the last comparison found no lost records; reads nothing.
+
+        Raises: ViewsAhead.
+        """
+        if self._lost is not None:
+            raise ViewsAhead(found=self._lost)
 
     async def complete_position(self, wait_s: float) -> Position:
         """The position of the store; waits up to `wait_s` seconds until it covers what it must.
 
-        Raises: ViewsUnfinished.
+        Raises: ViewsUnfinished, ViewsAhead.
         """
         try:
             return await self.position()
@@ -64,12 +79,33 @@ class MonotonicViews:
         return await self.position()
 
     async def _required_position(self) -> Position | None:
-        """The position that an answer to a read that starts now must cover."""
+        """The position that an answer to a read that starts now must cover.
+
+        Raises: ViewsAhead.
+        """
         if self._required is None:
             async with self._lock:
                 if self._required is None:
+                    await self._check_log()
                     self._required = await self._committed_position()
         return self._required
+
+    async def _check_log(self) -> None:
+        """Compare the last records that the store contains with the log, if it can be read.
+
+        Raises: ViewsAhead.
+        """
+        # Before the log's ends: the store follows the log meanwhile.
+        marks = marks_of(await self.store.notes(), self._number)
+        try:
+            await check_marks(self._log, marks, kept_in="the store of the views")
+        except LogTruncated as error:
+            self._lost = str(error.fields["found"])
+        except LogError:
+            return  # the first read with a log compares them
+        else:
+            self._lost = None
+        self.check_whole()
 
     async def _check(self, position: Position, required: Position | None) -> None:
         """Check the position of an answer against the position required when the read started.

@@ -25,7 +25,7 @@ from yardmaster_eventlog.errors import (
     LogUnavailable,
 )
 from yardmaster_gateway import errors
-from yardmaster_projections.errors import ViewsError
+from yardmaster_projections.errors import ViewsAhead, ViewsError
 from yardmaster_schemas.api import PROBLEM_JSON, FieldError, Problem
 from yardmaster_schemas.errors import YardmasterError
 
@@ -139,7 +139,7 @@ def code_of(error: YardmasterError) -> str:
         return "outcome_unknown"
     if isinstance(error, BatchTooLarge):
         return "too_large"
-    if isinstance(error, LogUnavailable | LogClosed | LogTruncated | LogCorrupt):
+    if isinstance(error, LogUnavailable | LogClosed | LogTruncated | LogCorrupt | ViewsAhead):
         return "log_unavailable"
     if isinstance(error, ViewsError):
         return "views_unavailable"
@@ -199,7 +199,7 @@ def install(app: FastAPI) -> None:
         code = code_of(error)
         if code == "internal":
             return await broken(request, error)
-        if isinstance(error, ViewsError):
+        if isinstance(error, ViewsError) and not isinstance(error, ViewsAhead):
             return without_views(request, error)
         headers: dict[str, str] = {}
         if isinstance(error, errors.RateLimited):

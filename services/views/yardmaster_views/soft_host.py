@@ -1,6 +1,6 @@
-"""Keeps the soft state of a cell up to date, beside the host that projects its counted records.
+"""Keeps the soft state of a cell up to date, while another loop projects its counted records.
 
-Topics of soft state are not synced and expire. Whatever happens to them, the views go on: where
+Topics of soft state are not synced and expire. Whatever happens to them, the views continue: where
 records were lost, reading continues at the end; a topic that cannot be read is tried again. So this
 loop has waits, retries and errors of its own.
 """

@@ -141,6 +141,7 @@ async def test_a_position_beyond_a_truncated_log_is_not_waited_for(cell: TestCel
     follower = Follower(cell.log, Views(store, store), CELL, 0, Metrics(telemetry("views")))
     await follower.start()
     reached = await follower.catch_up()
+    await views.position()
     await store.apply([], reached.at("requests", end + 1), {})
     await views.position()
     lose(store)
