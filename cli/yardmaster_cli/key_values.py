@@ -228,6 +228,12 @@ PROJECT: Final[Mapping[str, Key]] = {
         "N|none",
         "Maximum number of its tasks that have not ended; none: the cell's project-tasks.",
     ),
+    "checkpoint-prefixes": Key(
+        ("checkpoint_prefixes",),
+        _names,
+        "URI,...",
+        "What the URIs of its checkpoints must be within; empty: any URI.",
+    ),
     "default-pools": Key(
         ("default_pools",),
         _names,

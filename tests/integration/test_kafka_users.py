@@ -1,10 +1,14 @@
 """The brokers' users on a real broker: what a rule allows works, and all else is refused."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Array, Boolean, Float64, Int8, Int16, Int32, Schema, String
 
 from tests.support.cut_tail import cut_tail
 from tests.support.kafka_broker import KafkaBroker
@@ -14,7 +18,7 @@ from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.kafka.users import create_users
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_schemas.access import ADMIN
+from yardmaster_schemas.access import ADMIN, AGENT_BYTE_RATE
 from yardmaster_schemas.topics import TOPICS, assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka_users")]
@@ -142,3 +146,77 @@ def test_only_the_owner_may_read_the_settings_with_the_password(broker: KafkaBro
     path = broker.directory / "server.properties"
     assert PASSWORD in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
+
+
+class _DescribeQuotasResponse(Response):  # type: ignore[misc]
+    API_KEY = 48
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        ("error_message", String("utf-8")),
+        (
+            "entries",
+            Array(
+                ("entity", Array(("type", String("utf-8")), ("name", String("utf-8")))),
+                ("values", Array(("key", String("utf-8")), ("value", Float64))),
+            ),
+        ),
+    )
+
+
+class _DescribeQuotasStruct(RequestStruct):  # type: ignore[misc]
+    API_KEY = 48
+    API_VERSION = 0
+    RESPONSE_TYPE = _DescribeQuotasResponse
+    SCHEMA = Schema(
+        (
+            "components",
+            Array(("type", String("utf-8")), ("match_type", Int8), ("match", String("utf-8"))),
+        ),
+        ("strict", Boolean),
+    )
+
+
+class _DescribeQuotas(Request[_DescribeQuotasStruct]):  # type: ignore[misc]
+    API_KEY = 48
+
+    def build(self, struct: type[_DescribeQuotasStruct]) -> _DescribeQuotasStruct:
+        return struct([("user", 2, None)], False)
+
+
+async def rates(broker: KafkaBroker) -> dict[str, dict[str, float]]:
+    """The quotas of each user that has some."""
+    admin = AIOKafkaAdminClient(**settings(broker, ADMIN).client())
+    await admin.start()
+    try:
+        answer = await admin._send_to_controller(_DescribeQuotas())
+    finally:
+        await admin.close()
+    assert answer.error_code == 0, answer
+    return {entity[0][1]: dict(values) for entity, values in answer.entries}
+
+
+async def test_a_flood_of_an_agent_is_slowed_down_to_its_rate(
+    broker: KafkaBroker, admin: KafkaLog
+) -> None:
+    rate, size = 256 * 1024, 3 * 1024 * 1024
+    users = {"agent-n7": PASSWORD, "agent-n8": PASSWORD, "scheduler": PASSWORD}
+    await create_users(settings(broker, ADMIN), users)
+    found = await rates(broker)
+    assert found["agent-n8"] == {"producer_byte_rate": AGENT_BYTE_RATE}
+    assert "scheduler" not in found
+    await create_users(settings(broker, ADMIN), {"agent-n7": PASSWORD}, agent_byte_rate=rate)
+    assert (await rates(broker))["agent-n7"] == {"producer_byte_rate": rate}
+    took = {}
+    for user in ("agent-n7", "agent-n8"):
+        log = await KafkaLog.open(settings(broker, user), SystemClock())
+        try:
+            begun = time.monotonic()
+            for _ in range(size // (64 * 1024)):
+                await log.append(Partition("node-events"), [Record(b"k", b"v" * 64 * 1024)])
+            took[user] = time.monotonic() - begun
+        finally:
+            await log.close()
+    # Kafka averages over 11 s, so a first burst is free; a rate of 256 KiB takes 3 MiB in 12 s.
+    assert took["agent-n7"] > took["agent-n8"] + 2, took

@@ -53,6 +53,7 @@ specs = st.builds(
     replicas_max=st.integers(1, 3),
     tasks=st.integers(1, 3),
     grace_s=st.none() | st.integers(0, 4000),
+    checkpoint_uri=st.sampled_from([None, "s3://runs/nlp/x", "s3://else/x"]),
     min_runtime_s=st.none() | st.integers(0, 4000),
 )
 pool_configs = st.builds(
@@ -75,6 +76,7 @@ project_configs = st.builds(
     max_pending=st.sampled_from([2, 1_000_000]),
     max_unfinished=st.sampled_from([None, None, 4]),
     default_pools=some_pools,
+    checkpoint_prefixes=st.sampled_from([(), (), ("s3://runs/nlp",)]),
     kind_node_types=st.sampled_from([{}, {r.Kind.TRAINING: ("sxm",), r.Kind.INFERENCE: ()}]),
     quotas=quotas,
 )

@@ -63,6 +63,7 @@ BY_NAME: Final[Mapping[str, Any]] = {
     "decision_marks": "fedcba9876543210",
 }
 BY_PATTERN: Final[Mapping[str, str]] = {
+    r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/+=:-]+$": "s3://runs/nlp",
     r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$": "vision",
     r"^[0-9a-z]{12}$": "4kq7w2mz9c1f",
     r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$": "4kq7w2mz9c1f.3",

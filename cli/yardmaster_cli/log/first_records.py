@@ -172,7 +172,8 @@ async def _create_users(settings: LogSettings, passwords: Mapping[str, str]) -> 
     if passwords and on_kafka(settings):
         from yardmaster_eventlog.kafka.users import create_users
 
-        await create_users(kafka_settings(settings), passwords)
+        rate = settings.kafka.agent_byte_rate
+        await create_users(kafka_settings(settings), passwords, agent_byte_rate=rate)
 
 
 async def wait_and_set_up(

@@ -112,6 +112,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "pool_unknown": "list them with yard pools, or create it with yard pools create NAME",
     "pool_not_allowed": "the project may not use this pool; see yard projects show",
     "priority_not_allowed": "the priority is too high for this project; see yard projects show",
+    "checkpoint_not_allowed": "the project allows other prefixes; see yard projects show",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it requests more than the limit of its project; see yard projects show",
     "project_full": "wait until tasks end, cancel some, or have an operator run yard projects set",

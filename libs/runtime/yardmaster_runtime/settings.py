@@ -29,6 +29,7 @@ from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.snapshots import DEADLINE_S
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.tracing import TraceSettings
+from yardmaster_schemas.access import AGENT_BYTE_RATE
 from yardmaster_schemas.backoff import Backoff
 from yardmaster_schemas.fields import Name
 from yardmaster_schemas.secret import read_secret
@@ -136,6 +137,9 @@ class KafkaOptions(BaseModel):
     replication_factor: Annotated[int, Field(ge=1, le=32)] = 1
     #: In-sync replicas that a write to a created topic needs.
     min_insync_replicas: Annotated[int, Field(ge=1, le=32)] = 1
+    #: Bytes per second that each agent may write to a broker; `yard setup` sets it for the users
+    #: `agent-NODE` that it creates.
+    agent_byte_rate: Annotated[int, Field(ge=65_536, le=2**40)] = AGENT_BYTE_RATE
     #: After this time without an acknowledgement, the outcome of an append is unknown.
     append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     #: After this time, any other call has failed.

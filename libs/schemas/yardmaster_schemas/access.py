@@ -32,6 +32,10 @@ REDIS_USERS: Final = {
     "gateway": f"~* &* +@all -@write {_COMMON}",
 }
 
+#: Bytes per second that an agent may write to each broker. The output of 8 tasks at their limit
+#: (128 MiB) then takes a minute, and a day of flood 169 GiB.
+AGENT_BYTE_RATE: Final = 2 * 1024 * 1024
+
 Operation = Literal["read", "write", "create"]
 
 
@@ -52,6 +56,11 @@ class AccessRule:
 def agent_user(node: str) -> str:
     """The user of a node's agent."""
     return _NODE_PREFIX + node
+
+
+def is_agent(user: str) -> bool:
+    """Whether a user is that of one agent; the shared user of all agents is none."""
+    return user.startswith(_NODE_PREFIX)
 
 
 def access_rules(user: str) -> Sequence[AccessRule]:

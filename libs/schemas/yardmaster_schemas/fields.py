@@ -76,6 +76,12 @@ CheckpointUri = Annotated[
         pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/%+=,:-]+$", max_length=1024
     ),
 ]
+#: What the URIs of a project's checkpoints begin with; see `yardmaster_core.checkpoint_uris`.
+CheckpointPrefix = Annotated[
+    str,
+    Field(pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/+=:-]+$", max_length=256),
+]
+MAX_PREFIXES: Final = 16
 Numbers = Annotated[dict[Code, SignedInt], Field(max_length=24)]
 Labels = Annotated[dict[Name, Name], Field(max_length=MAX_NAMES)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]

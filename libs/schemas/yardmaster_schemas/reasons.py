@@ -171,6 +171,7 @@ class AdmissionCode(StrEnum):
     PRIORITY_NOT_ALLOWED = "priority_not_allowed"
     KIND_NOT_ALLOWED = "kind_not_allowed"
     NODE_TYPE_NOT_ALLOWED = "node_type_not_allowed"
+    CHECKPOINT_NOT_ALLOWED = "checkpoint_not_allowed"
     LIMIT_EXCEEDED = "limit_exceeded"
     DUPLICATE_ID = "duplicate_id"
     VERSION_MISMATCH = "version_mismatch"
@@ -215,6 +216,7 @@ class RefusalCode(StrEnum):
     EPOCH_AHEAD = "epoch_ahead"
     CONTRADICTION = "contradiction"
     NOT_ENROLLED = "not_enrolled"
+    CHECKPOINT_NOT_ALLOWED = "checkpoint_not_allowed"
     BEYOND_ENROLMENT = "beyond_enrolment"
     NODE_TAKEN = "node_taken"
 

@@ -238,6 +238,10 @@ FIELDS: Final[Mapping[type, Texts]] = {
             "follow `node_types`.",
             {"interactive": ["pcie"]},
         ),
+        "checkpoint_prefixes": (
+            "The URIs of checkpoints of its tasks are within one of these; empty: any URI.",
+            ["s3://runs/nlp"],
+        ),
     },
     CellConfig: {
         "project_tasks": (
@@ -449,6 +453,7 @@ ANSWERS: Final[Texts] = {
     "kind": ("The kind of work.", "training"),
     "kind_node_types": FIELDS[ProjectConfig]["kind_node_types"],
     "kinds": FIELDS[ProjectConfig]["kinds"],
+    "checkpoint_prefixes": FIELDS[ProjectConfig]["checkpoint_prefixes"],
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),
     "last_stop": ("The last stop of any attempt.", _STOP),

@@ -20,6 +20,7 @@ from yardmaster_core.admission.state import (
     Pool,
     Project,
 )
+from yardmaster_core.checkpoint_uris import segments
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
@@ -328,7 +329,8 @@ def judge_department_deletion(
 
 def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
     """Accept if the department and all pools exist, the project may use its default pools, no quota
-    contradicts itself, and `best_priority` allows the default priority.
+    contradicts itself, no prefix of checkpoints has a segment `.` or `..`, and `best_priority`
+    allows the default priority.
     """
     config = request.config
     revision = _revision(state.projects.get(request.project))
@@ -344,6 +346,8 @@ def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) ->
             return refused(request, AdmissionCode.POOL_NOT_ALLOWED, about=pool)
     if invalid := _invalid_quota(request, config.quotas):
         return invalid
+    if any(segments(prefix) is None for prefix in config.checkpoint_prefixes):
+        return refused(request, AdmissionCode.CHECKPOINT_NOT_ALLOWED, about=request.project)
     if config.default_priority is not None and config.default_priority < config.best_priority:
         numbers = {"priority": config.default_priority, "best_priority": config.best_priority}
         code = AdmissionCode.PRIORITY_NOT_ALLOWED

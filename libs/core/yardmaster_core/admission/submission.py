@@ -14,6 +14,7 @@ from typing import Final
 
 from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster_core.admission.state import AdmissionState, Pending
+from yardmaster_core.checkpoint_uris import is_within
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
@@ -126,6 +127,9 @@ def _not_allowed(job_id: str, spec: SubmittedSpec, config: ProjectConfig) -> Tas
     for node_type in spec.node_types:
         if allowed and node_type not in allowed:
             return _rejected(job_id, AdmissionCode.NODE_TYPE_NOT_ALLOWED, about=node_type)
+    uri = spec.checkpoint_uri
+    if uri is not None and not is_within(uri, config.checkpoint_prefixes):
+        return _rejected(job_id, AdmissionCode.CHECKPOINT_NOT_ALLOWED)
     if spec.priority is not None and spec.priority < config.best_priority:
         numbers = {"priority": spec.priority, "best_priority": config.best_priority}
         return _rejected(job_id, AdmissionCode.PRIORITY_NOT_ALLOWED, numbers=numbers)

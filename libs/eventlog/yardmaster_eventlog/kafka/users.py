@@ -1,7 +1,8 @@
-"""Create the users of the brokers and the access rules of each, over an administrator's connection.
+"""Create the users of the brokers, with the access rules and the byte rate of each, over an
+administrator's connection.
 
-The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no method for either
-request, so this module defines them; the lock file fixes its version.
+The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no method for these
+requests, so this module defines them; the lock file fixes its version.
 """
 
 import asyncio
@@ -15,20 +16,24 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
+    Array,
+    Boolean,
     CompactArray,
     CompactBytes,
     CompactString,
+    Float64,
     Int8,
     Int16,
     Int32,
     Schema,
+    String,
     TaggedFields,
 )
 
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.kafka.access import check_access
 from yardmaster_eventlog.kafka.settings import KafkaSettings
-from yardmaster_schemas.access import AccessRule, access_rules
+from yardmaster_schemas.access import AGENT_BYTE_RATE, AccessRule, access_rules, is_agent
 
 #: The mechanism of all users but the administrator.
 MECHANISM: Final = "SCRAM-SHA-512"
@@ -134,12 +139,72 @@ class _CreateRules(Request[CreateAclsRequest_v1]):  # type: ignore[misc]
         )
 
 
-async def create_users(settings: KafkaSettings, passwords: Mapping[str, str]) -> None:
+class _AlterQuotasResponse(Response):  # type: ignore[misc]
+    API_KEY = 49
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "entries",
+            Array(
+                ("error_code", Int16),
+                ("error_message", String("utf-8")),
+                ("entity", Array(("type", String("utf-8")), ("name", String("utf-8")))),
+            ),
+        ),
+    )
+
+
+class _AlterQuotasStruct(RequestStruct):  # type: ignore[misc]
+    """AlterClientQuotas."""
+
+    API_KEY = 49
+    API_VERSION = 0
+    RESPONSE_TYPE = _AlterQuotasResponse
+    SCHEMA = Schema(
+        (
+            "entries",
+            Array(
+                ("entity", Array(("type", String("utf-8")), ("name", String("utf-8")))),
+                (
+                    "ops",
+                    Array(("key", String("utf-8")), ("value", Float64), ("remove", Boolean)),
+                ),
+            ),
+        ),
+        ("validate_only", Boolean),
+    )
+
+
+class _AlterQuotas(Request[_AlterQuotasStruct]):  # type: ignore[misc]
+    API_KEY = 49
+
+    def __init__(self, rates: Mapping[str, int]) -> None:
+        self._rates = rates
+
+    def build(self, struct: type[_AlterQuotasStruct]) -> _AlterQuotasStruct:
+        """Return the request: the rate of each user, for all its connections to a broker."""
+        entries = [
+            ([("user", user)], [("producer_byte_rate", float(rate), False)])
+            for user, rate in self._rates.items()
+        ]
+        return struct(entries, False)
+
+
+async def create_users(
+    settings: KafkaSettings,
+    passwords: Mapping[str, str],
+    *,
+    agent_byte_rate: int = AGENT_BYTE_RATE,
+) -> None:
     """Create users with the rules of `access_rules`, or change their passwords.
+
+    Agents run where tasks run, so a broker slows each of them down above a rate.
 
     Args:
         settings: those of an administrator.
         passwords: by user.
+        agent_byte_rate: bytes per second that an agent may write to each broker.
 
     Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
     """
@@ -160,6 +225,11 @@ async def create_users(settings: KafkaSettings, passwords: Mapping[str, str]) ->
             answer = await admin._send_to_controller(_CreateRules(rules))
             for code, why in answer.creation_responses:
                 _check(code, f"rule: {why}")
+            rates = {user: agent_byte_rate for user in passwords if is_agent(user)}
+            if rates:
+                answer = await admin._send_to_controller(_AlterQuotas(rates))
+                for code, why, _ in answer.entries:
+                    _check(code, f"byte rate: {why}")
     except (KafkaError, OSError, TimeoutError, ValueError) as error:
         raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
     finally:

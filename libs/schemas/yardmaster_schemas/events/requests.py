@@ -12,10 +12,12 @@ from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.fields import (
     CLOSED,
     MAX_NAMES,
+    MAX_PREFIXES,
     MAX_REPLICAS,
     MAX_SLOTS,
     MAX_TASKS,
     Address,
+    CheckpointPrefix,
     CheckpointUri,
     Count,
     Digest,
@@ -251,6 +253,7 @@ class Quota:
 #: A limit on tasks that have not ended.
 MaxUnfinished = Annotated[int, Field(ge=1, le=100_000_000)]
 Quotas = Annotated[dict[Name, Quota], Field(max_length=MAX_NAMES)]
+CheckpointPrefixes = Annotated[tuple[CheckpointPrefix, ...], Field(max_length=MAX_PREFIXES)]
 KindNodeTypes = Annotated[dict[Kind, Names], Field(max_length=3)]
 
 
@@ -284,6 +287,7 @@ class ProjectConfig:
     `kind_node_types`: the node types that jobs of a kind may use (empty: all); kinds that it does
     not name follow `node_types`.
     `rank`, `preempt_min_runtime_s`, `reclaim_min_runtime_s`: see `DepartmentConfig`.
+    `checkpoint_prefixes`: the URIs of its checkpoints are within one of them (empty: any URI).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -305,6 +309,7 @@ class ProjectConfig:
     reclaim_min_runtime_s: Seconds | None = None
     default_pools: Names = ()
     kind_node_types: KindNodeTypes = field(default_factory=dict)
+    checkpoint_prefixes: CheckpointPrefixes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

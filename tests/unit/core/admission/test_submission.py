@@ -266,3 +266,16 @@ def test_requests_of_one_cycle_are_judged_after_the_earlier_ones():
         "RequestRefusedV1",
         "TaskRejectedV1",
     ]
+
+
+def test_a_job_starts_only_from_a_checkpoint_within_the_prefixes_of_its_project():
+    desk = Desk(*CELL_SETUP, project(checkpoint_prefixes=("s3://runs/nlp",)))
+    verdict = desk.one(job(checkpoint_uri="s3://runs/vision/x"))
+    assert verdict.code is AdmissionCode.CHECKPOINT_NOT_ALLOWED
+    inside = desk.one(job(OTHER, checkpoint_uri="s3://runs/nlp/x"))
+    assert inside.spec.checkpoint_uri == "s3://runs/nlp/x"
+
+
+def test_a_prefix_with_dot_segments_is_refused():
+    verdict = Desk(*CELL_SETUP).one(project(checkpoint_prefixes=("s3://runs/../nlp",)))
+    assert verdict.code is AdmissionCode.CHECKPOINT_NOT_ALLOWED

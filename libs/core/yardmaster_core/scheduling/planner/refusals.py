@@ -5,9 +5,11 @@ incarnation, concerns a replica placed there, and is a possible next state of th
 other claim is refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
+from yardmaster_core.checkpoint_uris import is_within
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import join_refusal
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import RefusalCode
@@ -77,6 +79,12 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
     return RefusalCode.CONTRADICTION if event.running else None
 
 
+def _may_save(task: Task, uri: str) -> bool:
+    """Whether the project of a task allows a checkpoint at a URI."""
+    config = task.job.project.config
+    return config is None or is_within(uri, config.checkpoint_prefixes)
+
+
 def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
     task = state.tasks.get(event.task_id)
     if task is None:
@@ -90,6 +98,8 @@ def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
     placement = run.placements[event.replica]
     if placement.node != event.node or placement.incarnation != event.incarnation:
         return RefusalCode.NOT_ITS_AUTHOR
+    if isinstance(event, nev.CheckpointDoneV1) and not _may_save(task, event.uri):
+        return RefusalCode.CHECKPOINT_NOT_ALLOWED
     was = run.replicas[event.replica]
     if was >= ReplicaState.RELEASED:
         return RefusalCode.STALE_ATTEMPT

@@ -1,5 +1,6 @@
 """Which claims are refused, and with which code; none of them changes the state."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events.requests import ProjectConfig
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import agent_source, next_incarnation
 
@@ -292,3 +294,42 @@ def test_within_an_incarnation_a_number_that_does_not_rise_is_a_repeat(cell: Cel
 
 def test_an_incarnation_makes_claims_about_itself_only(cell: Cell) -> None:
     assert refused(cell, exited(cell), source=agent_source("n1", SECOND)) == "not_its_author"
+
+
+def saved_at(cell: Cell, uri: str) -> nev.CheckpointDoneV1:
+    return nev.CheckpointDoneV1(**about(cell), uri=uri, step=1)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://attacker/poison.pt",
+        "s3://runs/nlp2/x",
+        "s3://runs/nlp/../vision/x",
+        "s3://runs/nlp/%2e%2E/vision/x",
+        "s3://runs/NLP/x",
+        "https://runs/nlp/x",
+    ],
+)
+def test_a_checkpoint_outside_the_prefixes_of_its_project_is_refused(cell: Cell, uri: str) -> None:
+    project = cell.task("job").job.project
+    config = project.config or ProjectConfig(department=project.department.name)
+    change = adm.EntitlementsChangedV1(
+        level=adm.Level.PROJECT,
+        name=project.name,
+        revision=project.revision + 1,
+        project=replace(config, checkpoint_prefixes=("s3://runs/nlp/",)),
+    )
+    cell.admission(change)
+    assert refused(cell, saved_at(cell, uri)) is RefusalCode.CHECKPOINT_NOT_ALLOWED
+    cell.claim(saved_at(cell, "s3://runs/nlp/job/1"))
+    cell.cycle()
+    checkpoint = cell.task("job").checkpoint
+    assert checkpoint is not None
+    assert checkpoint.uri == "s3://runs/nlp/job/1"
+
+
+def test_without_prefixes_a_checkpoint_may_be_anywhere(cell: Cell) -> None:
+    cell.claim(saved_at(cell, "s3://anywhere/x"))
+    cell.cycle()
+    assert cell.refused == []
