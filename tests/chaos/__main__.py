@@ -38,7 +38,9 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="yard-chaos-"))
     witness = folder / "witness"
     anomalies: list[str] = []
-    with Cluster(folder, gateways=2, agents=AGENTS, clocks=dict.fromkeys(NAMES, 0)) as cluster:
+    with Cluster(
+        folder, gateways=2, agents=AGENTS, clocks=dict.fromkeys([*NAMES, KAFKA], 0)
+    ) as cluster:
         assert [name for name in cluster.names if name not in (KAFKA, REDIS)] == NAMES
         pool = PoolConfig(
             policy=PolicyRef(name="priority"), node_timeout_s=NODE_TIMEOUT_S, fence=Fence.KILL

@@ -1,17 +1,20 @@
 """Faults on the processes of a cluster, and the supervisor that starts again what has ended."""
 
 import dataclasses
+import os
 import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from tests.chaos.plan import Fault, Kind
-from tests.chaos.tail_cut import Removed, lose_and_repair
+from tests.chaos.plan import OF_MACHINES, WHOLE, Fault, Kind
+from tests.chaos.tail_cut import Removed, lose_and_repair, lose_power, lose_soft_topic
 from tests.support.cluster import KAFKA, REDIS, Cluster
 from tests.support.forks import fork
+from yardmaster_eventlog.snapshots import FENCE
 from yardmaster_localcluster.errors import ProcessFailed
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_localcluster.ports import free_ports
@@ -46,6 +49,11 @@ class Faults:
             Kind.WIPE: self._wipe,
             Kind.TWIN: self._twin,
             Kind.CUT: self._cut,
+            Kind.POWER: lambda fault: lose_power(cluster, fault),
+            Kind.BROKER_CLOCK: self._broker_clock,
+            Kind.FENCE: self._fence,
+            Kind.SOFT: lambda fault: lose_soft_topic(cluster, fault),
+            Kind.HANG: self._hang,
         }
 
     def start(self) -> None:
@@ -54,9 +62,8 @@ class Faults:
 
     def inflict(self, fault: Fault) -> None:
         """Begin a fault, once its process is free."""
-        # The repair of a log needs all processes.
-        targets = self._cluster.names if fault.kind is Kind.CUT else [fault.target]
-        most = 0 if fault.kind is Kind.CUT else AT_ONCE - 1
+        targets = self._targets(fault)
+        most = 0 if fault.kind in WHOLE else AT_ONCE - 1
         with self._changed:
             self._changed.wait_for(
                 lambda: self._busy.isdisjoint(targets) and len(self._busy) <= most
@@ -156,7 +163,60 @@ class Faults:
         self.removed.jobs |= removed.jobs
         self.removed.attempts |= removed.attempts
 
+    def _broker_clock(self, fault: Fault) -> None:
+        self._cluster.set_clock(KAFKA, fault.step_s)
+        time.sleep(fault.hold_s)
+        self._cluster.set_clock(KAFKA, 0)
+
+    def _fence(self, fault: Fault) -> None:
+        """A bit of the fence is changed: the machine names the file, and does not believe it."""
+        names = self._targets(fault)
+        for name in names:
+            self._cluster.kill9(name)
+        path = self._snapshots(fault.target) / FENCE
+        damaged = path.exists()  # no fence yet in the first second
+        if damaged:
+            content = bytearray(path.read_bytes())
+            content[fault.bit // 8 % len(content)] ^= 1 << fault.bit % 8
+            path.write_bytes(content)
+        said = sum(self._cluster.log(name).count("fence_unreadable") for name in names)
+        for name in names:
+            self._begin(name)
+        for name in names:
+            self._until_ready(name)
+        now = sum(self._cluster.log(name).count("fence_unreadable") for name in names)
+        if damaged and now == said:
+            self.anomalies.append(f"{fault}: the changed bit was not noticed")
+
+    def _hang(self, fault: Fault) -> None:
+        """Reading the newest snapshot hangs: the machine starts from the log."""
+        names = self._targets(fault)
+        for name in names:
+            self._cluster.kill9(name)
+        for newest in sorted(self._snapshots(fault.target).glob("*.snapshot"))[-1:]:
+            newest.rename(newest.with_suffix(".aside"))
+            os.mkfifo(newest)
+        for name in names:
+            self._begin(name)
+        for name in names:
+            self._until_ready(name)
+        for aside in self._snapshots(fault.target).glob("*.aside"):
+            aside.replace(aside.with_suffix(".snapshot"))
+
     # --- processes ------------------------------------------------------------------------------
+
+    def _targets(self, fault: Fault) -> Sequence[str]:
+        """The processes that a fault needs."""
+        if fault.kind in WHOLE:
+            return self._cluster.names
+        if fault.kind in OF_MACHINES:
+            machine = self._service(fault.target)
+            return [name for name in self._cluster.names if self._service(name) == machine]
+        return [fault.target]
+
+    def _snapshots(self, name: str) -> Path:
+        """The snapshots and the fence of a process's machine."""
+        return self._cluster.data.snapshots / self._service(name) / "main"
 
     def _keep(self) -> None:
         """Start processes again that ended while no fault was at work on them."""

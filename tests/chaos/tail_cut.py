@@ -1,20 +1,23 @@
-"""A broker that loses the newest records of a topic, and the operator who repairs the log.
+"""A broker that loses the newest records of topics, and the operator who repairs the log.
 
-What the loss and the repair removed is known exactly, and only that is exempt from the verdict.
+What the loss and the repair removed is known exactly, and only that is exempt from the verdict. The
+loss of soft state, and of copies of decisions, needs no repair and exempts nothing.
 """
 
 import asyncio
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.plan import Fault
-from tests.support.cluster import KAFKA, Cluster
+from tests.chaos.plan import SOFT_TOPICS, Fault
+from tests.support.cluster import KAFKA, REDIS, Cluster
 from tests.support.cut_tail import cut_tail
 from tests.support.killed_cell import events
-from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1
@@ -69,16 +72,50 @@ def lose_and_repair(cluster: Cluster, fault: Fault) -> Removed:
     decided = decided[kept_decisions:]
     decided += asyncio.run(_written(copy, DECISIONS.name, kept_decisions))
     cluster.yard("views", "rebuild", "--redis", cluster.redis().url)
+    start_services(cluster)
+    return Removed(
+        {e.job_id for e in asked if isinstance(e, TaskSubmittedV1)},
+        {(e.task_id, e.attempt) for e in decided if isinstance(e, SlotsAllocatedV1)},
+    )
+
+
+def lose_power(cluster: Cluster, fault: Fault) -> None:
+    """Everything ends at once, and what the broker does not sync loses its end; start it again."""
+    partitions = [Partition(topic) for topic in SOFT_TOPICS]
+    ends = cluster.on_log(partial(_ends, partitions=partitions))
+    for name in reversed(cluster.names):
+        cluster.kill9(name)
+    end_tasks(cluster.data.agents)
+    for partition, end in ends.items():
+        cut_tail(cluster.fleet.broker.directory, partition, max(0, end - fault.records))
+    for name in (KAFKA, REDIS):
+        cluster.start(name)
+    start_services(cluster)
+
+
+def lose_soft_topic(cluster: Cluster, fault: Fault) -> None:
+    """The broker is killed and loses the end of a topic that no machine decides by."""
+    at = Partition(fault.topic)
+    end = cluster.on_log(lambda log: log.end(at))
+    cluster.kill9(KAFKA)
+    first = cut_tail(cluster.fleet.broker.directory, at, max(0, end - fault.records))
+    cluster.start(KAFKA)
+    print(f"    {fault.topic} lost the records from {first} to {end - 1}", flush=True)
+
+
+def start_services(cluster: Cluster) -> None:
+    """Start all services, agents first, and wait until all are ready."""
+    services = list(cluster.fleet.services)
     agents = [name for name in services if name.startswith("agent-")]
     for group in (agents, [name for name in services if name not in agents]):
         for name in group:
             cluster.start(name, wait=False)
         for name in group:
             cluster.until_ready(name)
-    return Removed(
-        {e.job_id for e in asked if isinstance(e, TaskSubmittedV1)},
-        {(e.task_id, e.attempt) for e in decided if isinstance(e, SlotsAllocatedV1)},
-    )
+
+
+async def _ends(log: EventLog, partitions: list[Partition]) -> dict[Partition, int]:
+    return {partition: await log.end(partition) for partition in partitions}
 
 
 async def _written(copy: Path, topic: str, offset: int) -> list[Event]:

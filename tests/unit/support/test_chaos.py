@@ -36,6 +36,14 @@ def test_every_kind_of_fault_comes_and_hits_processes_that_can_have_it() -> None
         if fault.kind is Kind.CLOCK:
             assert fault.target not in ("kafka", "redis")
             assert fault.step_s
+        if fault.kind is Kind.BROKER_CLOCK:
+            assert fault.target == "kafka"
+            assert fault.step_s
+        if fault.kind is Kind.SOFT:
+            assert fault.topic not in INPUT_ORDER
+            assert fault.records
+        if fault.kind in (Kind.FENCE, Kind.HANG):
+            assert fault.target.startswith(("quota-", "scheduler-"))
 
 
 def _ended(task_id: str) -> TaskEndedV1:
