@@ -25,7 +25,8 @@ help: ## list these targets
 
 install: $(STAMP) ## install everything into .venv, as pinned in requirements.lock
 
-# Our own venv; uv from PATH, else the version in requirements.lock, checked against its hashes.
+# Our own venv; uv from PATH, else the version in requirements.lock, checked against its hashes. A
+# distribution named yardmaster, as this one was once, would share the import package.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Yardmaster needs Python 3.11 or newer as '$(PYTHON)'; name another with: make install PYTHON=/path/to/python3" >&2; exit 1; }
@@ -39,7 +40,7 @@ $(STAMP): requirements.lock pyproject.toml
 	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv.txt; fi
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
-	"$$uv" pip uninstall --quiet --python $(BIN)/python yardmaster 2>/dev/null; \
+	{ "$$uv" pip uninstall --quiet --python $(BIN)/python yardmaster 2>/dev/null || true; } && \
 	"$$uv" pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
