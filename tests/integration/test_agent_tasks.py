@@ -663,6 +663,14 @@ os.write(2, b"the end")
     assert sum("left out here" in line for line in lines) == 1
 
 
+async def test_what_python_prints_is_shipped_while_the_task_runs(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(python("import time; print('hello'); time.sleep(600)"))
+        await world.until_output(task, "hello")
+        await world.stop(task, grace_s=0)
+        await world.ended(task)
+
+
 async def test_output_of_any_bytes_arrives_whole(world: AgentWorld) -> None:
     code = """
 import os, sys, time
