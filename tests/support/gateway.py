@@ -287,9 +287,11 @@ class TestCell:
         )
         await self.run_until_idle()
 
-    async def finishes(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
-        """Report that a task's only replica has exited with 0."""
-        await self.claim(logs.exited(task_id, node, attempt=attempt))
+    async def finishes(
+        self, task_id: str, node: str = "n1", *, attempt: int = 1, exit_code: int = 0
+    ) -> None:
+        """Report that a task's only replica has exited."""
+        await self.claim(logs.exited(task_id, node, attempt=attempt, exit_code=exit_code))
         await self.claim(logs.released(task_id, node, attempt=attempt))
         await self.run_until_idle()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from yardmaster.errors import ApiError
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.listing.filters import matches
-from yardmaster_cli.output.columns import GROUPS, JOBS, TASKS, counted, grouped
+from yardmaster_cli.output.columns import GROUPS, JOBS, TASKS, counted, grouped, reason
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import Remote
@@ -151,9 +151,11 @@ class GroupedTasks(Listing):
                 continue
             page = self.remote.reader.tasks(**{**self.query, "phase": wanted, "limit": _READ})
             cut = cut or page["next_cursor"] is not None
-            groups: dict[tuple[str, str], list[Row]] = {}
+            groups: dict[tuple[str, ...], list[Row]] = {}
             for row in page["items"]:
-                groups.setdefault((row["job_id"], row["phase"]), []).append(row)
+                # Failed tasks that ended differently have different reasons.
+                end = str(reason(row)) if row["phase"] == "failed" else ""
+                groups.setdefault((row["job_id"], row["phase"], end), []).append(row)
             rows = [
                 grouped({"first": tasks[-1], "last_index": tasks[0]["index"], "count": len(tasks)})
                 for tasks in groups.values()

@@ -152,7 +152,10 @@ async def rows(
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """Tasks of one job in one phase: the first by index, the last one's index, how many."""
+    """Tasks of one job in one phase: the first by index, the last one's index, how many.
+
+    Failed tasks of a group ended alike.
+    """
 
     first: TaskRow
     last_index: int
@@ -170,7 +173,7 @@ class TaskGroups:
 async def task_groups(
     store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> TaskGroups:
-    """The tasks of a page of jobs, grouped by job and phase.
+    """The tasks of a page of jobs, grouped by job and phase; failed ones also by how they ended.
 
     Costs two short reads per group, independent of its number of tasks; `filters.limit` is of jobs.
 
@@ -185,14 +188,26 @@ async def task_groups(
             count = job.phases.get(phase, 0)
             if not count or (filters.phases and phase not in filters.phases):
                 continue
-            facets = {"job": frozenset({job.key}), "phase": frozenset({str(phase)})}
-            ends = [
-                (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
-                for last in ((False, True) if count > 1 else (False,))
-            ]
-            if all(ends):  # tasks may have left the phase since the job was read
-                found.append(TaskGroup(ends[0][0], ends[-1][0].index, count))
+            parts = {"": count} if phase is not Phase.FAILED else job.ends
+            for end, number in parts.items():
+                facets = {"job": frozenset({job.key}), "phase": frozenset({str(phase)})}
+                if end:
+                    facets["end"] = frozenset({end})
+                # Tasks may have left the phase since the job was read.
+                if (group := await _group(store, facets, number)) is not None:
+                    found.append(group)
     return TaskGroups(tuple(found), page.next)
+
+
+async def _group(
+    store: ViewStore, facets: Mapping[str, frozenset[str]], count: int
+) -> TaskGroup | None:
+    """The group of the `count` tasks of these facets, by its first and last task."""
+    ends = [
+        (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
+        for last in ((False, True) if count > 1 else (False,))
+    ]
+    return TaskGroup(ends[0][0], ends[-1][0].index, count) if all(ends) else None
 
 
 async def task_counts(

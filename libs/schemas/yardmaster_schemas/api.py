@@ -433,7 +433,10 @@ class Task(Answer):
 
 
 class TaskGroup(Answer):
-    """Tasks of one job in one phase: the first one, the index of the last one, and their number."""
+    """Tasks of one job in one phase: the first one, the index of the last one, and their number.
+
+    Failed tasks of a group ended alike: with the same code, exit code and signal.
+    """
 
     first: Task
     last_index: int

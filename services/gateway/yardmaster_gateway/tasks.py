@@ -67,6 +67,7 @@ async def list_task_groups(
 ) -> TaskGroups:
     """List tasks grouped by job and phase, and count all matching tasks by phase.
 
+    Failed tasks are also grouped by how they ended.
     `limit` is the number of jobs. `phase` filters the groups, not the counts.
     """
     try:

@@ -126,6 +126,32 @@ async def test_tasks_of_a_job_in_one_phase_are_one_group(cell: TestCell) -> None
     assert [task["task_id"] for task in listed["items"]] == [f"{single}.0"]
 
 
+async def test_failed_tasks_of_a_job_that_ended_differently_are_different_groups(
+    cell: TestCell,
+) -> None:
+    job = await cell.submit(name="codes", tasks={"count": 4}, resources={"gpus": 1})
+    for index, code in enumerate((1, 2, 1, 0)):
+        await cell.starts(f"{job}.{index}")
+        await cell.finishes(f"{job}.{index}", exit_code=code)
+    found = await cell.call("GET", f"/v1/task-groups?job_id={job}")
+    groups = [
+        (one["first"]["phase"], one["first"]["index"], one["last_index"], one["count"])
+        for one in found["items"]
+    ]
+    assert sorted(groups) == [
+        ("failed", 0, 2, 2),
+        ("failed", 1, 1, 1),
+        ("succeeded", 3, 3, 1),
+    ]
+    codes = {
+        one["first"]["index"]: one["first"]["end"]["exit_code"]
+        for one in found["items"]
+        if one["first"]["phase"] == "failed"
+    }
+    assert codes == {0: 1, 1: 2}
+    assert found["phases"] == {"failed": 3, "succeeded": 1}
+
+
 async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
     jobs = [await cell.submit(tasks={"count": 2}) for _ in range(3)]
     seen: list[str] = []

@@ -113,6 +113,7 @@ class Draft:
         self._sums: dict[str, _Sums] = {}
         self._phases: dict[str, dict[Phase, int]] = {}
         self._failed: dict[str, int] = {}
+        self._ends: dict[str, dict[str, int]] = {}
         self._histories: dict[str, list[tuple[str, int]]] = {}
 
     def find(self, kind: type[R], key: str) -> R | None:
@@ -217,7 +218,9 @@ class Draft:
                 job = self.find(JobRow, job_id)
                 if job is not None:
                     failed = job.failed + self._failed.get(job_id, 0)
-                    self.put(replace(job, phases=_in_phases(job.phases, phases), failed=failed))
+                    ends = _both(dict(job.ends), self._ends.get(job_id, {}))
+                    counts = _in_phases(job.phases, phases)
+                    self.put(replace(job, phases=counts, failed=failed, ends=ends))
         for change in [each for (kind, _), each in self._rows.items() if kind == JobRow.KIND]:
             with missing:
                 self._queue(change)
@@ -274,6 +277,8 @@ class Draft:
                 sums.waiting += by
         elif task.phase in ACTIVE:
             self._of(f"project/{task.job.project}").running += by
+        elif task.failed and task.end is not None:
+            self._ends.setdefault(task.job.job_id, defaultdict(int))[task.end.facet] += by
 
     def _offer(self, node: NodeRow, by: int) -> None:
         if node.joined is not None and not node.lost and not node.left:

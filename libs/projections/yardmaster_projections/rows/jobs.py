@@ -61,6 +61,11 @@ class Ended:
     exit_code: int | None
     signal: int | None
 
+    @property
+    def facet(self) -> str:
+        """The value of the facet `end`: equal for tasks that ended alike."""
+        return f"{self.code}/{self.exit_code}/{self.signal}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
@@ -118,6 +123,8 @@ class JobRow(Row):
     revision: int = 1
     refusal: Refused | None = None
     phases: Mapping[Phase, int] = field(default_factory=dict)
+    #: Its failed tasks, counted by how they ended (`Ended.facet`).
+    ends: Mapping[str, int] = field(default_factory=dict)
     #: When it was submitted by the scheduler's account, by which it orders tasks.
     queued_at_ms: int = 0
     #: Pending tasks whose last starts failed.
@@ -199,15 +206,24 @@ class TaskRow(Row):
         return self.job.requested.replicas_min * self.job.requested.resources.gpu_total_milli
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended without success, by itself."""
+        return self.phase is Phase.FAILED
+
+    @property
     def start_failed(self) -> bool:
         """Whether its last starts failed so often that it is queued apart from its equals."""
         return self.failed_starts >= SEPARATE_AFTER
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Phase, nodes, facets of the job; the pool where it runs, else all pools it may use."""
+        """Phase, nodes, facets of the job; the pool where it runs, else all pools it may use.
+
+        Of a failed task also how it ended.
+        """
         return (
             ("phase", self.phase),
+            *((("end", self.end.facet),) if self.end is not None and self.failed else ()),
             ("job", self.job.job_id),
             *self.job.facets,
             *(("pool", p) for p in ((self.pool,) if self.pool is not None else self.job.pools)),
