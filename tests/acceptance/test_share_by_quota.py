@@ -479,10 +479,10 @@ def test_an_interactive_task_at_deserved_waits_and_training_does_not(
     more = jobs.submit("desk", "hall", *options)
     large = jobs.submit("desk", "hall", "--gpus", "2", "--kind", "interactive")
     why = site.waits(f"{more}.0", "at_deserved")
-    assert "hall at_deserved 1 desk, deserved 1, used 1" in why
+    assert "hall at_deserved 1 desk deserved 1, used 1" in why
     assert "Starts when tasks of the project or department that cannot be preempted end" in why
     why = site.waits(f"{large}.0", "exceeds_deserved")
-    assert "hall never: exceeds_deserved 2 desk, deserved 1" in why
+    assert "hall never: exceeds_deserved 2 desk deserved 1" in why
 
     training = jobs.submit("desk", "hall", "--gpus", "1", "--tasks", "2")
     site.yard("wait", training, "--for", "running", "--timeout", "45s")

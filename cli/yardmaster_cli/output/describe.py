@@ -179,6 +179,8 @@ def _recorded(wait: Row, *, without: Sequence[str] = ()) -> str:
     return shown
 
 
+#: Resources that a wait may be about; all else that it is about is a task, project or department.
+_RESOURCES: Final = ("gpus", "cpus", "memory", "gpu_memory", "gpuless")
 #: The numbers of a wait that state the request of the task.
 _REQUEST_NUMBERS: Final = (
     "asked_gpus",
@@ -404,9 +406,16 @@ def _unblock_line(why: Row) -> str:
 
 
 def _pool_numbers(wait: Row) -> str:
-    shown = _recorded(wait, without=_REQUEST_NUMBERS)
+    """`nlp used 24, fair share 32`, `gpus, free 0`: the subject of a wait, and its numbers.
+
+    Without those that state the request, which have a column of their own.
+    """
+    if wait["code"] == "no_matching_node" and not wait["numbers"].get("nodes"):
+        return "the pool has no nodes"
+    shown = _recorded(wait, without=(*_REQUEST_NUMBERS, "left_by_pool"))
     about = wait.get("about")
-    return ", ".join(part for part in (about, shown) if part) or NOTHING
+    between = ", " if about in _RESOURCES else " "
+    return between.join(part for part in (about, shown) if part) or NOTHING
 
 
 def _end_words(end: Row) -> str:

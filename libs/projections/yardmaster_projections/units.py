@@ -34,7 +34,7 @@ def with_units(
     if code == WaitCode.EXCEEDS_EVERY_NODE or code in _IN_GPUS:
         unit = _UNITS.get(about or "gpus", "")
         return {key if key in _NODES else f"{key}{unit}": n for key, n in numbers.items()}
-    if code == WaitCode.INSUFFICIENT_FREE and about == "cpus":
+    if code == WaitCode.INSUFFICIENT_FREE and about in ("cpus", "memory"):
         # It requests no GPU, so the number of free GPUs does not matter.
         gpus = ("asked_milli", "free_milli", "short_milli")
         found = {key: number for key, number in numbers.items() if key not in gpus}

@@ -309,3 +309,42 @@ def test_explain_says_why_a_task_takes_nothing_from_other_projects(
     }
     lines = explain_lines(out(), why, None)[3:]
     assert lines == ([] if text is None else [f"Fair share  {text} (as of cycle 7)"])
+
+
+@pytest.mark.parametrize(
+    ("code", "about", "found", "line"),
+    [
+        (
+            "insufficient_free",
+            "cpus",
+            {"asked_cpu_milli": 1000, "free_cpu_milli": 0, "short_cpu_milli": 1000},
+            "default insufficient_free 1 CPU cpus, free 0 CPUs, short 1 CPU (as of cycle 7)",
+        ),
+        (
+            "no_matching_node",
+            None,
+            {"nodes": 0, "left_by_pool": 0, "left_by_type": 0},
+            "default never: no_matching_node     1 the pool has no nodes",
+        ),
+        (
+            "no_matching_node",
+            None,
+            {"nodes": 2, "left_by_pool": 2, "left_by_type": 0},
+            "default never: no_matching_node     1 nodes 2, left by type 0 (as of cycle 7)",
+        ),
+        (
+            "exceeds_deserved",
+            "text",
+            {"asked_milli": 3000, "deserved_milli": 2000},
+            "default never: exceeds_deserved     1 text deserved 2 (as of cycle 7)",
+        ),
+    ],
+)
+def test_explain_says_what_a_pool_lacks_in_words_that_can_be_read(
+    code: str, about: str | None, found: dict[str, int], line: str
+) -> None:
+    never = "not_now" if code == "insufficient_free" else "never"
+    wait = {"code": code, "wait_class": never, "pool": "default", "cycle": 7, "numbers": found}
+    pools = [{**wait, "about": about, "asked_milli": 1000}]
+    why = {"task_id": "x.0", "phase": "pending", "pools": pools}
+    assert explain_lines(out(), why, None)[2] == line

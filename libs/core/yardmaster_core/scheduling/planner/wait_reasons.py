@@ -49,8 +49,12 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
     requested = pool.least_milli(shape)
     free = index.free_for(shape)
     blocked = sum(1 for name in shape.avoid_nodes if name in index.named)
+    if not requested and not index.lacks_gpuless(shape):
+        about, numbers = _short_without_gpus(index, shape)
+        numbers = _with_blocked(numbers, shape, blocked)
+        return Wait(code=WaitCode.INSUFFICIENT_FREE, numbers=numbers, about=about)
     if requested > free or not requested:
-        about = "gpus" if requested else "gpuless" if index.lacks_gpuless(shape) else "cpus"
+        about = "gpus" if requested else "gpuless"
         numbers = {
             "asked_milli": requested,
             "free_milli": free,
@@ -78,6 +82,28 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
         short = _short_on_nodes_with_gpus(index, shape)
     numbers = _with_blocked(numbers, shape, blocked)
     return Wait(code=WaitCode.FRAGMENTED, numbers=numbers, about=short)
+
+
+def _short_without_gpus(index: CapacityIndex, shape: Shape) -> tuple[str, dict[str, int]]:
+    """The resource that a task without GPUs lacks, what is free of it, and what is short.
+
+    For one replica, free is the most that a node has; for several, the sum over all nodes.
+    """
+    together = max if shape.replicas == 1 else sum
+    mask = index.available & index.matching(shape)
+    found = [capacity for at, capacity in index.capacities.items() if mask >> at & 1]
+    needs = (
+        ("cpus", "cpu_milli", shape.cpu_milli, [capacity.cpu_milli for capacity in found]),
+        ("memory", "memory_mib", shape.memory_mib, [capacity.memory_mib for capacity in found]),
+    )
+    short = []
+    for about, unit, of_replica, free_of_nodes in needs:
+        asked = of_replica * shape.replicas
+        free = together(max(0, free) for free in (*free_of_nodes, 0))
+        if asked > free:
+            short.append((about, {f"free_{unit}": free, f"short_{unit}": asked - free}))
+    # Where neither is short in all, no node has enough of both.
+    return short[0] if short else ("cpus", {})
 
 
 def _unknown(index: CapacityIndex, shape: Shape) -> dict[str, int]:

@@ -149,6 +149,25 @@ def test_tasks_without_gpus_wait_for_cpus() -> None:
     cell.cycle()
     wait = waits(cell, "job")
     assert (wait.code, wait.about) == ("insufficient_free", "cpus")
+    assert wait.numbers == {"free_cpu_milli": 1000, "short_cpu_milli": 1000}
+
+
+def test_tasks_without_gpus_wait_for_memory() -> None:
+    cell = Cell()
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=4, cpu_milli=8000, memory_mib=4096)
+    for name in ("one", "two"):
+        cell.submit(name, resources=Resources(cpu_milli=1000, memory_mib=3072), preemptible=False)
+        running(cell, name)
+    cell.submit("job", resources=Resources(cpu_milli=1000, memory_mib=2048))
+    cell.submit("gang", resources=Resources(cpu_milli=1000, memory_mib=2048), replicas=2)
+    cell.cycle()
+    for name, numbers in (
+        ("job", {"free_memory_mib": 1024, "short_memory_mib": 1024}),
+        ("gang", {"free_memory_mib": 2048, "short_memory_mib": 2048}),
+    ):
+        wait = waits(cell, name)
+        assert (wait.code, wait.about, wait.numbers) == ("insufficient_free", "memory", numbers)
 
 
 def test_nodes_unavailable() -> None:
