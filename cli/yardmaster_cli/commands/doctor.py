@@ -204,6 +204,10 @@ def _processes(folder: Path) -> Iterator[Finding]:
 
 def _containers(folder: Path) -> Iterator[Finding]:
     """The containers of `yard up --compose`."""
+    if not daemon_answers():
+        found, get = "no Docker daemon answers", "start the daemon, and let this user call it"
+        yield Finding("containers", False, found, needed=True, get=get, lacking="not ready")
+        return
     project = project_name(folder, default_up_dir(os.environ).absolute())
     for name, state in sorted(ComposeCluster(DataLayout(folder), project).containers().items()):
         good = state in ("healthy", "running", "exited 0")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.output.test_describe import task
+from yardmaster.local_cluster import DevServer
 from yardmaster_cli.commands import doctor
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
@@ -219,6 +220,16 @@ def test_docker_without_a_daemon_is_not_ok(tmp_path: Path, monkeypatch: pytest.M
     docker = next(one for one in doctor.look(tmp_path) if one.what == "docker")
     assert docker.state == "no daemon"
     assert docker.found == f"{program}, but no daemon answers"
+
+
+def test_doctor_reports_a_cluster_of_containers_whose_docker_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    dev = DevServer(server="http://127.0.0.1:9", token="t", pid=0, what="yard up")
+    found = {one.what: one for one in doctor._clusters([(tmp_path, dev)])}
+    assert found["containers"].found == "no Docker daemon answers"
+    assert doctor.lacks(found.values())["not ready"] == ["cluster", "containers"]
 
 
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ async def test_head_answers_with_the_length_and_two_answers_are_equal(cell: Test
 async def test_another_file_name_is_not_found_and_the_problem_names_the_right_one(
     cell: TestCell,
 ) -> None:
-    for name in (wheel_file().replace("0.1.0", "0.0.9"), "x", "..%2f..%2fpyproject.toml"):
+    for name in (wheel_file().replace("-py3", ".1-py3"), "x", "..%2f..%2fpyproject.toml"):
         problem = await cell.call("GET", f"{CLIENT_PATH}/{name}", token=None, status=404)
         assert problem["code"] == "not_found"
     problem = await cell.call("GET", f"{CLIENT_PATH}/x", token=None, status=404)
