@@ -1,9 +1,11 @@
 """Clients without a token cannot take all connections of a gateway, nor hold them for ever."""
 
 import asyncio
+import io
+import json
 import resource
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from tests.support.views import telemetry
 from yardmaster_gateway.connections import ConnectionLimits, open_files_limit
 from yardmaster_gateway.server import Server
 from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.http import listen
+from yardmaster_runtime.telemetry.library_logs import LibraryLogs
+from yardmaster_runtime.telemetry.port import Telemetry
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: gateway\r\n\r\n"
 LAST_REQUEST = b"GET / HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
@@ -89,6 +94,17 @@ async def server(**settings: Any) -> AsyncIterator[Clients]:
             await asyncio.gather(serving, return_exceptions=True)
 
 
+async def open_requests(clients: Clients, addresses: Sequence[str]) -> list[asyncio.StreamReader]:
+    """Connections with a request in progress."""
+    clients.app.answers.clear()
+    held = []
+    for address in addresses:
+        clients.app.asked.clear()
+        held.append((await clients.connect(REQUEST, address))[0])
+        await asyncio.wait_for(clients.app.asked.wait(), SOON_S)
+    return held
+
+
 @pytest.mark.parametrize("sent", [b"", HALF])
 async def test_a_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
     async with server(head_s=0.2) as clients:
@@ -118,20 +134,45 @@ async def test_the_deadline_of_the_head_does_not_end_a_request_in_progress() -> 
 
 async def test_one_address_takes_half_of_the_connections_at_most() -> None:
     async with server(max_connections=40, head_s=60) as clients:
-        held = [await clients.connect(HALF) for _ in range(20)]
+        held = await open_requests(clients, ["127.0.0.1"] * 20)
         assert await clients.status(REQUEST) == 503
-        assert await clients.status(REQUEST, "127.0.0.2") == 204
-        reader, writer = held[0]
-        writer.write(LAST_REQUEST[len(HALF) :])
-        assert b" 204 " in await ended(reader)
-        assert await clients.status(REQUEST) == 204, "a closed connection frees its place"
+        reader, _ = await clients.connect(REQUEST, "127.0.0.2")
+        clients.app.answers.set()
+        assert await status_of(reader) == 204
+        for each in held:
+            assert await status_of(each) == 204
 
 
 async def test_all_addresses_together_take_no_more_than_all_connections() -> None:
     async with server(max_connections=10, head_s=60) as clients:
-        for number in range(10):
-            await clients.connect(HALF, f"127.0.0.{number + 2}")
+        await open_requests(clients, [f"127.0.0.{number + 2}" for number in range(10)])
         assert await clients.status(REQUEST) == 503
+
+
+async def test_half_open_connections_stop_no_other_of_any_address() -> None:
+    async with server(max_connections=40, head_s=60) as clients:
+        half_open = [await clients.connect(HALF) for _ in range(60)]
+        half_open += [await clients.connect(HALF, f"127.0.1.{n + 1}") for n in range(60)]
+        for address in ("127.0.0.1", "127.0.0.2", "127.0.1.1"):
+            assert await clients.status(REQUEST, address) == 204
+        with suppress(ConnectionError):
+            assert await ended(half_open[0][0]) == b"", "the oldest one was closed"
+        reader, writer = half_open[-1]
+        writer.write(LAST_REQUEST[len(HALF) :])
+        assert b" 204 " in await ended(reader), "the newest one may still become a request"
+
+
+async def test_a_body_that_does_not_end_is_closed_and_others_go_on() -> None:
+    async with server(body_s=0.2) as clients:
+        clients.app.answers.clear()
+        head = b"POST / HTTP/1.1\r\nhost: gateway\r\ncontent-length: 50\r\n\r\n{"
+        slow, writer = await clients.connect(head)
+        whole, _ = await clients.connect(head + b" " * 49)
+        writer.write(b" ")
+        assert await status_of(slow) == 408
+        await ended(slow)
+        clients.app.answers.set()
+        assert await status_of(whole) == 204, "a whole body has no deadline"
 
 
 @contextmanager
@@ -150,3 +191,17 @@ def test_the_limit_of_open_files_is_raised_for_the_connections() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 700
         assert open_files_limit(100) == 100, "it is never reduced"
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 700
+
+
+async def test_a_malformed_request_is_one_line_of_the_service() -> None:
+    lines = io.StringIO()
+    said = Telemetry("gateway", now_ms=SystemClock().now_ms, stream=lines)
+    library_logs = LibraryLogs(said, SystemClock().monotonic_s)
+    library_logs.install()
+    try:
+        async with server() as clients:
+            assert await clients.status(b"NOT HTTP\r\n\r\n") == 400
+    finally:
+        library_logs.remove()
+    (line,) = [json.loads(each) for each in lines.getvalue().splitlines()]
+    assert (line["event"], line["found"]) == ("library", "Invalid HTTP request received.")

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from yardmaster_cli.dev.data_directory import Cluster, DataDirectory
 from yardmaster_cli.dev.policy import check_policy_of_log
+from yardmaster_cli.dev.watched_log import WatchedLog
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.log.first_records import Site, set_up
 from yardmaster_cli.policy_spec import PolicySpec
@@ -42,6 +43,7 @@ from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Ports
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_runtime.telemetry.level import LogLevel
+from yardmaster_runtime.telemetry.library_logs import LibraryLogs
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler import main as scheduler
 from yardmaster_schemas.errors import YardmasterError
@@ -141,6 +143,10 @@ async def _serve(folder: DataDirectory, options: Options, ready: Callable[[str],
     # The port is taken first: a start that fails on it has written nothing.
     with _listen(folder, options.port) as listener:
         log = await SqliteLog.open(folder.log, clock)
+        # Lines of libraries, such as one about a malformed request, are like those of services.
+        telemetry = Telemetry("dev", now_ms=clock.now_ms, level=options.log_level)
+        library_logs = LibraryLogs(telemetry, clock.monotonic_s)
+        library_logs.install()
         try:
             await set_up(log, clock, chance, site_of(options.cluster))
             if options.policy is not None:
@@ -158,6 +164,7 @@ async def _serve(folder: DataDirectory, options: Options, ready: Callable[[str],
                 folder.announce(port, token)
                 ready(server)
         finally:
+            library_logs.remove()
             await log.close()
 
 
@@ -243,6 +250,7 @@ def _services(
     def telemetry(service: str) -> Telemetry:
         return Telemetry(service, now_ms=clock.now_ms, registry=registry, level=options.log_level)
 
+    log = watched = WatchedLog(log, telemetry("log"))
     agents = telemetry("node_agent")
 
     def machine_ports(service: str) -> Ports:
@@ -276,6 +284,7 @@ def _services(
                 chance=chance,
                 telemetry=telemetry("gateway"),
                 usage=usage,
+                log_fault=lambda: watched.fault,
                 file_users=(owner(token), *others),
             ),
             # There are few streams, so they can send bookmarks more often than in production.

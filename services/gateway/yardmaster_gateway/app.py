@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from yardmaster_gateway import (
@@ -86,9 +87,18 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
         response_started = False
+        # Every GET has a HEAD (RFC 9110, section 9.3.2): the same answer without its content, of
+        # which a stream has no end.
+        head = scope["method"] == "HEAD"
+        served = {**scope, "method": "GET"} if head else scope
+        head_ended = False
 
         async def send_part(part: Message) -> None:
-            nonlocal response_started
+            nonlocal response_started, head_ended
+            if head and part["type"] == "http.response.body":
+                if head_ended:
+                    return
+                head_ended, part = True, {"type": "http.response.body", "body": b""}
             if part["type"] == "http.response.start":
                 response_started = True
                 headers = MutableHeaders(scope=part)
@@ -98,13 +108,17 @@ class RequestMiddleware:
                 gateway.requests.labels(method, str(part["status"])).inc()
                 duration_s = gateway.ports.clock.monotonic_s() - started
                 gateway.seconds.labels(method).observe(duration_s)
-                _log_request(telemetry, span, scope, method, part["status"], duration_s, trace)
+                _log_request(telemetry, span, served, method, part["status"], duration_s, trace)
             await send(part)
 
         # The span ends when the response starts, because a watch lasts for hours.
         with ending(span):
             try:
-                await self._app(scope, receive, send_part)
+                await self._app(served, receive, send_part)
+            except ClientDisconnect:
+                # Its body ended early: nothing was recorded, and no answer reaches it.
+                gateway.disconnected.inc()
+                telemetry.info("client_disconnected", method=method, trace_id=trace)
             except asyncio.CancelledError:
                 if response_started:
                     raise

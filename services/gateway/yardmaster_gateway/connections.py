@@ -1,6 +1,8 @@
-"""The limits of a gateway's connections: in all, per address, and the time for a request's head.
+"""The limits of a gateway's connections: in all, per address, and the times for head and body.
 
-They apply before authentication, so a client without a token cannot take all file descriptors.
+They apply before authentication, so a client without a token cannot take all file descriptors. At a
+limit, a new connection takes the place of the oldest one that has sent no whole head yet: many
+half-open connections cost others nothing, also those of the same address.
 """
 
 import asyncio
@@ -44,12 +46,18 @@ class ConnectionLimits:
         self.most_per_address = settings.max_connections_per_address or max(1, self.most // 2)
         #: Seconds in which the head of a request must arrive.
         self.head_s = settings.head_s
+        #: Seconds in which the body of a request must arrive.
+        self.body_s = settings.body_s
         self._open = 0
         self._open_by_address: Counter[str] = Counter()
+        #: Connections without a whole head, the oldest first; by address, and all.
+        self._half_open: dict[str, dict[LimitedProtocol, None]] = {}
+        self._all_half_open: dict[LimitedProtocol, None] = {}
         self._gauge = telemetry.gauge("connections_open", "Open connections of clients")
         self._refused = telemetry.counter(
             "connections_refused",
-            "Connections closed at once (full, address_full) or without a request in time (late)",
+            "Connections closed at once (full, address_full), for a new one (replaced), or without "
+            "a head or body in time (late, body_late)",
             "reason",
         )
         if self.most < settings.max_connections:
@@ -57,35 +65,53 @@ class ConnectionLimits:
                 "few_file_descriptors", limit=files, max_connections=settings.max_connections
             )
 
-    def open(self, address: str) -> bool:
+    def open(self, address: str, connection: "LimitedProtocol") -> bool:
         """Count a connection; False: it exceeds a limit and must be closed."""
         full = self._open >= self.most
-        if full or self._open_by_address[address] >= self.most_per_address:
-            self._refused.labels("full" if full else "address_full").inc()
-            return False
+        if full or self._open_by_address.get(address, 0) >= self.most_per_address:
+            of_address = self._open_by_address.get(address, 0) >= self.most_per_address
+            half_open = self._half_open.get(address, {}) if of_address else self._all_half_open
+            oldest = next(iter(half_open), None)
+            if oldest is None:
+                self._refused.labels("full" if full else "address_full").inc()
+                return False
+            self._refused.labels("replaced").inc()
+            oldest.give_up()
         self._open += 1
         self._open_by_address[address] += 1
+        self._half_open.setdefault(address, {})[connection] = None
+        self._all_half_open[connection] = None
         self._gauge.set(self._open)
         return True
 
-    def close(self, address: str) -> None:
+    def head_arrived(self, address: str, connection: "LimitedProtocol") -> None:
+        """Note that a connection has sent its first whole head."""
+        if self._all_half_open.pop(connection, connection) is None:
+            of_address = self._half_open[address]
+            del of_address[connection]
+            if not of_address:
+                del self._half_open[address]
+
+    def close(self, address: str, connection: "LimitedProtocol") -> None:
         """Count the end of a connection that `open` admitted."""
+        self.head_arrived(address, connection)
         self._open -= 1
         self._open_by_address[address] -= 1
         if not self._open_by_address[address]:
             del self._open_by_address[address]
         self._gauge.set(self._open)
 
-    def count_late(self) -> None:
-        """Count a connection that sent no whole head in time."""
-        self._refused.labels("late").inc()
+    def count_late(self, reason: str) -> None:
+        """Count a connection that sent no whole head (`late`) or body (`body_late`) in time."""
+        self._refused.labels(reason).inc()
 
 
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with the limits of connections.
 
     uvicorn itself waits for ever for the first head of a connection, and for the rest of a later
-    one. The deadline counts from the opening, then from the first byte after a response.
+    one, and for the rest of a body. The deadline of a head counts from the opening, then from the
+    first byte after a response; that of a body from its head.
     """
 
     def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
@@ -93,49 +119,76 @@ class LimitedProtocol(H11Protocol):
         self._limits = limits
         self._address: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        #: The request whose body `_deadline` is for; None: it is for a head.
+        self._body_of: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or answer 503 and close it."""
         super().connection_made(transport)
         address = self.client[0] if self.client is not None else ""
-        if not self._limits.open(address):
+        if not self._limits.open(address, self):
             transport.write(_FULL)
             transport.close()
             return
         self._address = address
-        self._watch_head()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""
         if self._address is not None:
             super().data_received(data)
-            self._watch_head()
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the connection's place."""
         if self._address is not None:
-            self._limits.close(self._address)
+            self._limits.close(self._address, self)
             self._address = None
         self._end_deadline()
         super().connection_lost(exc)
 
-    def _watch_head(self) -> None:
+    def give_up(self) -> None:
+        """Close the connection at once, for a new one."""
+        address, self._address = self._address, None
+        if address is not None:
+            self._limits.close(address, self)
+        self._end_deadline()
+        self.transport.abort()
+
+    def _watch(self) -> None:
         # uvicorn sets the cycle at the first request, and its type leaves that out.
         cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and self._address is not None:
+            self._limits.head_arrived(self._address, self)
         if cycle is not None and not cycle.response_complete:
+            if self._deadline is not None and self._body_of is cycle and cycle.more_body:
+                return
             self._end_deadline()
+            if cycle.more_body:
+                self._body_of = cycle
+                self._deadline = self.loop.call_later(self._limits.body_s, self._body_late)
         elif self._deadline is None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(self._limits.head_s, self._late)
 
     def _end_deadline(self) -> None:
+        self._body_of = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _late(self) -> None:
         self._deadline = None
-        self._limits.count_late()
+        self._limits.count_late("late")
         self.transport.write(_LATE)
+        self.transport.close()
+
+    def _body_late(self) -> None:
+        cycle, self._body_of, self._deadline = self._body_of, None, None
+        if cycle is None or cycle.response_complete:
+            return  # it was answered without its body
+        self._limits.count_late("body_late")
+        if not cycle.response_started:
+            self.transport.write(_LATE)
         self.transport.close()
 
 

@@ -1,7 +1,7 @@
 """The context of endpoints: the gateway, the caller, and views that are new enough."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -58,6 +58,8 @@ class GatewayPorts:
     identity: Identity | None = None
     #: The users of a token file, which are recorded unless the log has named them before.
     file_users: Sequence[FileUser] = ()
+    #: Why the log takes no records at the moment, where reading it does not show that; or None.
+    log_fault: Callable[[], str | None] = lambda: None
 
 
 class _SubmissionLock:
@@ -113,6 +115,9 @@ class Gateway:
             "http_requests", "Answers given", "method", "status"
         )
         self.seconds = ports.telemetry.histogram("http_seconds", "Time to answer", "method")
+        self.disconnected = ports.telemetry.counter(
+            "clients_disconnected", "Requests whose body ended early, the client being gone"
+        )
         self.streams = ports.telemetry.gauge("streams_open", "Watches and followed output")
         self.without_views = ports.telemetry.counter(
             "requests_without_views", "Requests refused, the views being unavailable"

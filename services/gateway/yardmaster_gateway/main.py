@@ -58,7 +58,7 @@ async def run(
             _keep_users(app.state.gateway),
         ]
         if health is not None:
-            work.append(report_health(app.state.gateway, health))
+            work.append(report_health(app.state.health, ports.clock, health))
         if settings.details_tick_s is not None:
             ticker = DetailsTicker(
                 *(ports.log, ports.clock, ports.telemetry),

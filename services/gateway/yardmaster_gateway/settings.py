@@ -44,10 +44,13 @@ class GatewaySettings(LogSettings):
     #: of open files reduces it.
     max_connections: Annotated[int, Field(ge=1)] = 2_000
     #: Connections that one address may have open. Raise it behind a proxy, which has one address
-    #: for all clients. None: half of all connections.
+    #: for all clients. None: half of all connections. At a limit, the oldest connection that has
+    #: sent no whole head of a request yet is closed in favor of a new one.
     max_connections_per_address: Annotated[int, Field(ge=1)] | None = None
     #: Seconds in which the head of a request must arrive.
     head_s: Positive = 10.0
+    #: Seconds in which the body of a request must arrive after its head.
+    body_s: Positive = 30.0
     #: Seconds for which `/readyz`, which needs no token, repeats the last check of log and views.
     ready_age_s: Annotated[float, Field(ge=0)] = 1.0
     #: The largest request body, in bytes.

@@ -14,7 +14,7 @@ A rebalance neither loses nor repeats changes, because each write names the posi
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import faust
 from faust.app.base import BootStrategy
@@ -25,11 +25,12 @@ from yarl import URL
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.fold import FOLDS, USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Process, kafka_settings, run_process
-from yardmaster_runtime.waiting import first_of, together
+from yardmaster_runtime.waiting import first_of, together, within
 from yardmaster_schemas.topics import REQUESTS
 from yardmaster_views.cells import Cells
 from yardmaster_views.follower import Follower, Metrics, Views
@@ -42,6 +43,8 @@ GROUP: Final = "yardmaster-views"
 #: Heartbeats of a member per session timeout.
 HEARTBEATS_A_SESSION: Final = 12
 COMMIT_S: Final = 1.0
+#: Seconds that Redis may take for an answer, and between two questions for the health.
+PING_S: Final = 1.0
 
 
 class _OnlyAMember(BootStrategy):
@@ -131,9 +134,32 @@ async def serve(process: Process, settings: ViewsSettings) -> None:
         workers = _Workers(process, settings, log)
         cells = Cells(settings.partitions, workers.serve, process.telemetry, process.health)
         group = Group(lambda: make_app(settings, kafka, cells), process, settings)
-        await first_of(cells.run(), group.run())
+        await first_of(cells.run(), group.run(), _watch_store(process, settings))
     finally:
         await log.close()
+
+
+async def _watch_store(process: Process, settings: ViewsSettings) -> NoReturn:
+    """Report the health of the store, so that workers without cells report it like all others."""
+    cell = next(iter(settings.partitions.values()))
+    store = RedisViewStore(settings.redis, cell, process.clock)
+    reported = False
+    try:
+        while True:
+            found = None
+            try:
+                await within(process.clock, PING_S, store.ping())
+            except ViewsUnavailable as error:
+                found = f"{error.code}: {error}"
+            except TimeoutError:
+                found = f"{ViewsUnavailable.code}: Redis does not answer within {PING_S:g} s"
+            if found is not None or reported:
+                process.health.report("store", found)
+                reported = True
+            await process.clock.sleep(PING_S)
+    finally:
+        with suppress(Exception):
+            await store.close()
 
 
 class _Workers:

@@ -18,10 +18,21 @@ class Health:
 
     def __init__(self) -> None:
         self._reasons: dict[str, str | None] = {}
+        self._degraded: dict[str, str] = {}
 
-    def report(self, part: str, reason: str | None = None) -> None:
-        """Report that `part` is ready, or the reason why it is not."""
-        self._reasons[part] = reason
+    def report(self, part: str, reason: str | None = None, degraded: bool = False) -> None:
+        """Report that `part` is ready, or the reason why it is not, or is only with a restriction
+        (`degraded`).
+        """
+        self._reasons[part] = None if degraded else reason
+        self._degraded.pop(part, None)
+        if degraded and reason is not None:
+            self._degraded[part] = reason
+
+    @property
+    def restrictions(self) -> Mapping[str, str]:
+        """With which restrictions the process is ready, by part."""
+        return self._degraded
 
     @property
     def reasons(self) -> Mapping[str, str]:
@@ -42,6 +53,9 @@ def health_handler(health: Health, telemetry: Telemetry) -> Handler:
                 return json_response(200, {"status": "ok"})
             case "/readyz" if reasons := health.reasons:
                 return json_response(503, {"status": "not_ready", "reasons": dict(reasons)})
+            case "/readyz" if restrictions := health.restrictions:
+                content = {"status": "degraded", "reasons": dict(restrictions)}
+                return json_response(200, content)
             case "/readyz":
                 return json_response(200, {"status": "ready"})
             case "/metrics":
