@@ -23,6 +23,7 @@ SERVICES: Final = ("gateway", "quota", "scheduler", "views", "node_agent")
 MACHINES: Final = ("quota", "scheduler")
 #: Whose are the metrics that libs/runtime makes; a service's own are in its folder.
 SHARED: Final = {
+    "fence.py": MACHINES,
     "library_logs.py": SERVICES,
     "log_metrics.py": SERVICES,
     "port.py": SERVICES,

@@ -17,7 +17,9 @@ from yardmaster_schemas.events.expiring import Stream
 from yardmaster_schemas.events.requests import DetailsRef
 
 OFFER = Offer(pool="default", node_type="generic", gpus=4, cpu_milli=8000, memory_mib=1000)
-HEAD = Head(node="n1", incarnation="0123456789ab", epoch=1, offer=OFFER, api_port=4000)
+HEAD = Head(
+    node="n1", incarnation="0123456789ab", epoch=1, offer=OFFER, api_port=4000, host="0" * 64
+)
 
 
 def assignment(index: int = 0, *, decision: int = 7) -> Assignment:
@@ -47,7 +49,7 @@ def replica(index: int = 0) -> Replica:
     made.identity = ProcessIdentity(
         boot_id="3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44", pid=4711, started=12_345
     )
-    made.stop = StopOrder(code="priority", deadline_ms=5, cause=None, signalled=True)
+    made.stop = StopOrder(code="priority", deadline_ms=5, cause=None, kill_at_ms=5, signalled=True)
     made.exit = Exit(signal=9)
     made.output.last = (Piece(stream=Stream.STDOUT, start=0, end=9, seq=0),)
     return made

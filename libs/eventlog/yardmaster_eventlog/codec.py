@@ -62,8 +62,8 @@ def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
 
 def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:
     if envelope.data.params:
-        # Users' JSON may hold any number; only pydantic writes large numbers and fractions as in
-        # earlier versions.
+        # Users' JSON may hold any number; only pydantic writes large numbers and fractions as the
+        # schema does.
         return adapter(envelope.type, envelope.version).dump_json(envelope)
     return _ENCODER.encode(envelope)
 

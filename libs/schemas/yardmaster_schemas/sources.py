@@ -2,8 +2,8 @@
 
 A source's records are numbered by `(epoch, seq)`; a record whose number does not increase is a
 repeat. A new ledger is a new incarnation and hence a new source, so that its records are not
-compared with the numbers of an earlier ledger, whatever the clock shows. Agents of earlier versions
-use the source `node/<node>` in all their incarnations.
+compared with the numbers of an earlier ledger, whatever the clock shows. The simulator's agents
+have no ledger; their source in all incarnations is `node/<node>`.
 
 The first incarnation of a ledger is random, and each further one is a digest of the one before. So
 the scheduler can tell an agent that joins again from another agent with the same name.

@@ -98,7 +98,7 @@ async def run(ports: Ports, settings: Settings) -> None:
         state = ports.ledger.load()
         if state is not None and state.head.node != settings.node:
             raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
-        if state is not None and state.head.host not in ("", _host_id(ports)):
+        if state is not None and state.head.host != _host_id(ports):
             # The agent of the original may live: this one must not continue its incarnation.
             ports.telemetry.warn("ledger_copied", node=settings.node)
             state = None

@@ -144,7 +144,7 @@ class StopOrder:
     """An order to stop a replica: the reason, and when to kill it.
 
     `kill_at_ms` is that moment by the host's monotonic clock, which cannot be set and runs until
-    the host restarts: then the process is gone too. None: written by an earlier version.
+    the host restarts: then the process is gone too.
     `deadline_ms` is the same moment by the host's wall clock (ms since the epoch), for the task.
 
     `signalled`: the stop signal was sent; it is sent once. `revoked`: the replica is killed without
@@ -156,7 +156,7 @@ class StopOrder:
     code: Code
     deadline_ms: Millis
     cause: RecordId | None
-    kill_at_ms: Count | None = None
+    kill_at_ms: Count
     signalled: bool = False
     revoked: bool = False
 
@@ -226,9 +226,9 @@ class Replica:
     #: Why its start failed, if a start was tried.
     failure: StartFailure | None = None
     ended_ms: Count = 0
-    started_logged: Annotated[bool, Field(alias="started_told")] = False
-    checkpoint_logged: Annotated[bool, Field(alias="checkpoint_told")] = True
-    ended_logged: Annotated[bool, Field(alias="ended_told")] = False
+    started_logged: bool = False
+    checkpoint_logged: bool = True
+    ended_logged: bool = False
     directory_removed: bool = False
     output: Output = field(default_factory=Output)
 
@@ -270,8 +270,8 @@ class Offer:
 class Head:
     """The node's own entry: the first line of a ledger, and again at every start.
 
-    `epoch` counts the starts of an agent process in this incarnation; earlier versions used the
-    start's time in ms, from which it continues. `api_port` is kept, because running tasks use it.
+    `epoch` counts the starts of an agent process in this incarnation. `api_port` is kept, because
+    running tasks use it.
     `host` is the host and the place of the ledger, as a digest (`host_id`): a copy has another one.
     `generation` is that of the log when the incarnation began (`yardmaster_runtime.fence`).
     """
@@ -286,7 +286,7 @@ class Head:
     offer: Offer
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     generation: Count = 0
-    host: Annotated[str, Field(max_length=64)] = ""
+    host: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +319,8 @@ ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discrimina
 
 
 def dump(entry: Entry) -> bytes:
-    """Return the JSON of an entry, with its field names on disk."""
-    return ENTRY.dump_json(entry, by_alias=True)
+    """Return the JSON of an entry."""
+    return ENTRY.dump_json(entry)
 
 
 @dataclass(slots=True)

@@ -138,8 +138,6 @@ class Supervision:
 
     def _left_s(self, order: StopOrder) -> float:
         """Seconds until the replica is killed."""
-        if order.kill_at_ms is None:
-            return (order.deadline_ms - self._clock.now_ms()) / 1000
         return order.kill_at_ms / 1000 - self._clock.monotonic_s()
 
     def refuse(self, found: str) -> None:

@@ -27,7 +27,7 @@ TASK = "4kq7w2mz9c1f.0"
 def state(*fences: int | None, life: str = LIFE) -> AgentState:
     """The replicas of a node: one for each fence."""
     offer = Offer(pool="default", node_type="any", gpus=8, cpu_milli=0, memory_mib=0)
-    made = AgentState(Head(node="n1", incarnation=life, epoch=1, offer=offer))
+    made = AgentState(Head(node="n1", incarnation=life, epoch=1, offer=offer, host="0" * 64))
     for index, fence_s in enumerate(fences):
         made.apply(Replica(assignment=assignment(index, fence_s)))
     return made
