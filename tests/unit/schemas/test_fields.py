@@ -61,6 +61,13 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
             "https://x/" + "y" * 1015,
         ],
     ),
+    "CheckpointPrefix": (
+        ["s3://runs/", "s3://runs/nlp", "file:///data/", "https://x/" + "y" * 246],
+        [
+            *("", "runs/", "ftp://x/", "s3://", "s3://a b", "s3://u@h/", "s3://x?y", "s3://x#y"),
+            "https://x/" + "y" * 247,
+        ],
+    ),
 }
 NOT_INTEGERS = [1.0, "1", True, None, [1], 2**64, float("nan")]
 
