@@ -457,20 +457,20 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
     new = [row["name"] for row in differing(ORG) if row["file"] == "new"]
     assert new == ["slow", "vision", "images", "empty"]
     dry = dev.yard("apply", "-f", "org.yaml", "--dry-run")
-    assert "not sent: 4 created, 1 changed, 1 as in the file" in dry.err
+    assert "not sent: 4 created, 1 changed, 1 unchanged" in dry.err
     assert [row["name"] for row in differing(ORG) if row["file"] == "new"] == new
-    assert "4 created, 1 changed, 1 as in the file" in dev.yard("apply", "-f", "org.yaml").err
+    assert "4 created, 1 changed, 1 unchanged" in dev.yard("apply", "-f", "org.yaml").err
     assert differing(ORG) == []
     assert (
         dev.yard("projects", "show", "images", "-o", "json").json["config"]["limit_milli"] == 4000
     )
 
     dev.yard("projects", "set", "images", "max-slots=9")
-    drift = {"kind": "project", "name": "images", "field": "limit_milli", "now": 9000, "file": 4000}
-    assert differing(ORG) == [drift]
+    drift = {"kind": "project", "name": "images", "field": "max-slots", "now": "9", "file": "4"}
+    assert differing(ORG) == [drift | {"default": False}]
     without = ORG.replace("max-slots: 4, ", "")
-    assert differing(without) == [drift | {"file": None}]
-    assert "0 created, 1 changed, 5 as in the file" in dev.yard("apply", "-f", "org.yaml").err
+    assert differing(without) == [drift | {"file": "none", "default": True}]
+    assert "0 created, 1 changed, 5 unchanged" in dev.yard("apply", "-f", "org.yaml").err
     assert (
         dev.yard("projects", "show", "images", "-o", "json").json["config"]["limit_milli"] is None
     )

@@ -105,7 +105,7 @@ class Config:
         """All settings by name, for `yard config`."""
         names = ("context", "server", "project", "output", "data", "ca", "token")
         found = {name: getattr(self, name) for name in names}
-        if self.here is not None:
+        if self.here is not None and self.here.folder != self.data_dir:
             # Commands that read the files of this server's cluster read them there.
             found["data"] = Setting(str(self.here.folder), self.here.running)
         return list(found.items())
