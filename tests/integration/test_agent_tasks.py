@@ -182,6 +182,7 @@ async def test_the_environment_is_the_one_that_is_documented(
         "YARD_GPU_MEMORY_MIB": "500",
         "CUDA_VISIBLE_DEVICES": "1,3",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTHONUNBUFFERED": "1",
         "PET_NNODES": "1",
         "PET_NODE_RANK": "0",
         "PET_NPROC_PER_NODE": "2",
