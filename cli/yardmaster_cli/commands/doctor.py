@@ -1,5 +1,6 @@
 """`yard doctor`: check this machine and its running clusters."""
 
+import asyncio
 import errno
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -28,6 +29,8 @@ from yardmaster_cli.errors import Exit
 from yardmaster_cli.isolation import not_isolated, why_not_isolated
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
+from yardmaster_eventlog.errors import LogError
+from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_localcluster.compose import ComposeCluster, daemon_answers, project_name
 from yardmaster_localcluster.errors import PackageMissing
 from yardmaster_localcluster.layout import GATEWAY_PORT, KAFKA_PORT, REDIS_PORT, DataLayout
@@ -37,6 +40,8 @@ from yardmaster_localcluster.process import why_not_ready
 from yardmaster_localcluster.redis_server import redis_program
 from yardmaster_localcluster.request import read_state
 from yardmaster_runtime import distribution
+from yardmaster_schemas.access import AUDITOR
+from yardmaster_schemas.topics import TOPICS
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
 MIN_DISK_GIB: Final = 1
@@ -164,6 +169,7 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
             get = why_not_isolated(folder)
             yield Finding("isolation", False, open_, get=get, lacking="none")
         yield from _servers(folder, dev)
+        yield from topic_findings(dev)
         # A cluster of containers has the pid 0.
         yield from _processes(folder) if dev.pid else _containers(folder)
 
@@ -181,6 +187,52 @@ def _servers(folder: Path, dev: DevServer) -> Iterator[Finding]:
         found = f"{url}: {why or 'answers'}"
         what = f"{name} of {dev.what}"
         yield Finding(what, why is None, found, needed=True, get=get, lacking="not ready")
+
+
+def topic_findings(dev: DevServer) -> Iterator[Finding]:
+    """Whether the brokers keep the topics of the log as Yardmaster sets them.
+
+    Nothing for a log that is not on Kafka, or whose password this user may not read.
+    """
+    if dev.log is None or not dev.log.startswith("kafka://"):
+        return
+    settings = KafkaSettings(bootstrap=dev.log.removeprefix("kafka://"), call_timeout_s=PROBE_S)
+    if dev.credentials is not None:
+        try:
+            password = (Path(dev.credentials) / "kafka" / AUDITOR).read_text().strip()
+        except OSError:
+            return
+        settings = replace(
+            settings,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="SCRAM-SHA-512",
+            sasl_username=AUDITOR,
+            sasl_password=password,
+        )
+    what = f"topics of {dev.what}"
+    try:
+        # An extra has Kafka's client; all other checks work without it.
+        from yardmaster_eventlog.kafka.compare import compare_topics
+    except ModuleNotFoundError as error:
+        get = f"pip install '{distribution.NAME}[all]'"
+        yield Finding(what, False, f"not read: {error}", get=get, lacking="unknown")
+        return
+    try:
+        compared = asyncio.run(compare_topics(settings, tuple(TOPICS.values())))
+    except LogError as error:
+        get = "see whether the broker answers"
+        yield Finding(what, False, f"not read: {error}", get=get, lacking="unknown")
+        return
+    if compared.differences:
+        found = "; ".join(map(str, compared.differences))
+        get = "set the expected values: kafka-configs --alter"
+        yield Finding(what, False, found, needed=True, get=get, lacking="differ")
+    if compared.unread:
+        found = "; ".join(f"{topic}: {why}" for topic, why in compared.unread.items())
+        get = f"give the user {AUDITOR} its rights: yard setup --users"
+        yield Finding(what, False, f"not read: {found}", get=get, lacking="unknown")
+    if not compared.differences and not compared.unread:
+        yield Finding(what, True, f"the settings of {len(TOPICS)} topics are as expected")
 
 
 def _processes(folder: Path) -> Iterator[Finding]:
@@ -348,8 +400,9 @@ def doctor(session: Session) -> int:
 
     The command prints missing programs and how to get them, default ports that other programs use,
     whether each running cluster, its Kafka and its Redis answer, and the state and restarts of each
-    process of `yard up`. The exit code is 1 if a requirement is missing, or if a cluster or one of
-    its processes is not ready.
+    process of `yard up`, and settings of topics on the brokers that are not as expected. The exit
+    code is 1 if a requirement is missing, if a cluster or one of its processes is not ready, or if
+    such a setting differs.
     """
     server = session.config.server.value or distribution.ANY_SERVER
     findings = look(session.config.data_dir, server)

@@ -36,7 +36,10 @@ REDIS_USERS: Final = {
 #: (128 MiB) then takes a minute, and a day of flood 169 GiB.
 AGENT_BYTE_RATE: Final = 2 * 1024 * 1024
 
-Operation = Literal["read", "write", "create"]
+#: Each replica of quota compares the settings of the topics on the brokers; an auditor may too.
+_DESCRIBERS: Final = ("quota", AUDITOR)
+
+Operation = Literal["read", "write", "create", "describe_configs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ def access_rules(user: str) -> Sequence[AccessRule]:
     if service == _AGENT and user != AGENTS and not user.startswith(_NODE_PREFIX):
         return ()
     rules = [rule for topic in TOPICS.values() for rule in _of_topic(topic, service)]
+    if service in _DESCRIBERS:
+        rules += [AccessRule("topic", name, "describe_configs") for name in TOPICS]
     # The topics of nodes: of one node for its agent, and of every node for the others.
     if user.startswith(_NODE_PREFIX):
         own = assignments(user.removeprefix(_NODE_PREFIX))

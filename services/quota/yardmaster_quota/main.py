@@ -13,12 +13,13 @@ from pydantic_settings import SettingsConfigDict
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.admission.state import AdmissionState
 from yardmaster_core.scheduling.policies import check
+from yardmaster_quota.topic_check import check_topics
 from yardmaster_quota.work_metrics import WorkMetrics
 from yardmaster_runtime.cells import run_cells
 from yardmaster_runtime.machine.leader import Leader
-from yardmaster_runtime.service import Ports, candidate, run_machine_process
+from yardmaster_runtime.service import Ports, candidate, on_kafka, run_machine_process
 from yardmaster_runtime.settings import RuntimeSettings
-from yardmaster_runtime.waiting import Work
+from yardmaster_runtime.waiting import Work, first_of
 
 __all__ = ["Ports", "Settings", "main", "run"]
 
@@ -34,7 +35,10 @@ async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
 
     Raises: the error that stopped the first machine (see `Candidate.run`).
     """
-    await run_cells(ports, settings, admit)
+    cells = run_cells(ports, settings, admit)
+    if on_kafka(settings):
+        await first_of(cells, check_topics(ports.telemetry, ports.clock, settings))
+    await cells
 
 
 async def admit(ports: Ports, settings: RuntimeSettings) -> NoReturn:

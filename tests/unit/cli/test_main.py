@@ -289,6 +289,12 @@ def test_a_command_whose_extra_is_not_installed_names_the_extra(tmp_path: Path) 
         assert hint == "hint: pip install 'yardmaster-scheduler[all]'"
 
 
+def test_doctor_needs_no_extra() -> None:
+    [code], lines = without_extras(("doctor",))
+    assert code in (Exit.DONE, Exit.CHECK_FAILED), lines
+    assert "error:" not in " ".join(lines)
+
+
 def test_commands_that_call_a_server_need_no_extra() -> None:
     job, at = "4kq7w2mz9c1f", ("--server", "http://127.0.0.1:9")
     codes, lines = without_extras(

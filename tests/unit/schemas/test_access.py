@@ -52,7 +52,13 @@ def test_the_scheduler_alone_writes_assignments() -> None:
 
 
 def test_the_auditor_reads_and_writes_nothing() -> None:
-    assert {rule.operation for rule in access_rules("auditor")} == {"read"}
+    assert {rule.operation for rule in access_rules("auditor")} == {"read", "describe_configs"}
+
+
+def test_quota_and_the_auditor_alone_read_the_settings_of_the_topics_of_the_log() -> None:
+    for user in [*SERVICES, AGENTS, agent_user("n1")]:
+        described = {topic for topic in TOPICS if may(user, "describe_configs", topic)}
+        assert described == (set(TOPICS) if user in ("quota", "auditor") else set()), user
 
 
 @pytest.mark.parametrize("user", [ADMIN, "", "Quota", "node_agent", "agent", "anyone"])

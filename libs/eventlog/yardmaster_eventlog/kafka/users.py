@@ -43,7 +43,7 @@ ITERATIONS: Final = 4096
 _SALT_BYTES: Final = 32
 
 _RESOURCES: Final = {"topic": 2, "group": 3}
-_OPERATIONS: Final = {"read": 3, "write": 4, "create": 5}
+_OPERATIONS: Final = {"read": 3, "write": 4, "create": 5, "describe_configs": 10}
 _LITERAL: Final = 3
 _PREFIXED: Final = 4
 _ALLOW: Final = 3

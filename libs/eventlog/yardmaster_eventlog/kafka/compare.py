@@ -1,0 +1,92 @@
+"""Compare how the brokers keep the catalog's topics with how `topic_settings` sets them.
+
+A retention that was shortened deletes records that a restart needs, and nothing else notices
+it before they are gone.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, for_code
+
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.kafka.access import check_access
+from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
+from yardmaster_schemas.topics import Topic
+
+#: What a setting is that the brokers do not name.
+NOT_SET: Final = "not set"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting of a topic that is not as `topic_settings` says."""
+
+    topic: str
+    setting: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.setting} is {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result of a comparison; `unread` says why the settings of a topic were not returned."""
+
+    differences: tuple[Difference, ...]
+    unread: Mapping[str, str]
+
+
+def differences(
+    topic: str, expected: Mapping[str, str], found: Mapping[str, str | None]
+) -> tuple[Difference, ...]:
+    """Return the settings in `expected` that `found` has otherwise or not at all."""
+    values = {setting: found.get(setting) for setting in expected}
+    return tuple(
+        Difference(topic, setting, NOT_SET if value is None else value, expected[setting])
+        for setting, value in values.items()
+        if value != expected[setting]
+    )
+
+
+async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> Compared:
+    """Compare the settings of topics on the brokers, over a connection of its own.
+
+    Only the settings that `topic_settings` sets are compared. The user needs the right to describe
+    the configuration of the topics.
+
+    Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
+    """
+    expected = {topic.name: topic_settings(topic, settings) for topic in topics}
+    wanted = [
+        ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(config))
+        for name, config in expected.items()
+    ]
+    found: tuple[Difference, ...] = ()
+    unread: dict[str, str] = {}
+    admin = AIOKafkaAdminClient(**settings.client())
+    try:
+        async with asyncio.timeout(settings.call_timeout_s):
+            try:
+                await admin.start()
+            except (KafkaError, ValueError):
+                await check_access(settings)
+                raise
+            answers = await admin.describe_configs(wanted)
+    except (KafkaError, OSError, TimeoutError, ValueError) as error:
+        raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
+    finally:
+        await admin.close()
+    for code, why, _, name, entries in (one for answer in answers for one in answer.resources):
+        if code:
+            unread[name] = f"{for_code(code).__name__} {why or ''}".strip()
+        else:
+            values = {entry[0]: entry[1] for entry in entries}
+            found += differences(name, expected[name], values)
+    return Compared(found, unread)
