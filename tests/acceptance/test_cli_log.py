@@ -210,7 +210,7 @@ def test_a_log_of_another_cluster_than_the_server_is_refused_and_the_right_one_i
         found = dev.yard("config", "-o", "json").json["items"]
         data = next(row for row in found if row["setting"] == "data")
         assert data["value"] == str(dev.data)
-        assert data["source"].startswith("yard dev, pid ")
+        assert data["source"] == "environment YARD_DATA"
         dev.yard("contexts", "use", "dev")
 
 

@@ -359,8 +359,10 @@ async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
     # All hostile records except permitted joins; stale honest claims may be among the refusals.
     assert len(named) >= EVENTS - hostile.kinds["joins"]
     codes = Counter(named.values())
-    # No node is enrolled here (tests/unit/gateway/test_enrollment.py).
+    # No node is enrolled here (tests/unit/gateway/test_enrollment.py), and no project says where
+    # checkpoints are (tests/unit/core/scheduling/planner/test_refusals.py).
     closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLMENT}
+    closed |= {RefusalCode.CHECKPOINT_NOT_ALLOWED}
     assert set(codes) >= set(RefusalCode) - closed - {RefusalCode.UNKNOWN_NODE}, codes
     return codes
 

@@ -22,12 +22,14 @@ from tests.support.views import telemetry
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway.app import create_app, document
-from yardmaster_gateway.authentication import digest_of
+from yardmaster_gateway.authentication import FileUser, digest_of
+from yardmaster_gateway.token_import import import_users
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events import users
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_views.follower import Follower, Metrics, Views
 
@@ -410,9 +412,25 @@ class GatewayProcess:
 
 
 async def set_up(path: Path) -> EventLog:
+    """A log with the user of `GatewayProcess`: the process has no quota."""
     log = await SqliteLog.open(path / "log.db", SystemClock(), create=True)
-    await TestCell(log=log).start()
+    role = users.RoleInScope(role=users.RoleName.OPERATOR, scope=users.Scope.CELL, name=CELL)
+    user = FileUser("olga", (role,), (users.NewToken(id="t", digest=digest_of("secret-token")),))
+    cell = await TestCell(log=log, file_users=[user]).start()
+    work = asyncio.create_task(import_users(cell.app.state.gateway))
+    while not work.done():
+        await cell.run_until_idle()
+        await asyncio.sleep(0)
+    await work
     return log
+
+
+async def status_of(client: httpx.AsyncClient) -> object:
+    """The status of a gateway, once it has read the users of the log."""
+    async with asyncio.timeout(60):
+        while (found := (await client.get("/readyz")).json())["status"] == 503:  # noqa: ASYNC110 another process
+            await asyncio.sleep(0.05)
+    return found["status"]
 
 
 async def test_a_process_starts_without_redis_and_uses_it_when_it_is_available(
@@ -425,7 +443,7 @@ async def test_a_process_starts_without_redis_and_uses_it_when_it_is_available(
         headers = {"Authorization": "Bearer secret-token"}
         url = f"http://127.0.0.1:{await gateway.port()}"
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
-            assert (await client.get("/readyz")).json()["status"] == "degraded"
+            assert await status_of(client) == "degraded"
             assert (await client.get("/v1/jobs")).json()["code"] == "views_unavailable"
             end = await log.end(Partition("requests"))
             submitted = await client.post("/v1/jobs", json=JOB)
@@ -460,6 +478,7 @@ async def test_a_stopping_gateway_finishes_its_open_answers(
         position = await store.position()
         wanted = f"{CELL}@r{(position.requests or 0) + 1}"
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
+            assert await status_of(client) == "ready"
             submitted = await client.post("/v1/jobs", json=JOB)
             assert submitted.json()["position"] == wanted
             async with asyncio.TaskGroup() as group:

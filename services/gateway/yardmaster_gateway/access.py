@@ -167,21 +167,29 @@ class Access:
 
 
 class LogUsers:
-    """Authenticates the users of the log."""
+    """Authenticates the users of the log.
 
-    def __init__(self, access: Access) -> None:
+    Until the users of the token file are recorded (`imported`), an unknown token may be one of
+    theirs.
+    """
+
+    def __init__(self, access: Access, imported: Callable[[], bool]) -> None:
         self._access = access
+        self._imported = imported
 
     async def identify(self, token: str) -> Caller | None:
         """The caller of a token; None if the token is unknown or was revoked.
 
         Raises:
             Unauthenticated: the token has expired.
-            NotReady: see `Access.check_age`.
+            NotReady: see `Access.check_age`; or the token is unknown, and the users of the token
+                file are not recorded yet.
         """
         self._access.check_age()
         found = self._access.token(digest_of(token))
         if found is None:
+            if not self._imported():
+                raise NotReady(found="the users of the token file are not recorded in the log yet")
             return None
         name, record = found
         if not is_valid(record, self._access.now_ms):

@@ -90,7 +90,11 @@ class Gateway:
         )
         self.access.on_change = self._end_streams_of
         #: Authenticates callers.
-        self.identity = ports.identity if ports.identity is not None else LogUsers(self.access)
+        self.identity = (
+            ports.identity
+            if ports.identity is not None
+            else LogUsers(self.access, lambda: self.imported)
+        )
         #: Whether the users of the token file are recorded.
         self.imported = False
         self.cell = settings.cell

@@ -117,6 +117,7 @@ async def test_lists_show_operators_all_users_and_others_themselves(users: TestC
 async def test_a_removed_user_loses_access_at_once_at_every_gateway() -> None:
     async with cell_of() as cell:
         other = other_gateway(cell)
+        await imported(cell, other)
         token = await add(cell)
 
         async def status() -> int:
@@ -131,6 +132,16 @@ async def test_a_removed_user_loses_access_at_once_at_every_gateway() -> None:
         assert await status() == 401
         await cell.call("GET", "/v1/whoami", token=token, status=401)
         await cell.call("DELETE", "/v1/users/ana", status=404)
+
+
+async def test_a_token_of_the_file_is_not_refused_before_its_user_is_recorded() -> None:
+    async with test_cell(file_users=OPERATOR) as cell:
+        await cell.app.state.gateway.access.catch_up()
+        answer = await cell.call("GET", "/v1/whoami", status=503)
+        assert answer["code"] == "not_ready"
+        await imported(cell)
+        await cell.call("GET", "/v1/whoami")
+        await cell.call("GET", "/v1/whoami", token="unknown", status=401)
 
 
 async def test_a_gateway_follows_the_users_without_a_request() -> None:

@@ -48,10 +48,11 @@ def with_part(
     before: RecordedShares | None, event: SharesDividedV1, now_ms: int, cycle: int
 ) -> RecordedShares:
     """Return what was recorded, after one more record of a cycle."""
+    digest = before.digest if event.part and before is not None else ""
     if before is None:
-        digest, pause_ms = "", FIRST_PAUSE_MS
-    elif event.part:
-        digest, pause_ms = before.digest, before.pause_ms
+        pause_ms = FIRST_PAUSE_MS
+    elif before.cycle == cycle:  # a further part, or a record that is repeated
+        pause_ms = before.pause_ms
     else:
-        digest, pause_ms = "", before.pause_after(now_ms)
+        pause_ms = before.pause_after(now_ms)
     return RecordedShares(now_ms, cycle, extended(digest, event.queues), pause_ms)
