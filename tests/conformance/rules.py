@@ -77,7 +77,7 @@ def _moves(name: str, old: str, new: str) -> Rule:
 
 
 def _pools(name: str, old: str, new: str) -> Rule:
-    return Rule(f"pools: {name}", "scheduling/planner/plan.py", old, new)
+    return Rule(f"pools: {name}", "scheduling/planner/pool_preference.py", old, new)
 
 
 def _admission(name: str, old: str, new: str) -> Rule:
@@ -499,13 +499,13 @@ _ALL: Final = (
     # Pools
     _pools(
         "idle later pool before victims",
-        "            if self._fits_in_later_pool(task, passes):",
-        "            if False:",
+        "        return any(other.can_start(task) for other in self._among(later))",
+        "        return False",
     ),
     _pools(
         "strict",
-        "        if self.strict_order:\n            return False\n        later",
-        "        later",
+        "        if self.planned[pool].strict_order:\n            return False\n",
+        "",
     ),
     _sums(
         "is all that is guaranteed",

@@ -33,6 +33,7 @@ from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preem
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
 from yardmaster_core.scheduling.planner.policy import Claim, PolicyRegistry, PoolView
 from yardmaster_core.scheduling.planner.pool_decisions import PoolDecisions
+from yardmaster_core.scheduling.planner.pool_preference import PoolPreference
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
@@ -87,7 +88,9 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
             track_workload(pool)
     if not any(pool.awake or pool.recheck or pool.index.due or pool.ready for pool in pools):
         return
-    passes = [PoolPass(draft, pool, resolved) for pool, resolved in configured]
+    preference = PoolPreference()
+    passes = [PoolPass(draft, pool, resolved, preference) for pool, resolved in configured]
+    preference.planned.update((pool_pass.pool.name, pool_pass) for pool_pass in passes)
     for pool_pass in passes:
         pool_pass.start_ready()
     _consider_all(passes)
@@ -100,7 +103,7 @@ def _consider_all(passes: "list[PoolPass]") -> None:
     while True:
         considered = False
         for pool_pass in passes:
-            considered |= pool_pass.run(passes, defer=defer)
+            considered |= pool_pass.run(defer=defer)
         if not considered and defer:
             changed: dict[Project, None] = {}
             for pool_pass in passes:
@@ -117,12 +120,16 @@ def _consider_all(passes: "list[PoolPass]") -> None:
 class PoolPass:
     """The part of a cycle that plans one pool."""
 
-    def __init__(self, draft: Draft, pool: Pool, resolved: ResolvedConfig) -> None:
+    def __init__(
+        self, draft: Draft, pool: Pool, resolved: ResolvedConfig, preference: PoolPreference
+    ) -> None:
         self.draft = draft
         self.pool = pool
         self.policy = resolved.policy
         self.strategy = resolved.strategy
+        self.preference = preference
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
+        self.offers_groups = resolved.policy.offer is not None
         self.victim_search = MovingSearch(draft, pool, self.strategy)
         self.view = PoolView(
             draft.state,
@@ -164,7 +171,7 @@ class PoolPass:
             event = ClaimantsRankedV1(pool=self.pool.name, among=among, ranks=some)
             self.draft.record(event, self.pool.name, None)
 
-    def run(self, passes: "list[PoolPass]", *, defer: bool) -> bool:
+    def run(self, *, defer: bool) -> bool:
         """Consider queued groups in order until one must wait for a pool that it prefers.
 
         With `defer`, defer such groups and consider the groups behind them. Returns whether any
@@ -185,30 +192,39 @@ class PoolPass:
         deferred: list[Group] = []
 
         def must_wait(group: Group) -> bool:
-            return not defer and self._waits_for_preferred_pool(group, passes)
+            return not defer and self.preference.is_undecided(group, self.pool.name)
 
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
-            if (
-                defer
-                and self._waits_for_preferred_pool(group, passes)
-                and (turn or self._fits_in_preferred_pool(task, passes))
-            ):
-                deferred.append(group)
-                self.queue.remove(group)
-                continue
-            if self.policy.offer is not None and not turn and self._starts_elsewhere(task, passes):
+            if self._is_left_to_preferred(group, task, turn, defer=defer):
                 deferred.append(group)
                 self.queue.remove(group)
                 continue
             considered = True
-            self._consider_group(group, task, rest, turn, passes)
+            self._consider_group(group, task, rest, turn)
             self._queue_woken()
         self.queue.add(deferred)
         if not self.queue and self._recheck():
             self._queue_woken()
             considered = True
         return considered
+
+    def _is_left_to_preferred(self, group: Group, task: Task, turn: int, *, defer: bool) -> bool:
+        """Whether the task may be served by a pool that it prefers, which considers it first."""
+        preference, name = self.preference, self.pool.name
+        if (
+            defer
+            and preference.is_undecided(group, name)
+            and (turn or preference.starts_in_preferred(task, name))
+        ):
+            return True
+        return self.offers_groups and not turn and preference.is_offered_in_preferred(task, name)
+
+    def will_consider(self, group: Group) -> bool:
+        """Whether the group is awake in this pool and has no result yet."""
+        pool = self.pool
+        awake = group in pool.awake or group in pool.reconsidered
+        return awake and group not in self.queue.done
 
     def _recheck(self) -> bool:
         """Reconsider all groups that wait for capacity or for a limit, if that is due.
@@ -251,20 +267,13 @@ class PoolPass:
                     if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
                         self.pool.reconsider(group)
 
-    def _consider_group(
-        self,
-        group: Group,
-        task: Task,
-        rest: Iterator[Task],
-        turn: int,
-        passes: "list[PoolPass]",
-    ) -> None:
+    def _consider_group(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while the group is first in the queue."""
         self._capacity = None
         pool = self.pool
         continue_on = _CONTINUE_STRICT if pool.index.strict else _CONTINUE
         while True:
-            result = self._consider(group, task, turn, passes)
+            result = self._consider(group, task, turn)
             if result is GroupResult.KEPT:
                 # The other tasks with reserved slots are equal.
                 rest = group.queue.in_order()
@@ -305,26 +314,12 @@ class PoolPass:
             self.queue.requeue(woken)
             woken.clear()
 
-    def _waits_for_preferred_pool(self, group: Group, passes: "list[PoolPass]") -> bool:
-        pools = group.shape.pools
-        if pools[0] == self.pool.name:
-            return False
-        before = pools[: pools.index(self.pool.name)]
-        return any(
-            other.pool.name in before
-            and (group in other.pool.awake or group in other.pool.reconsidered)
-            and group not in other.queue.done
-            for other in passes
-        )
-
-    def _consider(
-        self, group: Group, task: Task, turn: int, passes: "list[PoolPass]"
-    ) -> GroupResult:
+    def _consider(self, group: Group, task: Task, turn: int) -> GroupResult:
         wait = limit_reached(self.draft.state, self.pool, task) or self.policy.may_start(
             self.view, group, task
         )
         if task.reserved is not None:
-            kept = wait is not None or self._reserved_in_strict_order(task, passes)
+            kept = wait is not None or self.preference.must_keep_reservation(task, self.pool.name)
             placement = None if kept else self._find_placement(self.pool.free, task)
             if placement is None:
                 return GroupResult.KEPT
@@ -344,7 +339,7 @@ class PoolPass:
             return GroupResult.STARTED
         placement = self._find_placement(self.pool.free, task)
         if placement is None:
-            if self._fits_in_later_pool(task, passes):
+            if self.preference.starts_in_later(task, self.pool.name):
                 self.decisions.wait(group, task, self._capacity_wait(shape))
                 return GroupResult.WAITS
             reserved = not shape.start_failed and self._reserve_released(task)
@@ -352,48 +347,6 @@ class PoolPass:
         self.decisions.start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
         return GroupResult.STARTED
-
-    def _fits_in_later_pool(self, task: Task, passes: "list[PoolPass]") -> bool:
-        """Whether the task can start at once in a pool that it prefers less.
-
-        Then no task is preempted for it here, and no slots are reserved, unless the pools are used
-        in strict order.
-        """
-        if self.strict_order:
-            return False
-        later = task.shape.pools[task.shape.pools.index(self.pool.name) + 1 :]
-        return bool(later) and any(
-            each.pool.name in later and each.can_start(task) for each in passes
-        )
-
-    def _fits_in_preferred_pool(self, task: Task, passes: "list[PoolPass]") -> bool:
-        """Whether the task can start at once in a pool that it prefers, or that comes first in
-        strict order.
-        """
-        preferred = task.shape.pools[: task.shape.pools.index(self.pool.name)]
-        return any(
-            each.pool.name in preferred and (each.strict_order or each.can_start(task))
-            for each in passes
-        )
-
-    def _starts_elsewhere(self, task: Task, passes: "list[PoolPass]") -> bool:
-        """Whether a pool that the task prefers, and that finds such tasks itself, can start it."""
-        pools = task.shape.pools
-        if pools[0] == self.pool.name:
-            return False
-        preferred = pools[: pools.index(self.pool.name)]
-        return any(
-            each.pool.name in preferred and each.policy.offer is not None and each.can_start(task)
-            for each in passes
-        )
-
-    def _reserved_in_strict_order(self, task: Task, passes: "list[PoolPass]") -> bool:
-        """Whether the task has slots of a pool that comes first in strict order."""
-        preferred = task.shape.pools[: task.shape.pools.index(self.pool.name)]
-        return task.reserved is not None and any(
-            each.strict_order and each.pool.name == task.reserved.pool_name in preferred
-            for each in passes
-        )
 
     def can_start(self, task: Task) -> bool:
         """Whether the task can start in this pool at once."""
