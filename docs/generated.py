@@ -180,7 +180,7 @@ def _model(name: str, models: Json) -> Iterator[str]:
 
 def problems() -> str:
     """The code, status and hint of every problem document."""
-    from yardmaster_gateway.problems import KINDS
+    from yardmaster_gateway.http.problems import KINDS
 
     lines = ["| code | status | what to do |", "| --- | --- | --- |"]
     for code, kind in KINDS.items():

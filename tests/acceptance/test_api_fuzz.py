@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.support.gateway import TestCell
 from tests.support.views import telemetry
 from yardmaster_eventlog.port import Partition
-from yardmaster_gateway.connections import ConnectionLimits
-from yardmaster_gateway.server import Server
+from yardmaster_gateway.http.connections import ConnectionLimits
+from yardmaster_gateway.http.server import Server
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_runtime.http import listen
 from yardmaster_schemas.topics import REQUESTS

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from yardmaster.client import ApiError, Client
-from yardmaster_gateway.access import WAIT_S
+from yardmaster_gateway.identity.access import WAIT_S
 from yardmaster_schemas.api import NewUser, RoleGiven, RolesChange, TokenOrder
 from yardmaster_schemas.events.users import RoleName, Scope
 

@@ -13,7 +13,7 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.views import telemetry
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_gateway.details_ticker import DetailsTicker
+from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.topics import DETAILS
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.views import telemetry
-from yardmaster_gateway.connections import ConnectionLimits, open_files_limit
-from yardmaster_gateway.server import Server
+from yardmaster_gateway.http.connections import ConnectionLimits, open_files_limit
+from yardmaster_gateway.http.server import Server
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.http import listen

@@ -22,8 +22,8 @@ from tests.support.views import telemetry
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway.app import create_app, document
-from yardmaster_gateway.authentication import FileUser, digest_of
-from yardmaster_gateway.token_import import import_users
+from yardmaster_gateway.background.token_import import import_users
+from yardmaster_gateway.identity.authentication import FileUser, digest_of
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.redis.settings import RedisSettings

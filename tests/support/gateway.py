@@ -21,9 +21,9 @@ from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import main as gateway
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.authentication import FileUser, Identity
-from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.context import Gateway, GatewayPorts
+from yardmaster_gateway.identity.authentication import FileUser, Identity
+from yardmaster_gateway.identity.authorization import Binding, Caller
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore

@@ -22,7 +22,7 @@ from yardmaster_cli.errors import Exit
 from yardmaster_core.scheduling.planner.policy import Policy, no_shares
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.testing import Cell
-from yardmaster_gateway.authorization import Action, Binding, is_allowed
+from yardmaster_gateway.identity.authorization import Action, Binding, is_allowed
 from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.job_file import JobSpec
 from yardmaster_schemas.reasons import (

@@ -30,8 +30,8 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.authentication import FileUser, digest_of, read_token_file
 from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.identity.authentication import FileUser, digest_of, read_token_file
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_localcluster.layout import GATEWAY_PORT
 from yardmaster_node_agent import agent
@@ -70,7 +70,7 @@ class Options:
             port from GATEWAY_PORT on.
         policy: the policy that the log must have; None: any.
         log_level: the lowest level of the log lines of services.
-        token_file: users to record in the log (see `yardmaster_gateway.authentication`).
+        token_file: users to record in the log (see `yardmaster_gateway.identity.authentication`).
     """
 
     cluster: Cluster

@@ -11,9 +11,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from yardmaster_gateway import (
+from yardmaster_gateway.context import (
+    Gateway,
+    GatewayPorts,
+    current_caller,
+    reject_unknown_parameters,
+    reject_writes_to_a_short_log,
+)
+from yardmaster_gateway.http import problems
+from yardmaster_gateway.http.writes import trace_of
+from yardmaster_gateway.reference import api_page
+from yardmaster_gateway.reference.openapi import document_of
+from yardmaster_gateway.routes import (
     about,
-    api_page,
     cell,
     client_wheel,
     departments,
@@ -25,7 +35,6 @@ from yardmaster_gateway import (
     logs,
     nodes,
     pools,
-    problems,
     projects,
     rules,
     shares,
@@ -34,16 +43,7 @@ from yardmaster_gateway import (
     users,
     watch,
 )
-from yardmaster_gateway.context import (
-    Gateway,
-    GatewayPorts,
-    current_caller,
-    reject_unknown_parameters,
-    reject_writes_to_a_short_log,
-)
-from yardmaster_gateway.openapi import document_of
 from yardmaster_gateway.settings import GatewaySettings
-from yardmaster_gateway.writes import trace_of
 from yardmaster_runtime.distribution import installed_version
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import (

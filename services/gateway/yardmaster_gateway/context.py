@@ -14,9 +14,9 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import errors
-from yardmaster_gateway.access import Access, LogUsers
-from yardmaster_gateway.authentication import MAX_TOKEN, FileUser, Identity, digest_of
-from yardmaster_gateway.authorization import (
+from yardmaster_gateway.identity.access import Access, LogUsers
+from yardmaster_gateway.identity.authentication import MAX_TOKEN, FileUser, Identity, digest_of
+from yardmaster_gateway.identity.authorization import (
     Action,
     Caller,
     is_allowed,
@@ -24,11 +24,11 @@ from yardmaster_gateway.authorization import (
     sees_all_projects,
 )
 from yardmaster_gateway.monotonic import MonotonicViews
-from yardmaster_gateway.node_sizes import NodeSizes
 from yardmaster_gateway.rate_limit import RateLimit
-from yardmaster_gateway.recent_submissions import RecentSubmissions
 from yardmaster_gateway.request_writer import RequestWriter
 from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_gateway.submissions.node_sizes import NodeSizes
+from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.queries import Visibility

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.authentication import read_token_file
-from yardmaster_gateway.connections import ConnectionLimits
+from yardmaster_gateway.background.details_ticker import DetailsTicker
+from yardmaster_gateway.background.own_records import watch_own_records
+from yardmaster_gateway.background.token_import import import_users
 from yardmaster_gateway.context import Gateway, GatewayPorts
-from yardmaster_gateway.details_ticker import DetailsTicker
-from yardmaster_gateway.health import report_health
-from yardmaster_gateway.own_records import watch_own_records
-from yardmaster_gateway.server import Server
+from yardmaster_gateway.http.connections import ConnectionLimits
+from yardmaster_gateway.http.server import Server
+from yardmaster_gateway.identity.authentication import read_token_file
+from yardmaster_gateway.routes.health import report_health
 from yardmaster_gateway.settings import GatewaySettings
-from yardmaster_gateway.token_import import import_users
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.http import CannotListen, listen

@@ -19,8 +19,8 @@ from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
 from yardmaster_eventlog.reader import details_digest
-from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import Busy
+from yardmaster_gateway.identity.authorization import Caller
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry

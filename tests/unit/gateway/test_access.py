@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.gateway import CALLERS, TestCell
 from yardmaster_gateway.app import document
-from yardmaster_gateway.authorization import Action, Binding, is_allowed
 from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.identity.authorization import Action, Binding, is_allowed
 from yardmaster_schemas.events.users import RoleName, Scope
 
 OPEN = {"/livez", "/readyz", "/metrics"}

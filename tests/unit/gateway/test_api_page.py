@@ -4,8 +4,8 @@ import re
 from html.parser import HTMLParser
 
 from tests.support.gateway import TestCell
-from yardmaster_gateway.api_page import anchor_of, html_of
 from yardmaster_gateway.app import document
+from yardmaster_gateway.reference.api_page import anchor_of, html_of
 
 
 class Found(HTMLParser):

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from tests.support.gateway import TestCell
-from yardmaster_gateway.client_wheel import PACKAGES
+from yardmaster_gateway.routes.client_wheel import PACKAGES
 from yardmaster_runtime.distribution import CLIENT_PATH, NAME, install_command, wheel_file
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ async def test_an_installation_from_the_wheel_serves_the_same_wheel(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     code = (
-        "import hashlib, importlib.metadata, yardmaster_gateway.client_wheel as served\n"
+        "import hashlib, importlib.metadata, yardmaster_gateway.routes.client_wheel as served\n"
         f"distribution = importlib.metadata.Distribution.from_name({NAME!r})\n"
         "wheel = served.wheel_of(distribution)\n"
         "print(served.__file__, hashlib.sha256(wheel).hexdigest())"

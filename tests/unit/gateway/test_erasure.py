@@ -15,8 +15,8 @@ from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.details_ticker import DetailsTicker
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.rows import OutputRow, Row

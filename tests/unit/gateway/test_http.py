@@ -16,7 +16,7 @@ from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.health import HealthCheck, report_health
+from yardmaster_gateway.routes.health import HealthCheck, report_health
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.http import Request
 from yardmaster_runtime.telemetry.health import Health, health_handler

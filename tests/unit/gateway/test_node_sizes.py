@@ -11,7 +11,7 @@ from tests.support.views import telemetry
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.monotonic import MonotonicViews
-from yardmaster_gateway.node_sizes import FRESH_S, READ_S, NodeSizes, Size, fit_warnings
+from yardmaster_gateway.submissions.node_sizes import FRESH_S, READ_S, NodeSizes, Size, fit_warnings
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.rows import Row
 from yardmaster_projections.store import Page, Query

@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 
 from yardmaster_gateway.app import document
-from yardmaster_gateway.bodies import BODY_PREFIX
-from yardmaster_gateway.descriptions import ANSWERS, FIELDS, PARAMETERS
-from yardmaster_gateway.openapi import BODIES
+from yardmaster_gateway.http.bodies import BODY_PREFIX
+from yardmaster_gateway.reference.descriptions import ANSWERS, FIELDS, PARAMETERS
+from yardmaster_gateway.reference.openapi import BODIES
 
 
 def operations() -> Iterator[tuple[str, dict[str, Any]]]:

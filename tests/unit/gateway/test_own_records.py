@@ -14,9 +14,9 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
+from yardmaster_gateway.background.own_records import watch_own_records
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.errors import OwnRecordRefused
-from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_gateway.request_writer import COMPARE_S
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import NodeCordonRequestedV1

@@ -14,10 +14,10 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_gateway import request_writer
-from yardmaster_gateway.authentication import digest_of, read_token_file
 from yardmaster_gateway.errors import Busy, TokenFileRefused
+from yardmaster_gateway.identity.authentication import digest_of, read_token_file
 from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
-from yardmaster_gateway.submission import body_digest, job_id
+from yardmaster_gateway.submissions.submission import body_digest, job_id
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.api import parse_job

@@ -7,8 +7,8 @@ import pytest
 from tests.support.gateway import TestCell, test_cell
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogTruncated, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
-from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import TokenFileRefused
+from yardmaster_gateway.identity.authorization import Caller
 from yardmaster_runtime.clock import ManualClock, SystemClock
 
 

@@ -4,7 +4,7 @@ from tests.support import logs
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_gateway.recent_submissions import RecentSubmissions, Submission
+from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions, Submission
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
 from yardmaster_schemas.topics import REQUESTS

@@ -27,7 +27,7 @@ async def test_a_cell_of_the_release_before_is_switched_to_newer_rules_once(
         await cell.run_until_idle()
         monkeypatch.setattr(QuotaMachine, "rules", newer)
         monkeypatch.setattr(SchedulerMachine, "rules", newer)
-        monkeypatch.setattr("yardmaster_gateway.rules.RULES", newer)
+        monkeypatch.setattr("yardmaster_gateway.routes.rules.RULES", newer)
         path, body = "/v1/rules", {"rules": newer}
         assert await cell.call("GET", path) == {"rules": RULES, "newest": newer}
         match = {"If-Match": f'"{RULES}"'}

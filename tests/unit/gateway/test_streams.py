@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import logs
 from tests.support.gateway import CALLERS, TestCell, test_cell
-from yardmaster_gateway import logs as output_of_tasks
-from yardmaster_gateway import watch
-from yardmaster_gateway.authorization import Caller
+from yardmaster_gateway.identity.authorization import Caller
+from yardmaster_gateway.routes import logs as output_of_tasks
+from yardmaster_gateway.routes import watch
 from yardmaster_projections.rows import AttemptRow, OutputRow, Row
 from yardmaster_projections.store import Found, RowKey
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1

@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from tests.support.gateway import CALLERS, CELL, TestCell, other_gateway, test_cell
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
-from yardmaster_gateway.authentication import FileUser, digest_of
+from yardmaster_gateway.background.token_import import import_users
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.token_import import import_users
+from yardmaster_gateway.identity.authentication import FileUser, digest_of
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.users import (
     NewToken,

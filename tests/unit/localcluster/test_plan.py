@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_gateway.authentication import digest_of, read_token_file
+from yardmaster_gateway.identity.authentication import digest_of, read_token_file
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
 

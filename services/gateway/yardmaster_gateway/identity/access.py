@@ -1,0 +1,204 @@
+"""The users of a cell, folded from quota's verdicts in `admissions`, and the callers they become.
+
+Every gateway reads the topic from its start and then as it grows. A change holds here as soon as
+the record is read: at once if the log is reachable, which `follow` checks at least every `WAIT_S`
+seconds. A gateway that could not read the end of the topic for `access_age_s` refuses every
+request, because it cannot know which tokens were revoked.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from yardmaster_core.access import User, is_valid, user_after
+from yardmaster_core.commit import CommitReader
+from yardmaster_eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import Cursor
+from yardmaster_gateway.errors import NotReady, Unauthenticated
+from yardmaster_gateway.identity.authentication import digest_of
+from yardmaster_gateway.identity.authorization import Binding, Caller
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.cycle_reader import CycleReader
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.users import ACCESS_CHANGES, AccessChange, TokenRecord
+from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
+
+#: Records per read; the longest wait for a record, and the pause after a failed read, in seconds.
+MAX_READ: Final = 1_000
+WAIT_S: Final = 1.0
+PAUSE_S: Final = 0.5
+
+
+class Access:
+    """The users of the cell, as of the last record of quota that was read."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        cell: str,
+        partition: int,
+        max_age_s: float,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._partition = Partition(ADMISSIONS.name, partition)
+        self._requests = (REQUESTS.name, partition)
+        self._max_age_s = max_age_s
+        self._cycles = CycleReader(
+            Cursor(log, self._partition, 0, ahead=MAX_READ),
+            CommitReader("quota", cell, ADMISSIONS.name),
+        )
+        self._lock = asyncio.Lock()
+        self._users: dict[str, User] = {}
+        #: The user of each token, by the token's digest.
+        self._owners: dict[str, str] = {}
+        #: When the end of the topic was read last, in monotonic seconds; None: not yet.
+        self._read_s: float | None = None
+        #: Called with the name of each user that changed, or whose token may have ended (None).
+        self.on_change: Callable[[str | None], None] = lambda _: None
+        self._age = telemetry.gauge(
+            "access_age_seconds", "Time since the newest record of users was read"
+        )
+        self._size = telemetry.gauge("users", "Users of the cell")
+
+    @property
+    def users(self) -> Mapping[str, User]:
+        """The users by name, also those that were removed."""
+        return self._users
+
+    @property
+    def complete(self) -> bool:
+        """Whether the topic was read to its end at least once."""
+        return self._read_s is not None
+
+    @property
+    def now_ms(self) -> int:
+        """The time at which tokens are checked: that of the host, or of quota if it is later."""
+        return max(self._clock.now_ms(), self._cycles.reader.now_ms)
+
+    @property
+    def offset(self) -> int:
+        """The offset in `admissions` up to which the users are folded."""
+        return self._cycles.reader.boundary
+
+    @property
+    def judged(self) -> int:
+        """The offset in `requests` up to which quota has judged."""
+        return self._cycles.reader.inputs.get(self._requests, 0)
+
+    async def catch_up(self) -> None:
+        """Read the topic to its end.
+
+        Raises:
+            LogUnavailable, LogTruncated, LogCorrupt, UnknownTopic: the log cannot be read.
+            ForeignRecord, ChainBroken: quota did not write it so.
+        """
+        async with self._lock:
+            while (counted := await self._cycles.next()) is not None:
+                for _, envelope in counted.decisions:
+                    if isinstance(envelope.data, ACCESS_CHANGES):
+                        self._apply(envelope.data, counted.commit.now_ms)
+            self._read_s = self._clock.monotonic_s()
+
+    async def wait(self) -> None:
+        """Wait until the topic has grown, for at most `WAIT_S` seconds.
+
+        Raises: LogUnavailable, LogTruncated, UnknownTopic.
+        """
+        await self._log.wait({self._partition: self._cycles.cursor.end}, WAIT_S)
+
+    def _apply(self, event: AccessChange, now_ms: int) -> None:
+        name = event.principal
+        before = self._users.get(name)
+        after = self._users[name] = user_after(before, event, now_ms)
+        for token in before.tokens if before is not None else ():
+            del self._owners[token.digest]
+        for token in after.tokens:
+            self._owners[token.digest] = name
+        self._size.set(sum(not user.removed for user in self._users.values()))
+        self.on_change(name)
+
+    async def follow(self) -> NoReturn:
+        """Read the topic as it grows.
+
+        Raises: as `catch_up`, but waits while the log is unavailable.
+        """
+        while True:
+            try:
+                await self.catch_up()
+                self._age.set(0)
+                await self.wait()
+            except (LogUnavailable, UnknownTopic):
+                if self._read_s is not None:
+                    self._age.set(self._clock.monotonic_s() - self._read_s)
+                await self._clock.sleep(PAUSE_S)
+            self.on_change(None)
+
+    def check_age(self) -> None:
+        """Check that the users are known well enough to authenticate callers.
+
+        Raises:
+            NotReady: the topic was not read to its end, or not for `access_age_s` seconds.
+        """
+        if self._read_s is None:
+            raise NotReady(found="the users of the cell are not read from the log yet")
+        age_s = self._clock.monotonic_s() - self._read_s
+        if age_s > self._max_age_s:
+            raise NotReady(
+                found=f"the log could not be read for {age_s:.0f} s, so tokens that were revoked "
+                "meanwhile are not known"
+            )
+
+    def token(self, digest: str) -> tuple[str, TokenRecord] | None:
+        """The user and the record of a token by its digest, also of one that has expired."""
+        name = self._owners.get(digest)
+        if name is None:
+            return None
+        return name, next(one for one in self._users[name].tokens if one.digest == digest)
+
+    def valid(self, digest: str) -> bool:
+        """Whether a token is valid now."""
+        found = self.token(digest)
+        return found is not None and is_valid(found[1], self.now_ms)
+
+
+class LogUsers:
+    """Authenticates the users of the log.
+
+    Until the users of the token file are recorded (`imported`), an unknown token may be one of
+    theirs.
+    """
+
+    def __init__(self, access: Access, imported: Callable[[], bool]) -> None:
+        self._access = access
+        self._imported = imported
+
+    async def identify(self, token: str) -> Caller | None:
+        """The caller of a token; None if the token is unknown or was revoked.
+
+        Raises:
+            Unauthenticated: the token has expired.
+            NotReady: see `Access.check_age`; or the token is unknown, and the users of the token
+                file are not recorded yet.
+        """
+        self._access.check_age()
+        found = self._access.token(digest_of(token))
+        if found is None:
+            if not self._imported():
+                raise NotReady(found="the users of the token file are not recorded in the log yet")
+            return None
+        name, record = found
+        if not is_valid(record, self._access.now_ms):
+            raise Unauthenticated(found=f"token {record.id} of user {name} has expired")
+        roles = self._access.users[name].roles
+        return Caller(
+            user=name,
+            method="token",
+            issuer="log",
+            credential_id=record.id,
+            bindings=tuple(Binding(role.role, role.scope, role.name) for role in roles),
+        )

@@ -1,0 +1,102 @@
+"""`/v1/nodes/{name}/enrolment`: which nodes may join the cluster, and with which resources."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster_gateway import errors
+from yardmaster_gateway.context import Read, ReadContext, authorize
+from yardmaster_gateway.http.bodies import body_of, request_body
+from yardmaster_gateway.http.names import valid_name
+from yardmaster_gateway.http.problems import problem_responses
+from yardmaster_gateway.http.writes import (
+    IfMatch,
+    IfNoneMatch,
+    Origin,
+    as_revision,
+    check_condition,
+    etag,
+    record_requests,
+)
+from yardmaster_gateway.identity.authorization import Action
+from yardmaster_gateway.routes.object_router import CONFIGURE_RESPONSES
+from yardmaster_projections.rows import NodeRow
+from yardmaster_schemas.api import Accepted, Enrolment, NodeEnrolment
+from yardmaster_schemas.events.requests import NodeEnrolRequestedV1, NodeRevokeRequestedV1
+
+router = APIRouter(tags=["nodes"])
+
+
+async def _find(read: ReadContext, name: str) -> NodeEnrolment | None:
+    row = await read.store.get(NodeRow, name)
+    if row is None or row.enrolment is None:
+        return None
+    return NodeEnrolment(node=row.name, revision=row.enrolment_revision, enrolment=row.enrolment)
+
+
+@router.get(
+    "/nodes/{name}/enrolment",
+    operation_id="read_enrolment",
+    response_model=NodeEnrolment,
+    responses=problem_responses("not_found"),
+)
+async def read_enrolment(read: Read, response: Response, name: str) -> NodeEnrolment:
+    """Show what a node may claim when it joins."""
+    found = await _find(read, name)
+    if found is None:
+        raise errors.NotFound(what=f"enrollment of node {name[:64]}")
+    response.headers["ETag"] = etag(found.revision)
+    return found
+
+
+@router.put(
+    "/nodes/{name}/enrolment",
+    operation_id="enrol_node",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=request_body(Enrolment),
+    responses=CONFIGURE_RESPONSES,
+)
+async def enrol_node(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    name: str,
+    enrolment: Annotated[Enrolment, Depends(body_of(Enrolment))],
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> Accepted:
+    """Enroll a node (`If-None-Match: *`), or change what it may claim (`If-Match`).
+
+    After the first enrollment of a cell, only enrolled nodes may join it.
+    """
+    authorize(read.caller, Action.OPERATE)
+    node = valid_name(name, "node")
+    known = await _find(read, node)
+    current = known.revision if known is not None else None
+    found = check_condition(f"the enrollment of node {node}", current, if_match, if_none_match)
+    event = NodeEnrolRequestedV1(node=node, enrolment=enrolment, if_revision=as_revision(found))
+    return await record_requests(read.gateway, [(event, node)], origin, response)
+
+
+@router.delete(
+    "/nodes/{name}/enrolment",
+    operation_id="revoke_node",
+    status_code=202,
+    response_model=Accepted,
+    responses=problem_responses(
+        *("forbidden", "not_found", "version_mismatch", "precondition_required"),
+        *("busy", "outcome_unknown"),
+    ),
+)
+async def revoke_node(
+    read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
+) -> Accepted:
+    """Revoke a node: kill its tasks at once, and refuse it until it is enrolled again."""
+    authorize(read.caller, Action.OPERATE)
+    known = await _find(read, name)
+    if known is None:
+        raise errors.NotFound(what=f"enrollment of node {name[:64]}")
+    found = check_condition(f"the enrollment of node {name}", known.revision, if_match)
+    event = NodeRevokeRequestedV1(node=name, if_revision=as_revision(found))
+    return await record_requests(read.gateway, [(event, name)], origin, response)

@@ -1,0 +1,109 @@
+"""`/v1/jobs/{id}/erase`: permanently delete a job's name, labels, command, environment and notes.
+
+The gateway writes the tombstones first and then the request, which names the last tombstone. The
+answer 202 therefore means that the data is deleted from the log; no other process has to complete
+the deletion. A client that gets no answer repeats the request, which does no harm. Quota turns the
+request into DetailsErased, on which the views delete the data too. Replay never reads it.
+
+Only ended jobs can be erased, because a job that has not ended needs its command for a restart. The
+end of a job is final, so the check against the views is safe even if the views are behind the log.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.reader import record_at
+from yardmaster_gateway import errors
+from yardmaster_gateway.context import Read, ReadContext, authorize
+from yardmaster_gateway.http.problems import problem_responses
+from yardmaster_gateway.http.writes import Key, Origin, ensure_key, record_requests
+from yardmaster_gateway.identity.authorization import Action
+from yardmaster_gateway.routes.jobs import find_job
+from yardmaster_projections.projection.details import details_of
+from yardmaster_projections.rows import JobRow, RequestRow
+from yardmaster_projections.store import Query
+from yardmaster_schemas.api import Accepted
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.requests import EraseRequestedV1
+from yardmaster_schemas.topics import DETAILS, REQUESTS
+
+router = APIRouter(tags=["jobs"])
+
+#: Requests with notes that are read per page.
+PAGE: Final = 500
+
+
+@router.post(
+    "/jobs/{job_id}/erase",
+    operation_id="erase_job",
+    status_code=202,
+    response_model=Accepted,
+    responses=problem_responses(
+        "forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"
+    ),
+)
+async def erase_job(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    job_id: str,
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Permanently delete the name, labels, command, environment and notes of an ended job."""
+    gateway = read.gateway
+    ensure_key(gateway, idempotency_key, response)
+    row = await find_job(read, job_id)
+    authorize(
+        *(read.caller, Action.ERASE),
+        project=row.facts.project,
+        department=row.facts.department,
+    )
+    _check_ended(row)
+    keys = [key async for key in _other_keys(read, row.key)]
+    own = await _key_of_details(read, row.offset)
+    if own is not None:
+        keys.append(own)
+    # One with the job id always: the request names a tombstone also where the details are gone.
+    offset = await gateway.writer.write_tombstones([*keys, row.key])
+    event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
+    return await record_requests(gateway, [(event, row.key)], origin, response)
+
+
+def _check_ended(row: JobRow) -> None:
+    live = [phase for phase in row.phases if not phase.final]
+    if live or not row.phases:
+        raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
+
+
+async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:
+    """The keys of notes about the job or its tasks, and of the details of repeated submissions."""
+    query = Query(facets={"noted": frozenset({job_id})}, limit=PAGE)
+    while True:
+        page = await read.store.page(RequestRow, query)
+        for row in page.rows:
+            key = await _key_of_details(read, row.offset)
+            if key is not None:
+                yield key
+        if page.next is None:
+            return
+        query = Query(facets=query.facets, limit=PAGE, after=page.next)
+
+
+async def _key_of_details(read: ReadContext, offset: int) -> str | None:
+    """The key of the record in `details` that a request refers to; None if it is gone."""
+    gateway = read.gateway
+    log, number = gateway.ports.log, gateway.settings.partition
+    requests = await log.read(Partition(REQUESTS.name, number), offset, max_records=1)
+    try:
+        event = decode(requests[0].record).data
+    except (SchemaError, IndexError):
+        return None
+    where = details_of(event)
+    if where is None:
+        return None
+    found = await record_at(log, Partition(DETAILS.name, where.partition), where.offset)
+    return None if found is None else found.record.key.decode()

@@ -1,0 +1,421 @@
+"""`/v1/jobs`: submit, read, change, cancel, pause, resume."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster_eventlog.errors import LogError
+from yardmaster_gateway import errors
+from yardmaster_gateway.context import (
+    CurrentCaller,
+    CurrentGateway,
+    Gateway,
+    Read,
+    ReadContext,
+    authorize,
+)
+from yardmaster_gateway.http.bodies import body_of, request_body
+from yardmaster_gateway.http.filters import job_filters
+from yardmaster_gateway.http.pages import page_of
+from yardmaster_gateway.http.problems import problem_responses
+from yardmaster_gateway.http.writes import (
+    IfMatch,
+    Key,
+    Origin,
+    as_revision,
+    check_condition,
+    ensure_key,
+    etag,
+    record_note,
+    record_requests,
+)
+from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed, names_in_scope
+from yardmaster_gateway.request_writer import RequestOrigin
+from yardmaster_gateway.submissions import submission
+from yardmaster_gateway.submissions.recent_submissions import Submission
+from yardmaster_gateway.submissions.views_in_time import in_time
+from yardmaster_projections import queries
+from yardmaster_projections.queries import Filters
+from yardmaster_projections.rows import JobRow
+from yardmaster_schemas.api import (
+    Accepted,
+    CancelBody,
+    HoldBody,
+    Job,
+    JobPatch,
+    JobSpec,
+    List,
+    Phase,
+    Submitted,
+)
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    MaxSlotsChangeRequestedV1,
+    PauseRequestedV1,
+    PriorityChangeRequestedV1,
+    ResumeRequestedV1,
+    WeightChangeRequestedV1,
+)
+from yardmaster_schemas.events.users import Scope
+from yardmaster_schemas.job_file import submitted_spec
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.quantities import milli
+from yardmaster_schemas.topics import REQUESTS
+
+router = APIRouter(tags=["jobs"])
+
+#: The longest that a submission waits for the views, in seconds; it is recorded without them.
+VIEWS_S: Final = 1.0
+
+_LINKS: Final = {
+    "job": {"operationId": "read_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "change": {"operationId": "change_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "pause": {"operationId": "pause_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "resume": {"operationId": "resume_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "task": {"operationId": "read_task", "parameters": {"task_id": "$response.body#/task_ids/0"}},
+    "explain": {
+        "operationId": "explain_task",
+        "parameters": {"task_id": "$response.body#/task_ids/0"},
+    },
+    "fresh": {
+        "operationId": "list_tasks",
+        "parameters": {"min_position": "$response.body#/position"},
+    },
+}
+
+
+@router.post(
+    "/jobs",
+    operation_id="submit_job",
+    status_code=202,
+    response_model=Submitted,
+    openapi_extra=request_body(JobSpec),
+    responses={
+        202: {"links": _LINKS},
+        **problem_responses(
+            *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
+            *("idempotency_mismatch", "busy", "outcome_unknown"),
+        ),
+    },
+)
+async def submit_job(
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
+    response: Response,
+    origin: Origin,
+    spec: Annotated[JobSpec, Depends(body_of(JobSpec))],
+    idempotency_key: Key = None,
+) -> Submitted:
+    """Submit a job. The answer 202 means that the job is recorded, not that it is admitted.
+
+    Repeating a request with the same Idempotency-Key and body returns the same answer; the same key
+    with a different body is refused. If two gateways record the same key at the same time, the
+    first record in the log counts. Jobs can be submitted while the views are unavailable; a
+    repetition older than the setting `recent_requests` is then detected by quota only.
+    """
+    await _authorize_submission(gateway, caller, spec.project)
+    key = ensure_key(gateway, idempotency_key, response)
+    log, _ = await gateway.log_created()
+    id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
+    digest = submission.body_digest(spec, key)
+    async with gateway.submission_lock(id_):
+        known = None
+        if idempotency_key is not None:
+            known = await _submitted_before(gateway, id_)
+        if known is None:
+            known = await _record(gateway, spec, id_, key, origin)
+    if known.body_digest != digest:
+        raise errors.IdempotencyMismatch(key=key, job_id=id_)
+    position = str(Position(cell=gateway.cell, requests=known.offset + 1))
+    response.headers["Yard-Position"] = position
+    ids = [f"{id_}.{index}" for index in range(known.tasks)]
+    warnings = await gateway.sizes.warnings(submitted_spec(spec), spec.project)
+    return Submitted(job_id=id_, task_ids=ids, position=position, warnings=warnings)
+
+
+async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
+    """Check that the caller may submit to the project.
+
+    The views are read only if the caller has a role in a department.
+
+    Raises:
+        Forbidden, ViewsUnavailable.
+    """
+    if is_allowed(caller.bindings, Action.SUBMIT, project=project):
+        return
+    department: str | None = None
+    if names_in_scope(caller.bindings, Scope.DEPARTMENT):
+        await gateway.wait_for_position(None)
+        row = await queries.project(gateway.views, project)
+        department = row.config.department if row is not None else None
+    authorize(caller, Action.SUBMIT, project=project, department=department)
+
+
+async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
+    """The earlier submission of the same key, if the log or the views have one.
+
+    One that quota refused as a record does not count.
+    """
+    known = await gateway.recent.find(id_)
+    if known is None and gateway.recent.oldest == 0:
+        return None
+    row = await in_time(gateway.views.store.get(JobRow, id_), gateway.ports.clock, VIEWS_S)
+    if row is not None and row.refused_as_record:
+        gateway.recent.forget(id_, row.offset)
+        return await gateway.recent.find(id_)
+    return known if known is not None or row is None else _as_submitted(row)
+
+
+def _as_submitted(row: JobRow) -> Submission:
+    facts = row.facts
+    return Submission(
+        row.body_digest, row.offset, facts.requested.tasks, facts.project, facts.actor
+    )
+
+
+async def _record(
+    gateway: Gateway, spec: JobSpec, id_: str, key: str, origin: RequestOrigin
+) -> Submission:
+    """Record a job and its details; return the submission that counts, which may be an earlier one.
+
+    The record key of the details is `<job>.<salt>`. If it were the job id, compaction would replace
+    the details of the first submission by those of a repetition.
+    """
+    salt = gateway.ports.chance.hex("details salt", 32)
+    details = submission.details(spec, id_, origin.caller.user, salt)
+    details_key = f"{id_}.{salt}"
+    ref = await gateway.writer.record_detail(details, details_key, id_, origin)
+    event = submission.request(spec, id_, key, ref)
+    offset = await gateway.writer.record([(event, id_)], origin)
+    user = origin.caller.user
+    own = Submission(event.body_digest, offset, event.spec.tasks, spec.project, user)
+    try:
+        first = await gateway.recent.find(id_)
+        if first is None or first.offset >= offset:
+            return own
+        await gateway.writer.write_tombstones([details_key])
+    except LogError as error:
+        # The job is recorded. Quota detects a repetition, and an erasure finds these details.
+        gateway.ports.telemetry.warn("repetition_not_checked", code=error.code, job_id=id_)
+        return own
+    return first
+
+
+@router.get(
+    "/jobs",
+    operation_id="list_jobs",
+    response_model=List[Job],
+    openapi_extra={"x-label-filters": True},
+    responses=problem_responses("bad_cursor"),
+)
+async def list_jobs(read: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
+    """List jobs, the newest first. `label.team=x` filters by label."""
+    return await page_of(read, JobRow, filters, read.presenter.job)
+
+
+async def find_job(read: ReadContext, job_id: str) -> JobRow:
+    """The job, if it exists and the caller may see it.
+
+    Raises:
+        NotFound: the views know no such job, and have read every request in the log.
+        ViewBehind: they have not, so the job may exist.
+    """
+    row = await queries.job(read.store, job_id, read.visibility)
+    if row is None:
+        gateway = read.gateway
+        end = await gateway.end(REQUESTS.name)
+        await gateway.wait_for_position(Position(cell=gateway.cell, requests=end))
+        row = await queries.job(read.store, job_id, read.visibility)
+    if row is None:
+        raise errors.NotFound(what=f"job {job_id[:64]}")
+    return row
+
+
+@router.get(
+    "/jobs/{job_id}",
+    operation_id="read_job",
+    response_model=Job,
+    responses=problem_responses("not_found"),
+)
+async def read_job(read: Read, response: Response, job_id: str) -> Job:
+    """Show a job. A change of the job must name the ETag of this answer."""
+    row = await find_job(read, job_id)
+    response.headers["ETag"] = etag(row.revision)
+    return await read.presenter.job(row)
+
+
+def authorize_change(caller: Caller, row: JobRow) -> None:
+    """Check that a caller may change a job; another user's job needs a further role.
+
+    Raises:
+        Forbidden.
+    """
+    own = row.facts.actor == caller.user
+    action = Action.CHANGE_OWN if own else Action.CHANGE_ANY
+    authorize(caller, action, project=row.facts.project, department=row.facts.department)
+
+
+@router.patch(
+    "/jobs/{job_id}",
+    operation_id="change_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=request_body(JobPatch),
+    responses=problem_responses(
+        *("forbidden", "not_found", "wrong_phase", "version_mismatch", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
+    ),
+)
+async def change_job(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    job_id: str,
+    patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Change a job's priority, weight or max_slots.
+
+    Each change is a request of its own; quota decides them in this order.
+    """
+    row = await find_job(read, job_id)
+    authorize_change(read.caller, row)
+    revision = as_revision(check_condition(f"job {job_id}", row.revision, if_match))
+    _check_not_ended(row)
+    events: list[tuple[Event, str]] = []
+
+    def guard() -> int | None:
+        # Every accepted change increments the revision, so the next change must name the new one.
+        return None if revision is None else revision + len(events)
+
+    if patch.priority is not None:
+        event = PriorityChangeRequestedV1(
+            job_id=job_id, priority=patch.priority, if_revision=guard()
+        )
+        events.append((event, job_id))
+    if patch.weight is not None:
+        weight = WeightChangeRequestedV1(job_id=job_id, weight=patch.weight, if_revision=guard())
+        events.append((weight, job_id))
+    if "max_slots" in patch.model_fields_set:
+        most = None if patch.max_slots is None else milli(patch.max_slots, "max_slots")
+        slots = MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
+        events.append((slots, job_id))
+    return await record_requests(read.gateway, events, origin, response)
+
+
+def _check_not_ended(row: JobRow) -> None:
+    if all(phase.final for phase in row.phases):
+        phase = next(iter(row.phases), Phase.REJECTED)
+        raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
+
+
+_ACTIONS = problem_responses(
+    *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
+    *("invalid_spec", "busy", "outcome_unknown"),
+)
+
+
+@router.post(
+    "/jobs/{job_id}/cancel",
+    operation_id="cancel_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=request_body(CancelBody),
+    responses=_ACTIONS,
+)
+async def cancel_job(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    job_id: str,
+    body: Annotated[CancelBody, Depends(body_of(CancelBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Cancel all tasks of a job. Repeating the request changes nothing.
+
+    A job among the newest requests can also be canceled while the views are behind: it may be the
+    one that filled their store.
+    """
+    try:
+        await _find_changeable(read, response, job_id, idempotency_key)
+    except errors.ViewBehind:
+        if not await _authorize_unseen(read, job_id):
+            raise
+    ref = await record_note(read.gateway, body.reason, job_id, origin)
+    event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    operation_id="pause_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=request_body(HoldBody),
+    responses=_ACTIONS,
+)
+async def pause_job(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Pause a job: its tasks save a checkpoint and stop, and do not start until it is resumed."""
+    row = await _find_changeable(read, response, job_id, idempotency_key)
+    ref = await record_note(read.gateway, body.reason, row.key, origin)
+    event = PauseRequestedV1(job_id=job_id, note=ref)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    operation_id="resume_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=request_body(HoldBody),
+    responses=_ACTIONS,
+)
+async def resume_job(
+    read: Read,
+    response: Response,
+    origin: Origin,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Resume a paused job."""
+    await _find_changeable(read, response, job_id, idempotency_key)
+    event = ResumeRequestedV1(job_id=job_id)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
+
+
+async def _authorize_unseen(read: ReadContext, job_id: str) -> bool:
+    """Check that the caller may change a job that the views may lack; False: it is not recent.
+
+    Raises:
+        Forbidden.
+    """
+    submitted = await read.gateway.recent.find(job_id)
+    if submitted is None:
+        return False
+    project = await queries.project(read.store, submitted.project)
+    own = submitted.actor == read.caller.user
+    action = Action.CHANGE_OWN if own else Action.CHANGE_ANY
+    department = project.config.department if project is not None else None
+    authorize(read.caller, action, project=submitted.project, department=department)
+    return True
+
+
+async def _find_changeable(
+    read: ReadContext, response: Response, job_id: str, key: str | None
+) -> JobRow:
+    ensure_key(read.gateway, key, response)
+    row = await find_job(read, job_id)
+    authorize_change(read.caller, row)
+    _check_not_ended(row)
+    return row
