@@ -44,8 +44,28 @@ def _represents(name: str, old: str, new: str) -> Rule:
     return Rule(f"order: {name}", f"{QUOTA}/index.py", old, new)
 
 
-def _claims(name: str, old: str, new: str) -> Rule:
-    return Rule(name, f"{QUOTA}/claims.py", old, new)
+def _preempt(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/preempt.py", old, new)
+
+
+def _reclaim(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/reclaim.py", old, new)
+
+
+def _consolidation(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/consolidation.py", old, new)
+
+
+def _start(name: str, old: str, new: str) -> Rule:
+    return Rule(name, f"{QUOTA}/start.py", old, new)
+
+
+def _project(name: str, old: str, new: str) -> Rule:
+    return Rule(f"project: {name}", f"{QUOTA}/project_order.py", old, new)
+
+
+def _actions(name: str, old: str, new: str) -> Rule:
+    return Rule(f"actions: {name}", f"{QUOTA}/options.py", old, new)
 
 
 def _policy(name: str, old: str, new: str) -> Rule:
@@ -139,33 +159,33 @@ _ALL: Final = (
         " exceeded(ask, queue.deserved) is not None)\n",
         "",
     ),
-    _policy(
-        "project: the priority",
+    _project(
+        "the priority",
         "    return never, group.shape.preemptible, group.priority",
         "    return never, group.shape.preemptible",
     ),
-    _policy(
-        "project: not preemptible first",
+    _project(
+        "not preemptible first",
         "    return never, group.shape.preemptible, group.priority",
         "    return never, group.priority",
     ),
-    _policy(
-        "project: only the priority (kai)",
-        "    within = by_priority if kai else firm_first",
-        "    within = firm_first",
+    _project(
+        "only the priority (kai)",
+        "return by_priority if follows_kai(view) else firm_first",
+        "return firm_first",
     ),
     _order("failed starts last", "turn + self._late * group.shape.start_failed", "turn"),
     _order("earlier submission", "        return *found, task.key\n", "        return found\n"),
     # Preempt
     _claiming("preempt: strictly lower", "priority <= below:", "priority < below:"),
-    _claims(
+    _preempt(
         "preempt: any priority for a firm task",
         "    below = None if document and not job.shape.preemptible else job.priority",
         "    below = job.priority",
     ),
-    _claims(
+    _preempt(
         "preempt: lower priorities only (kai)",
-        "    document = not _all_over(view)\n",
+        "    document = not follows_kai(view)\n",
         "    document = True\n",
     ),
     _claiming("victims: lowest priority first", "sorted(of, reverse=True)", "sorted(of)"),
@@ -191,99 +211,101 @@ _ALL: Final = (
         "    least_s = max(least_s, victim.job.spec.min_runtime_s)\n",
         "    least_s = victim.job.spec.min_runtime_s\n",
     ),
-    _claims(
+    Rule(
         "protections: of the nearest queue",
+        f"{QUOTA}/protections.py",
         "    for each in queue.ancestors():",
         "    for each in (queue,):",
     ),
-    _claims(
+    _preempt(
         "protections: preempt has its own",
-        "_nearest(_leaf(view, task), reclaim=False)",
-        "_nearest(_leaf(view, task), reclaim=True)",
+        "queue_min_runtime_s(project_queue(view, task), reclaim=False)",
+        "queue_min_runtime_s(project_queue(view, task), reclaim=True)",
     ),
-    _claims(
+    _reclaim(
         "protections: lca",
-        "        return _nearest(other, reclaim=True)\n"
-        "    return _nearest(differing(leaf, other)[1], reclaim=True)",
-        "        return _nearest(other, reclaim=True)\n    return _nearest(other, reclaim=True)",
+        "        return queue_min_runtime_s(other, reclaim=True)\n"
+        "    return queue_min_runtime_s(differing(leaf, other)[1], reclaim=True)",
+        "        return queue_min_runtime_s(other, reclaim=True)\n"
+        "    return queue_min_runtime_s(other, reclaim=True)",
     ),
-    _claims(
+    _reclaim(
         "protections: queue",
         '    if view.options.min_runtime_of == "queue":',
         "    if False:",
     ),
-    _claims(
+    _preempt(
         "protections: delay of preempt",
         "    if delayed_until_ms(view, task):\n        return\n    job",
         "    job",
     ),
-    _claims(
+    _reclaim(
         "protections: delay of reclaim",
         "if delayed_until_ms(view, task) or not stays",
         "if not stays",
     ),
-    _claims(
+    _consolidation(
         "protections: delay of moves",
         "if not may_move_others(view, task) or delayed_until_ms(view, task):",
         "if not may_move_others(view, task):",
     ),
     # Reclaim
-    _claims(
+    _reclaim(
         "reclaim: pre-check",
         "    return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]",
         "    return True",
     ),
-    _claims(
+    _reclaim(
         "reclaim: pre-check of each resource",
         "    return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]",
         "    return after[0] <= fair[0]",
     ),
-    _claims(
+    _reclaim(
         "reclaim: victims by what is requested",
         "    return over or not below",
         "    return True",
     ),
-    _claims(
+    _reclaim(
         "reclaim: each chunk must be above the share or what is deserved",
         "            return False\n        amounts",
         "            pass\n        amounts",
     ),
-    _claims(
+    _reclaim(
         "reclaim: each chunk reduces what is left",
         "            taken[queue] = plus(taken.get(queue, NOTHING), amounts)",
         "            pass",
     ),
-    _claims(
+    _reclaim(
         "reclaim: above its share",
-        "            any(_above_share(its, remaining, i) for i in RESOURCES)\n            or (",
+        "            any(is_over_share(its, remaining, i) for i in RESOURCES)\n            or (",
         "            (",
     ),
-    _claims(
+    _reclaim(
         "reclaim: above what is deserved, for a deserving queue",
         "            or (deserves and not _deserves(its, remaining))\n",
         "",
     ),
-    _claims(
+    _reclaim(
         "reclaim: only a deserving queue takes from a share",
         "            or (deserves and not _deserves(its, remaining))\n",
         "            or not _deserves(its, remaining)\n",
     ),
-    _claims(
+    _reclaim(
         "reclaim: saturation guard",
         "    return not any(\n        _saturates",
         "    return not any(\n        0 and _saturates",
     ),
-    _claims(
+    _reclaim(
         "reclaim: saturation below the share",
         "    if after <= own.fair[i]:\n        return False\n",
         "",
     ),
-    _claims(
+    _reclaim(
         "reclaim: saturation without a share",
         "    if not own.fair[i] or not its.fair[i]:\n        return False\n",
         "",
     ),
-    _claims(
+    _reclaim(
         "reclaim: saturation_permille",
         "    saturation = view.options.saturation_permille\n",
         "    saturation = 1000\n",
@@ -294,33 +316,33 @@ _ALL: Final = (
         "        return a, b\n",
     ),
     # Quotas
-    _policy(
+    _start(
         "limits",
         "        if found is not None:\n            return _wait(WaitCode.AT_LIMIT",
         "        if False:\n            return _wait(WaitCode.AT_LIMIT",
     ),
-    _policy(
+    _start(
         "at_deserved",
         "            if found is not None:\n                return _wait(WaitCode.AT_DESERVED",
         "            if False:\n                return _wait(WaitCode.AT_DESERVED",
     ),
-    _policy(
+    _start(
         "limits and at_deserved at every level",
         "    for queue in leaf.ancestors():\n",
         "    for queue in (leaf,):\n",
     ),
-    _policy(
+    _start(
         "at_deserved: not for preemptible tasks",
         "        if not group.shape.preemptible:\n            found",
         "        if True:\n            found",
     ),
-    _policy(
+    _start(
         "at_deserved: counts tasks that are not preemptible",
         "plus(minus(queue.firm, mine), ask)",
         "plus(minus(queue.used, mine), ask)",
     ),
-    _policy("limits: of requested resources only", "queue.limit, of=ask)", "queue.limit)"),
-    _policy("exceeds_limit and exceeds_deserved", "    if asked > bound:\n", "    if False:\n"),
+    _start("limits: of requested resources only", "queue.limit, of=ask)", "queue.limit)"),
+    _start("exceeds_limit and exceeds_deserved", "    if asked > bound:\n", "    if False:\n"),
     _queues(
         "over-quota off",
         "        if not quota.over_quota:\n",
@@ -446,29 +468,29 @@ _ALL: Final = (
         "            if held.total < shape.replicas:\n                self._remove(victim)",
         "            if True:\n                self._remove(victim)",
     ),
-    _claims(
+    _consolidation(
         "moves: for preemptible tasks only (kai)",
-        "    if _all_over(view) and not shape.preemptible:\n        return False\n",
+        "    if follows_kai(view) and not shape.preemptible:\n        return False\n",
         "",
     ),
-    _claims(
+    _consolidation(
         "moves: for any task (document)",
-        "    if _all_over(view) and not shape.preemptible:\n",
+        "    if follows_kai(view) and not shape.preemptible:\n",
         "    if not shape.preemptible:\n",
     ),
     # Actions
-    _policy(
-        "actions: order of the document",
+    _actions(
+        "order of the document",
         '"document": ("allocate", "preempt", "consolidation", "reclaim")',
         '"document": ("allocate", "consolidation", "reclaim", "preempt")',
     ),
-    _policy(
-        "actions: order of kai",
+    _actions(
+        "order of kai",
         '"kai": ("allocate", "consolidation", "reclaim", "preempt")',
         '"kai": ("allocate", "preempt", "consolidation", "reclaim")',
     ),
-    _policy(
-        "actions: only those listed",
+    _actions(
+        "only those listed",
         "self.actions if self.actions is not None else ACTIONS[self.order]",
         "ACTIONS[self.order]",
     ),
@@ -518,7 +540,7 @@ _ALL: Final = (
         "added(queues)",
         "(sum(queue.deserved[0] or 0 for queue in queues), None, None)",
     ),
-    _policy(
+    _start(
         "sum over pools: bounds tasks that are not preemptible",
         "        return _wait_for_sum(view, leaf, task)\n",
         "        return None\n",

@@ -15,7 +15,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
-from yardmaster_core.scheduling.policies.quota.quota import QuotaOptions
+from yardmaster_core.scheduling.policies.quota.options import QuotaOptions
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool

@@ -1,5 +1,6 @@
 """The policy `quota`: departments and projects with guaranteed quotas, and moves of tasks.
 
-Start reading at `quota`; `shares` computes the shares, `claims` says which tasks may be preempted.
-Must not change the state.
+Start reading at `quota`. `start` says why a task starts or waits, `shares` computes the shares;
+`preempt`, `reclaim` and `consolidation` say which tasks may be preempted or moved, `wake` which
+groups are considered again. Must not change the state.
 """

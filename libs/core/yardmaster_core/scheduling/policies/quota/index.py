@@ -555,3 +555,8 @@ def index_of(view: PoolView) -> QuotaIndex:
     index = view.pool.index
     assert isinstance(index, QuotaIndex), "the pool has another policy"
     return index
+
+
+def project_queue(view: PoolView, task: Task) -> Queue:
+    """Return the queue of the project of a task."""
+    return index_of(view).queue_of(view.state, task.job.project)

@@ -198,3 +198,12 @@ def differing(a: Queue, b: Queue) -> tuple[Queue, Queue]:
         if x is not y:
             return x, y
     raise AssertionError("a queue is no sibling of itself")
+
+
+def is_over_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
+    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
+    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """
+    unlimited = queue.deserved[resource] is None
+    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
+    return most is not None and amounts[resource] > most

@@ -12,6 +12,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.policy import PoolView, Rank
 from yardmaster_core.scheduling.policies.quota.amounts import RESOURCES
 from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_schemas.fields import MAX_QUEUE_RANK
@@ -52,7 +53,7 @@ def rank_of(view: PoolView, project: Project) -> Rank:
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, project)
-    all_over = view.options.order == "kai"
+    all_over = follows_kai(view)
     return tuple(n for queue in leaf.path for n in place_of(queue, all_over=all_over))
 
 
@@ -65,7 +66,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:
     index = index_of(view)
     index.divide(view.state)
     unranked, pool = index.unranked, view.pool.name
-    all_over = view.options.order == "kai"
+    all_over = follows_kai(view)
     for queue in list(unranked):
         place = place_of(queue, all_over=all_over)
         if place != queue.place:

@@ -1,7 +1,6 @@
-"""The victims that a task of a queue may take slots from: tasks of its project or of other queues,
-or tasks that are moved.
+"""The victims of a task in other queues that hold more than their share, or than they deserve.
 
-The rules are those of KAI-Scheduler at d5bc503a (actions/{preempt,reclaim,consolidation} and
+The rules are those of KAI-Scheduler at d5bc503a (actions/reclaim and
 plugins/proportion/reclaimable).
 """
 
@@ -23,113 +22,21 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
     requested,
 )
-from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
+from yardmaster_core.scheduling.policies.quota.index import index_of, project_queue
+from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.pool_sums import (
     excess_over_sum,
     stays_within_sum,
     sum_over_pools,
 )
-from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
-from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.shapes import Shape
-from yardmaster_core.scheduling.state.tasks import Task
-
-
-def _leaf(view: PoolView, task: Task) -> Queue:
-    return index_of(view).queue_of(view.state, task.job.project)
-
-
-def _all_over(view: PoolView) -> bool:
-    return bool(view.options.order == "kai")
-
-
-def delayed_until_ms(view: PoolView, task: Task) -> int:
-    """Return until when a task must not preempt others (ms); 0: it may."""
-    delay_ms: int = view.options.preemption_delay_s * 1000
-    until_ms = task.queued_ms + delay_ms
-    # The clock of its gateway may be ahead.
-    return until_ms if delay_ms and until_ms > view.state.now_ms else 0
-
-
-def _nearest(queue: Queue, *, reclaim: bool) -> int:
-    """The minimum run time (s) that is set for a queue or the next one above it; else 0."""
-    for each in queue.ancestors():
-        seconds = each.reclaim_s if reclaim else each.preempt_s
-        if seconds is not None:
-            return seconds
-    return 0
-
-
-# Within a project
-
-
-def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks of the same project with a lower priority; with `order: document`, for a task
-    that cannot be preempted, all that can.
-    """
-    if delayed_until_ms(view, task):
-        return
-    job = task.job
-    document = not _all_over(view)
-    below = None if document and not job.shape.preemptible else job.priority
-    tasks = index_of(view).running(view, job.project, below=below)
-    yield from unprotected(view, task, tasks, _nearest(_leaf(view, task), reclaim=False))
-
-
-def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
-    """Return why `victim` is preempted for `task` of its project."""
-    own, other = task.job.priority, victim.job.priority
-    return StopReason(
-        rule="better_priority" if own < other else "within_deserved",
-        for_task=task.id,
-        numbers={
-            "priority": other,
-            "for_priority": own,
-            "held_milli": view.pool.held_milli(victim),
-            "asked_milli": view.pool.most_milli(task.job.shape),
-        },
-    )
-
-
-def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
-    """`permits` of claims whose candidates may all be preempted together."""
-    return True
-
-
-def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted for a task of their project: not if a queue then held
-    more than before, and more than its share. Others would reclaim it, and so on without end.
-    """
-    index_of(view).divide(view.state)
-    taken = NOTHING
-    for victim in victims:
-        taken = plus(taken, held(view.pool, victim))
-    more = minus(requested(view.pool, task.job.shape), taken)
-    return not any(
-        more[i] > 0 and _above_share(queue, plus(queue.standing, more), i)
-        for queue in _leaf(view, task).path
-        for i in RESOURCES
-    )
-
-
-def has_own_victims(view: PoolView, task: Task) -> bool:
-    """Whether the project may have tasks that `own_victims` yields."""
-    firm_first = not _all_over(view) and not task.job.shape.preemptible
-    below = None if firm_first else task.job.priority
-    running = index_of(view).running(view, task.job.project, below=below)
-    return next(running, None) is not None
-
-
-PREEMPT: Final = Claim(
-    victims=own_victims,
-    stop_reason=own_stop_reason,
-    permits=may_preempt,
-    applies=has_own_victims,
+from yardmaster_core.scheduling.policies.quota.protections import (
+    delayed_until_ms,
+    queue_min_runtime_s,
 )
-
-
-# From other queues
+from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, is_over_share
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Task
 
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
@@ -139,7 +46,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    leaf, ask = project_queue(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     others = list(_may_lose(view, leaf, ask, guaranteed=guaranteed))
     view.memo["others_above", task] = len(others)
@@ -152,7 +59,7 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         )
         for other, project in others
     )
-    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
+    yield from in_victim_order(view.pool, leaves, all_over=follows_kai(view))
 
 
 def _too_little(
@@ -197,19 +104,10 @@ def _too_little(
     return missing > 0
 
 
-def _above_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
-    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
-    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
-    """
-    unlimited = queue.deserved[resource] is None
-    most = queue.limit[resource] if unlimited else queue.allocatable[resource]
-    return most is not None and amounts[resource] > most
-
-
 def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
     """Whether a queue holds more of a resource than its share, or than it deserves."""
     held, deserved = its.standing[resource], its.deserved[resource]
-    return _above_share(its, its.standing, resource) or (
+    return is_over_share(its, its.standing, resource) or (
         deserves and deserved is not None and held > deserved
     )
 
@@ -237,15 +135,15 @@ def _largest_task(view: PoolView, project: Project) -> int:
 def stays_within_share(view: PoolView, task: Task) -> bool:
     """Whether the task's project would stay within its share."""
     index_of(view).divide(view.state)
-    leaf = _leaf(view, task)
+    leaf = project_queue(view, task)
     after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
 def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
     if view.options.min_runtime_of == "queue":
-        return _nearest(other, reclaim=True)
-    return _nearest(differing(leaf, other)[1], reclaim=True)
+        return queue_min_runtime_s(other, reclaim=True)
+    return queue_min_runtime_s(differing(leaf, other)[1], reclaim=True)
 
 
 def _may_lose(
@@ -277,7 +175,7 @@ def _loses(view: PoolView, its: Queue, ask: Amounts, *, deserves: bool) -> bool:
     """Whether a queue may lose tasks to a sibling of which that is true."""
     standing = its.standing
     if not deserves:
-        return any(_above_share(its, standing, i) for i in RESOURCES)
+        return any(is_over_share(its, standing, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
         deserved = its.deserved[i]
@@ -303,7 +201,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     their shares, than those that lose tasks.
     """
     index = index_of(view)
-    leaf, ask = _leaf(view, task), requested(view.pool, task.job.shape)
+    leaf, ask = project_queue(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, ask)
     taken: dict[Queue, Amounts] = {}
     touched: dict[Queue, Queue] = {}
@@ -315,7 +213,7 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         remaining = minus(its.standing, taken.get(its, NOTHING))
         deserves = guaranteed and _deserves(own, plus(own.standing, ask))
         if not (
-            any(_above_share(its, remaining, i) for i in RESOURCES)
+            any(is_over_share(its, remaining, i) for i in RESOURCES)
             or (deserves and not _deserves(its, remaining))
             or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
         ):
@@ -349,7 +247,7 @@ def _saturates(
 
 def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is reclaimed for `task`, at the level that decided."""
-    own, its = differing(_leaf(view, task), _leaf(view, victim))
+    own, its = differing(project_queue(view, task), project_queue(view, victim))
     excess = _excess(view, its)
     resource = _deciding(its, excess)
     suffix = SUFFIXES[resource]
@@ -367,7 +265,7 @@ def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         sums = sum_over_pools(view, victim.job.project)
         assert sums is not None, "an excess over no sum"
         numbers |= sums.numbers(resource, sums.standing)
-    over = _above_share(its, its.standing, resource)
+    over = is_over_share(its, its.standing, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
@@ -381,7 +279,7 @@ def _deciding(queue: Queue, excess: Amounts) -> int:
     pool, else in all its pools.
     """
     for i in RESOURCES:
-        if _above_share(queue, queue.standing, i):
+        if is_over_share(queue, queue.standing, i):
             return i
     for i in RESOURCES:
         deserved = queue.deserved[i]
@@ -396,53 +294,3 @@ RECLAIM: Final = Claim(
     permits=may_reclaim,
     applies=stays_within_share,
 )
-
-
-# Moves
-
-
-def movable(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield all preemptible tasks, if what is free in all suffices for the task."""
-    if not may_move_others(view, task) or delayed_until_ms(view, task):
-        return
-    index: QuotaIndex = index_of(view)
-    leaves = (
-        (
-            index.queue_of(view.state, project),
-            unprotected(view, task, index.running(view, project)),
-        )
-        for project in list(index.victims)
-    )
-    yield from in_victim_order(view.pool, leaves, all_over=_all_over(view))
-
-
-def may_move_others(view: PoolView, task: Task) -> bool:
-    """Whether enough is free in all for a task for which others may be moved."""
-    return enough_to_move(view, task.job.shape)
-
-
-def enough_to_move(view: PoolView, shape: Shape) -> bool:
-    """Do the same for all tasks of a shape."""
-    if _all_over(view) and not shape.preemptible:
-        return False
-    return view.pool.least_milli(shape) <= view.pool.future.free_milli
-
-
-def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
-    """Return why `victim` is moved for `task`."""
-    numbers = {
-        "held_milli": view.pool.held_milli(victim),
-        "asked_milli": view.pool.most_milli(task.job.shape),
-    }
-    return StopReason(rule="moved", for_task=task.id, numbers=numbers)
-
-
-def consolidation(max_moves: int) -> Claim:
-    """Return the claim that moves at most so many tasks, and preempts none."""
-    return Claim(
-        victims=movable,
-        stop_reason=move_stop_reason,
-        permits=always,
-        max_moves=max_moves,
-        applies=may_move_others,
-    )

@@ -1,0 +1,74 @@
+"""The options of `quota`."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_schemas.fields import CLOSED
+
+Action = Literal["allocate", "consolidation", "preempt", "reclaim"]
+
+ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
+    "document": ("allocate", "preempt", "consolidation", "reclaim"),
+    "kai": ("allocate", "consolidation", "reclaim", "preempt"),
+}
+
+#: A year.
+MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaOptions:
+    """The options of `quota`.
+
+    `order`: `document`, tasks that cannot be preempted come first in their project and may preempt
+    its others, or `kai`, only the priority counts. `actions`: what is done for tasks, in order;
+    without `allocate` they start only on slots that others release. `over_quota`: what is left is
+    divided in proportion to what is deserved, or by `weight`. `max_moves`: the most tasks that are
+    moved for one (0: none). `saturation_permille`: a queue above its share must stay less full than
+    the queues that it reclaims from; how much its fullness counts, 1000 for equally.
+    `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
+    the minimum run time against reclaim is that of the queue below the lowest common ancestor
+    (`lca`), or of the victim's own queue. `usage_half_life_s`: after how long what a
+    project held counts half as much (0: it does not count); `usage_weight_permille`: how much that
+    counts when GPUs are divided beyond what is deserved.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    order: Literal["document", "kai"] = "document"
+    actions: tuple[Action, ...] | None = None
+    over_quota: Literal["deserved", "weight"] = "deserved"
+    max_moves: int = 16
+    saturation_permille: int = 1000
+    preemption_delay_s: int = 0
+    min_runtime_of: Literal["lca", "queue"] = "lca"
+    usage_half_life_s: int = 0
+    usage_weight_permille: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.actions is not None and len(set(self.actions)) < len(self.actions):
+            raise ValueError("each action once")
+        numbers = (self.max_moves, self.saturation_permille, self.preemption_delay_s)
+        if min(*numbers, self.usage_half_life_s, self.usage_weight_permille) < 0:
+            raise ValueError("numbers of 0 or more")
+        if self.usage_half_life_s > MAX_HALF_LIFE_S:
+            raise ValueError(f"a half-life of at most {MAX_HALF_LIFE_S} s")
+
+    @property
+    def in_order(self) -> tuple[Action, ...]:
+        """The actions that can do something."""
+        actions = self.actions if self.actions is not None else ACTIONS[self.order]
+        return tuple(each for each in actions if each != "consolidation" or self.max_moves)
+
+    @property
+    def claiming(self) -> tuple[Action, ...]:
+        """The actions for tasks that do not fit."""
+        return tuple(each for each in self.in_order if each != "allocate")
+
+
+def follows_kai(view: PoolView) -> bool:
+    """Whether a pool has `order: kai`."""
+    return bool(view.options.order == "kai")
