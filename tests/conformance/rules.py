@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 QUOTA: Final = "scheduling/policies/quota"
+CLAIMING: Final = "scheduling/policies/claiming"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def _division(name: str, old: str, new: str) -> Rule:
 
 
 def _claiming(name: str, old: str, new: str) -> Rule:
-    return Rule(name, f"{QUOTA}/claiming_index.py", old, new)
+    return Rule(name, f"{CLAIMING}/index.py", old, new)
 
 
 def _protections(name: str, old: str, new: str) -> Rule:
@@ -508,13 +509,13 @@ _ALL: Final = (
     ),
     Rule(
         "GPU memory: deserved counts the largest GPUs",
-        f"{QUOTA}/amounts.py",
+        f"{CLAIMING}/amounts.py",
         "pool.least_milli(shape) if",
         "pool.most_milli(shape) if",
     ),
     Rule(
         "GPU memory: shares count the smallest GPUs",
-        f"{QUOTA}/amounts.py",
+        f"{CLAIMING}/amounts.py",
         "pool.most_milli(shape) if",
         "pool.least_milli(shape) if",
     ),

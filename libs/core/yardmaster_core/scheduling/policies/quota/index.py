@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
-from yardmaster_core.scheduling.policies.preemptible import Victims
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     UNITS,
@@ -24,20 +23,21 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     requested,
     times,
 )
-from yardmaster_core.scheduling.policies.quota.blocked_order import (
-    BlockedGroups,
-    BlockedOrder,
-    Placed,
-    Request,
-    request_of,
-)
-from yardmaster_core.scheduling.policies.quota.claiming_index import (
+from yardmaster_core.scheduling.policies.claiming.index import (
     UNCOUNTED,
     ClaimingIndex,
     Counted,
     counted,
     holders,
     usable,
+)
+from yardmaster_core.scheduling.policies.preemptible import Victims
+from yardmaster_core.scheduling.policies.quota.blocked_order import (
+    BlockedGroups,
+    BlockedOrder,
+    Placed,
+    Request,
+    request_of,
 )
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings

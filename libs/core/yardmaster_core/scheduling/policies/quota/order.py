@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from yardmaster_core.scheduling.planner.group_queue import id_order
 from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolView
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     Amounts,
     held,

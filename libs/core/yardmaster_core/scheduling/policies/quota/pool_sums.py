@@ -7,7 +7,7 @@ other policies do not count. With one pool there is nothing to add up.
 from dataclasses import dataclass
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     SUFFIXES,
     Amounts,

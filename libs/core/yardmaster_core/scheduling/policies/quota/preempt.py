@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
-from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     held,
@@ -16,6 +15,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
     requested,
 )
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.index import index_of, project_queue
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.protections import (

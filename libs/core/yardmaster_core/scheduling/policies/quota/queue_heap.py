@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
-from yardmaster_core.scheduling.policies.quota.amounts import NOTHING, Amounts
+from yardmaster_core.scheduling.policies.claiming.amounts import NOTHING, Amounts
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 #: A place among siblings: the smaller comes first.

@@ -7,7 +7,7 @@ level.
 
 from collections.abc import Iterator, Sequence
 
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     UNLIMITED,

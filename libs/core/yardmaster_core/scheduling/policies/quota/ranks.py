@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView, Rank
-from yardmaster_core.scheduling.policies.quota.amounts import RESOURCES
+from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.queues import Queue

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
-from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     CPU,
     GPU,
     MEMORY,
@@ -22,6 +21,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
     requested,
 )
+from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.index import index_of, project_queue
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.policies.quota import amounts
-from yardmaster_core.scheduling.policies.quota.amounts import NOTHING, plus
+from yardmaster_core.scheduling.policies.claiming import amounts
+from yardmaster_core.scheduling.policies.claiming.amounts import NOTHING, plus
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_schemas.events.admissions import Level

@@ -7,7 +7,7 @@ changed; a wish that stays above its share changes nothing.
 
 from fractions import Fraction
 
-from yardmaster_core.scheduling.policies.quota.amounts import GPU, RESOURCES, UNITS, Amounts
+from yardmaster_core.scheduling.policies.claiming.amounts import GPU, RESOURCES, UNITS, Amounts
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.policies.min_runtime import protected_wait
-from yardmaster_core.scheduling.policies.quota.amounts import (
+from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     SUFFIXES,
@@ -15,6 +14,7 @@ from yardmaster_core.scheduling.policies.quota.amounts import (
     plus,
     requested,
 )
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms

@@ -7,7 +7,7 @@ from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.policies.quota.amounts import RESOURCES, UNLIMITED
+from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.consolidation import enough_to_move
 from yardmaster_core.scheduling.policies.quota.index import index_of, mark

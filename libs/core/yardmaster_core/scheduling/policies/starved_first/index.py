@@ -11,7 +11,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
-from yardmaster_core.scheduling.policies.quota.claiming_index import (
+from yardmaster_core.scheduling.policies.claiming.index import (
     ClaimingIndex,
     counted,
     holders,

@@ -9,8 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.claiming.amounts import (
+    NOTHING,
+    UNITS,
+    Amounts,
+    placed,
+    plus,
+)
 from yardmaster_core.scheduling.policies.preemptible import Victims
-from yardmaster_core.scheduling.policies.quota.amounts import NOTHING, UNITS, Amounts, placed, plus
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import Pool
