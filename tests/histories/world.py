@@ -371,7 +371,7 @@ class World:
         again = self.copy_of(self.cell, Cell())
         for pool in again.state.pools.values():
             again.state.wake_all(pool)
-            pool.index.input_changed(later=False)
+            pool.index.input_changed(from_next_cycle=False)
         for task in again.state.tasks.values():
             again.state.attention[task.id] = task
         return [e for e in again.cycle() if not isinstance(e, dec.TaskUnschedulableV1)]

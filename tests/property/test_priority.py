@@ -158,7 +158,7 @@ def test_no_task_misses_the_event_it_waits_for(
         pass
     for _ in range(60):
         decided = cell.cycle()
-        if not act(cell) and not decided and not cell.state.restless:
+        if not act(cell) and not decided and not cell.state.cycle_due:
             break
     else:
         raise AssertionError("the pool does not become idle")

@@ -42,7 +42,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
         for pool in state.pools.values():
             # Results of the former rules.
             pool.policy_cache.clear()
-    state.restless = False
+    state.cycle_due = False
     # Revoked nodes are checked in every cycle, because their deadline changes with their pool and
     # with the replicas that they hold. So the log alone decides when a node is lost, not the checks
     # since a snapshot.
@@ -77,7 +77,7 @@ def due_ms(state: ClusterState) -> int | None:
 
     That is now, or the earliest deadline that still applies, or None.
     """
-    if state.restless:
+    if state.cycle_due:
         return state.now_ms
     moments = [
         moment
@@ -152,7 +152,7 @@ def _shares_compared(state: ClusterState, pool: Pool) -> bool:
 def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
-    Another cycle follows at once (`restless`) in two cases: a node joins here that waited for its
+    Another cycle follows at once (`cycle_due`) in two cases: a node joins here that waited for its
     old incarnation to be lost; or this cycle changed an input of the shares.
 
     An observed silence that did not lose its node is forgotten: the node may be heard again, and
@@ -176,18 +176,18 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
         if _shares_compared(state, pool):
             pool.index.shares_compared()
         pool.index.cycle_ended()
-        state.restless |= pool.index.due
+        state.cycle_due |= pool.index.due
     considered, state.node_attention = state.node_attention, {}
     state.attention.clear()
     for node in considered.values():
         if node.pending is not None and not node.open:
             install(state, node, node.pending)
-            state.restless = True
+            state.cycle_due = True
         if node.silent_ms and node.state is NodeState.UP:
             node.silent_ms = 0
             state.dirty[node] = None
     for pool in state.pools.values():
-        if not state.restless:
+        if not state.cycle_due:
             pool.awake.clear()
         pool.woken.clear()
     return state

@@ -50,7 +50,7 @@ class Draft:
             state.journal = []
             # Not in the journal, because inputs set these too.
             self._before = [
-                (pool, pool.recheck, pool.index.kept()) for pool in state.pools.values()
+                (pool, pool.recheck, pool.index.dump()) for pool in state.pools.values()
             ]
         return self
 
@@ -64,9 +64,9 @@ class Draft:
                 queue.prune()
             for pool in self._recheck_taken:
                 pool.recheck = True
-        for pool, recheck, kept in self._before:
+        for pool, recheck, dump in self._before:
             pool.recheck = recheck
-            pool.index.restore(kept)
+            pool.index.load(dump)
         for pool in state.pools.values():
             pool.woken.clear()
             pool.reconsidered.clear()

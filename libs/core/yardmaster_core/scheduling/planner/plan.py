@@ -233,7 +233,7 @@ class PoolPass:
         """
         if not self.draft.take_recheck(self.pool):
             return False
-        if self.pool.index.wakes_released:
+        if self.pool.index.finds_fitting_groups:
             self.queue.offer_again()
         else:
             for group in chain(self.draft.state.blocked(self.pool), self.pool.reserved_groups):

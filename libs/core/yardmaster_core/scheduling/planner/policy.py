@@ -25,7 +25,7 @@ capacity waits too. Then `order` and `may_start` are those of `policies/strict.p
 
 `offer` returns the next group that did not fit, and would now, in the policy's order. It gets a
 function that tells whether a group fits, and the groups that the cycle has considered. Policies
-with `PolicyIndex.wakes_released` have it.
+with `PolicyIndex.finds_fitting_groups` have it.
 
 `equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
 result: if the first of them neither fits nor finds victims, the later ones do not either.

@@ -36,7 +36,6 @@ class Registry:
         self._parsed = lru_cache(maxsize=1024)(self._parse)
 
     def policy(self, ref: PolicyRef) -> Policy:
-        """See `planner.policy.PolicyRegistry.policy`."""
         found = self._policies.get((ref.name, ref.version))
         if found is None:
             known = ", ".join(f"{name} {version}" for name, version in self._policies)
@@ -44,11 +43,9 @@ class Registry:
         return found
 
     def options(self, ref: PolicyRef) -> Any:
-        """See `planner.policy.PolicyRegistry.options`."""
         return self._parsed(ref.name, ref.version, json.dumps(ref.options, sort_keys=True))
 
     def index(self, pool: Pool) -> PolicyIndex:
-        """See `state.pools.IndexSource.index`."""
         if pool.config is None:
             return PolicyIndex()
         ref = pool.config.policy

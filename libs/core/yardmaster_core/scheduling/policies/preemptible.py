@@ -44,7 +44,6 @@ class PreemptibleIndex(PolicyIndex):
                 self.may_be_preempted(task)
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`."""
         priority = task.job.priority
         found = self.victims.get(priority)
         if found is None:

@@ -48,17 +48,14 @@ class StrictQueues(PreemptibleIndex):
                 self._add(group)
 
     def queue_changed(self, group: Group, _: Job) -> None:
-        """See `PolicyIndex.queue_changed`."""
         if group.queue.live:
             self._add(group)
 
-    def filed(self, group: Group, code: WaitCode) -> None:
-        """See `PolicyIndex.filed`."""
+    def wait_recorded(self, group: Group, code: WaitCode) -> None:
         if code in BEHIND:
             self._add(group)
 
     def wakes_behind(self, code: WaitCode) -> bool:
-        """See `PolicyIndex.wakes_behind`."""
         return code not in IN_STRICT_QUEUE
 
     def next_behind(self, _: Iterable[QueueClass]) -> Iterator[Group]:

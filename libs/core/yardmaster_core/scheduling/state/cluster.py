@@ -51,11 +51,11 @@ class ClusterState:
     """The state of one cell; only `apply` changes it."""
 
     __slots__ = (
-        *("attention", "cell", "counts", "cycle", "deadlines", "deadlines_kept", "departments"),
-        *("dirty", "emptied"),
+        *("attention", "cell", "counts", "cycle", "cycle_due", "deadlines", "deadlines_kept"),
+        *("departments", "dirty", "emptied"),
         *("ended", "enrolled", "jobs", "journal", "limited", "limits_woken", "next_job"),
         *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
-        *("restless", "revoked", "rules", "sources", "tasks", "total", "unpruned"),
+        *("revoked", "rules", "sources", "tasks", "total", "unpruned"),
         "usage_due",
     )
 
@@ -108,7 +108,7 @@ class ClusterState:
         #: usages.
         self.usage_due: dict[tuple[Pool, Project], None] = {}
         #: Whether a cycle is due at once, without an input.
-        self.restless = False
+        self.cycle_due = False
 
     def task(self, task_id: str) -> Task:
         """The task `task_id`.
@@ -176,7 +176,7 @@ class ClusterState:
         """Wake the groups of `pool` that did not fit, if freed slots can help them; not where the
         policy finds those that they help.
         """
-        if pool.index.wakes_released:
+        if pool.index.finds_fitting_groups:
             return
         for group in self.blocked(pool):
             self.wake(pool, group)
@@ -271,13 +271,13 @@ class ClusterState:
         for limited in self.limited.values():
             yield from limited
 
-    def input_changed(self, shape: Shape, *, later: bool = False) -> None:
+    def input_changed(self, shape: Shape, *, from_next_cycle: bool = False) -> None:
         """Tell the policies of all pools that tasks of `shape` may use that an input changed.
 
-        `later`: the planner changed it, so that it counts only in the next cycle.
+        `from_next_cycle`: the planner changed it, so that it counts only in the next cycle.
         """
         for name in shape.pools:
-            self.pools[name].index.input_changed(later=later)
+            self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)
 
     def wake_all(self, pool: Pool) -> None:
         """Wake every group of `pool`, whose nodes, policy or entitlements changed."""
@@ -315,7 +315,7 @@ class ClusterState:
 
     def _unfile(self, pool: Pool, group: Group) -> None:
         pool.queue_classes[group.shape.queue_class].remove(group)
-        pool.index.unfiled(group)
+        pool.index.wait_cleared(group)
         pool.protected.pop(group, None)
         record = group.waits.get(pool.name)
         owner = _limit_owner(group, record[0]) if record is not None else None
@@ -340,7 +340,7 @@ class ClusterState:
             self.limited.setdefault(owner, {})[pool, group] = None
         if code in UNTIL:
             pool.protected[group] = None
-        pool.index.filed(group, code)
+        pool.index.wait_recorded(group, code)
 
     def enqueue(self, task: Task) -> None:
         """Put `task` into the queue of its group, in all pools that it may use."""
@@ -593,7 +593,7 @@ class ClusterState:
         job = task.job
         project = job.project
         name = pool.name
-        pool.index.standing_changed(task)
+        pool.index.allocation_changed(task)
         if milli:
             for tasks in pool.add_usage(task, milli):
                 self.prune(tasks)
@@ -625,7 +625,7 @@ class ClusterState:
         """Note that a preemptible task holds slots of `pool`, or may be preempted for others than
         before.
         """
-        if pool.index.wakes_released and task.run is not None:
+        if pool.index.finds_fitting_groups and task.run is not None:
             for name in task.run.nodes:
                 pool.index.node_changed(self.nodes[name])
         for tasks in pool.index.may_be_preempted(task):
@@ -635,7 +635,7 @@ class ClusterState:
         """Note that `task` began to release its slots, or that this was undone."""
         assert task.run is not None
         pool = self.pools[task.run.pool_name]
-        pool.index.standing_changed(task)
+        pool.index.allocation_changed(task)
         if pool.count_releasing(task):
             self.recount(task.job)
 

@@ -18,10 +18,10 @@ class PolicyIndex:
     """The index of a policy that keeps nothing; other indexes override what they need.
 
     A new index of the same state must give the same answers: the content of an index follows from
-    the facts of the state. Only the values of `kept` are restored, at the end of a draft and from a
-    snapshot. `queue_changed`, `filed`, `unfiled`, `job_changed`, `usage_changed` and
-    `standing_changed` are also called
-    when a draft undoes the change; the end of what the others report is read from the task.
+    the facts of the state. Only the values of `dump` are restored, at the end of a draft and from a
+    snapshot. `queue_changed`, `wait_recorded`, `wait_cleared`, `job_changed`, `usage_changed` and
+    `allocation_changed` are also called when a draft undoes the change. `may_be_preempted` is not:
+    the index reads from a task whether it may still be preempted.
     """
 
     #: Whether each job is a claimant of its own, so that its tasks are equal to no other job's.
@@ -35,7 +35,7 @@ class PolicyIndex:
     preempts_equals = False
     #: Whether the policy finds the groups that released slots may help (`Policy.wake`,
     #: `Policy.offer`); else the state wakes all that did not fit.
-    wakes_released = False
+    finds_fitting_groups = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False
     #: Whether the results for its tasks depend on what projects hold in other pools.
@@ -48,10 +48,10 @@ class PolicyIndex:
     def queue_changed(self, group: Group, job: Job) -> None:
         """A task of `job` joined or left `group`."""
 
-    def filed(self, group: Group, code: WaitCode) -> None:
+    def wait_recorded(self, group: Group, code: WaitCode) -> None:
         """A group with pending tasks has that wait reason."""
 
-    def unfiled(self, group: Group) -> None:
+    def wait_cleared(self, group: Group) -> None:
         """A group lost its wait reason, or its last pending task."""
 
     def job_changed(self, job: Job) -> None:
@@ -68,7 +68,7 @@ class PolicyIndex:
         """
         return ()
 
-    def standing_changed(self, task: Task) -> None:
+    def allocation_changed(self, task: Task) -> None:
         """A task holds other slots of the pool, releases them, or other slots are reserved."""
 
     def node_changed(self, node: Node) -> None:
@@ -85,10 +85,10 @@ class PolicyIndex:
     def usages_counted(self) -> None:
         """A minute has passed, and decayed usages differ from those of the last one."""
 
-    def input_changed(self, *, later: bool) -> None:
+    def input_changed(self, *, from_next_cycle: bool) -> None:
         """Something changed on which the result for other tasks may depend.
 
-        `later`: the planner changed it, so that it counts only in the next cycle.
+        `from_next_cycle`: the planner changed it, so that it counts only in the next cycle.
         """
 
     def wakes_behind(self, code: WaitCode) -> bool:
@@ -116,12 +116,12 @@ class PolicyIndex:
     def cycle_ended(self) -> None:
         """A cycle considered everything."""
 
-    def kept(self) -> Mapping[str, Any]:
+    def dump(self) -> Mapping[str, Any]:
         """The facts that only the index keeps, for snapshots and to undo a draft."""
         return {}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Set what `kept` returned.
+    def load(self, dump: Mapping[str, Any]) -> None:
+        """Set what `dump` returned.
 
         Raises:
             KeyError: something is missing.

@@ -57,7 +57,7 @@ def dump(state: ClusterState) -> Plain:
         "rules": state.rules,
         "next_job": state.next_job,
         "next_node": state.next_node,
-        "restless": state.restless,
+        "restless": state.cycle_due,
         "sources": {source: list(last) for source, last in state.sources.items()},
         "attention": sorted(state.attention),
         "node_attention": sorted(state.node_attention),
@@ -66,7 +66,7 @@ def dump(state: ClusterState) -> Plain:
                 "name": p.name,
                 "revision": p.revision,
                 "config": _or_none(p.config),
-                "index": dict(p.index.kept()),
+                "index": dict(p.index.dump()),
                 "workload": p.workload.facts(),
                 **_dump_shares(p),
             }
@@ -299,9 +299,9 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     _load_groups(state, dump["groups"])
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
-    state.restless = dump["restless"]
+    state.cycle_due = dump["restless"]
     for row in dump["pools"]:
-        state.pools[row["name"]].index.restore(row["index"])
+        state.pools[row["name"]].index.load(row["index"])
     for things in (
         *(state.pools, state.departments, state.projects),
         *(state.enrolled, state.nodes, state.jobs),

@@ -111,7 +111,7 @@ def test_a_restored_cell_considers_the_same_groups() -> None:
         cell.machine.begin_cycle(state, cell.cycles + 1, cell.now_ms)
     ours, theirs = (cell.machine.decide(s, limit=100) for s in (cell.state, restored))
     assert ours == theirs
-    kept = [state.pools["main"].index.kept() for state in (cell.state, restored)]
+    kept = [state.pools["main"].index.dump() for state in (cell.state, restored)]
     assert kept[0]["changed_nodes"] == kept[1]["changed_nodes"] != []
 
 

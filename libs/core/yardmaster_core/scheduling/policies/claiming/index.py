@@ -100,21 +100,18 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             # Whether the scan has a task that started since it began depends on former entries.
             yield from (task for task in scan if task not in view.placed)
 
-    def standing_changed(self, task: Task) -> None:
-        """See `PolicyIndex.standing_changed`."""
+    def allocation_changed(self, task: Task) -> None:
         self._due = self._due_next = True
         self._victims_due = self._victims_due_next = True
         if self._built:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        """See `PolicyIndex.queue_changed`."""
         self._due = self._due_next = True
         if self._built:
             self._stale_groups[group] = None
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`."""
         self._due = self._due_next = True
         self._victims_due = self._victims_due_next = True
         return self._may_be_preempted(task)
@@ -128,12 +125,11 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         found.add(task)
         return iter((found,))
 
-    def input_changed(self, *, later: bool) -> None:
-        """See `PolicyIndex.input_changed`."""
+    def input_changed(self, *, from_next_cycle: bool) -> None:
         self._due = True
-        self._due_next |= later
+        self._due_next |= from_next_cycle
         self._victims_due = True
-        self._victims_due_next |= later
+        self._victims_due_next |= from_next_cycle
 
     @property
     def due(self) -> bool:
@@ -141,12 +137,10 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         return self._due
 
     def cycle_ended(self) -> None:
-        """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
         self._victims_due, self._victims_due_next = self._victims_due_next, False
 
-    def kept(self) -> Mapping[str, bool]:
-        """See `PolicyIndex.kept`."""
+    def dump(self) -> Mapping[str, bool]:
         return {
             "due": self._due,
             "due_next": self._due_next,
@@ -154,11 +148,10 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             "victims_due_next": self._victims_due_next,
         }
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
-        """See `PolicyIndex.restore`."""
-        self._due, self._due_next = kept["due"], kept["due_next"]
-        self._victims_due = kept["victims_due"]
-        self._victims_due_next = kept["victims_due_next"]
+    def load(self, dump: Mapping[str, bool]) -> None:
+        self._due, self._due_next = dump["due"], dump["due_next"]
+        self._victims_due = dump["victims_due"]
+        self._victims_due_next = dump["victims_due_next"]
 
 
 def holders(pool: Pool) -> dict[Task, None]:

@@ -50,7 +50,7 @@ class FairShareIndex(PolicyIndex):
         for group in pool.groups.values():
             record = group.waits.get(pool.name)
             if record is not None and group.queue.live:
-                self.filed(group, record[0].code)
+                self.wait_recorded(group, record[0].code)
         self._due = True
         #: Whether the planner changed an input, so that the next cycle divides the pool again.
         self._due_next = False
@@ -83,26 +83,21 @@ class FairShareIndex(PolicyIndex):
         return [task for job in jobs if job.spec.preemptible for task in usage[job].tasks]
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        """See `PolicyIndex.queue_changed`."""
         if self.demands is not None:
             self.demands.stale[group if group.shape.job_id is None else job] = None
 
     def job_changed(self, job: Job) -> None:
-        """See `PolicyIndex.job_changed`."""
         if self.demands is not None:
             self.demands.stale[job] = None
 
-    def filed(self, group: Group, code: WaitCode) -> None:
-        """See `PolicyIndex.filed`."""
+    def wait_recorded(self, group: Group, code: WaitCode) -> None:
         if code is WaitCode.OVER_FAIR_SHARE:
             self.over_share[group] = None
 
-    def unfiled(self, group: Group) -> None:
-        """See `PolicyIndex.unfiled`."""
+    def wait_cleared(self, group: Group) -> None:
         self.over_share.pop(group, None)
 
     def usage_changed(self, task: Task) -> list[OrderedTasks[Task]]:
-        """See `PolicyIndex.usage_changed`."""
         changed: list[OrderedTasks[Task]] = []
         if not self.reclaimable:
             return changed
@@ -120,13 +115,11 @@ class FairShareIndex(PolicyIndex):
         return changed
 
     def claimants_changed(self) -> None:
-        """See `PolicyIndex.claimants_changed`."""
         self.demands = None
 
-    def input_changed(self, *, later: bool) -> None:
-        """See `PolicyIndex.input_changed`."""
+    def input_changed(self, *, from_next_cycle: bool) -> None:
         self._due = True
-        self._due_next |= later
+        self._due_next |= from_next_cycle
 
     @property
     def due(self) -> bool:
@@ -134,16 +127,13 @@ class FairShareIndex(PolicyIndex):
         return self._due
 
     def cycle_ended(self) -> None:
-        """See `PolicyIndex.cycle_ended`."""
         self._due, self._due_next = self._due_next, False
 
-    def kept(self) -> Mapping[str, bool]:
-        """See `PolicyIndex.kept`."""
+    def dump(self) -> Mapping[str, bool]:
         return {"due": self._due, "due_next": self._due_next}
 
-    def restore(self, kept: Mapping[str, bool]) -> None:
-        """See `PolicyIndex.restore`."""
-        self._due, self._due_next = kept["due"], kept["due_next"]
+    def load(self, dump: Mapping[str, bool]) -> None:
+        self._due, self._due_next = dump["due"], dump["due_next"]
 
 
 def index_of(view: PoolView) -> FairShareIndex:

@@ -58,7 +58,7 @@ class QuotaIndex(ClaimingIndex[Project]):
     """The queues of a pool."""
 
     follows_pools = True
-    wakes_released = True
+    finds_fitting_groups = True
 
     def __init__(
         self,
@@ -418,36 +418,31 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     # Changes
 
-    def filed(self, group: Group, code: WaitCode) -> None:
-        """See `PolicyIndex.filed`."""
+    def wait_recorded(self, group: Group, code: WaitCode) -> None:
         self._note(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
-    def unfiled(self, group: Group) -> None:
-        """See `PolicyIndex.unfiled`."""
+    def wait_cleared(self, group: Group) -> None:
         self._note(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
     def node_changed(self, node: Node) -> None:
-        """See `PolicyIndex.node_changed`."""
         self._changed_nodes[node.ordinal] = self._changed_nodes_next[node.ordinal] = None
 
     def owner_of(self, job: Job) -> Project:
-        """See `ClaimingIndex.owner_of`."""
         return job.project
 
-    def standing_changed(self, task: Task) -> None:
-        """See `PolicyIndex.standing_changed`."""
-        super().standing_changed(task)
+    def allocation_changed(self, task: Task) -> None:
+        super().allocation_changed(task)
         self._shares_stale = True
         name = task.job.project.name
         self._moved[name] = self._moved_next[name] = None
         self._note(name)
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        """See `PolicyIndex.may_be_preempted`; others of its project may preempt it."""
+        # Other tasks of its project may preempt it.
         self._note(task.job.project.name)
         queue = self._queues.get(task.job.project)
         if queue is not None:
@@ -458,38 +453,31 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._changed[project] = self._changed_next[project] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        """See `PolicyIndex.queue_changed`."""
         super().queue_changed(group, job)
         self._shares_stale = True
         self._note(group.shape.project)
 
     def claimants_changed(self) -> None:
-        """See `PolicyIndex.claimants_changed`."""
         self._root = None
         self._built = False
         self._shares_stale = True
         self.reconfigured = self._reconfigured_next = True
 
     def usages_counted(self) -> None:
-        """See `PolicyIndex.usages_counted`."""
         self._usage_stale = self._shares_stale = True
         self._due |= self.follows_usage
 
     def nodes_changed(self) -> None:
-        """See `PolicyIndex.nodes_changed`."""
         self._shares_stale = True
 
     @property
     def shares_stale(self) -> bool:
-        """See `PolicyIndex.shares_stale`."""
         return self._shares_stale
 
     def shares_compared(self) -> None:
-        """See `PolicyIndex.shares_compared`."""
         self._shares_stale = False
 
     def cycle_ended(self) -> None:
-        """See `PolicyIndex.cycle_ended`."""
         super().cycle_ended()
         self._moved, self._moved_next = self._moved_next, {}
         self._changed, self._changed_next = self._changed_next, {}
@@ -497,10 +485,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self.touched.clear()
 
-    def kept(self) -> Mapping[str, Any]:
-        """See `PolicyIndex.kept`."""
+    def dump(self) -> Mapping[str, Any]:
         return {
-            **super().kept(),
+            **super().dump(),
             "shares_stale": self._shares_stale,
             "moved": list(self._moved),
             "moved_next": list(self._moved_next),
@@ -512,18 +499,17 @@ class QuotaIndex(ClaimingIndex[Project]):
             "changed_nodes_next": sorted(self._changed_nodes_next),
         }
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """See `PolicyIndex.restore`."""
-        super().restore(kept)
-        self._shares_stale = kept["shares_stale"]
-        self._moved = dict.fromkeys(kept["moved"])
-        self._moved_next = dict.fromkeys(kept["moved_next"])
-        self._changed = dict.fromkeys(kept["changed"])
-        self._changed_next = dict.fromkeys(kept["changed_next"])
-        self.reconfigured = kept["reconfigured"]
-        self._reconfigured_next = kept["reconfigured_next"]
-        self._changed_nodes = dict.fromkeys(kept["changed_nodes"])
-        self._changed_nodes_next = dict.fromkeys(kept["changed_nodes_next"])
+    def load(self, dump: Mapping[str, Any]) -> None:
+        super().load(dump)
+        self._shares_stale = dump["shares_stale"]
+        self._moved = dict.fromkeys(dump["moved"])
+        self._moved_next = dict.fromkeys(dump["moved_next"])
+        self._changed = dict.fromkeys(dump["changed"])
+        self._changed_next = dict.fromkeys(dump["changed_next"])
+        self.reconfigured = dump["reconfigured"]
+        self._reconfigured_next = dump["reconfigured_next"]
+        self._changed_nodes = dict.fromkeys(dump["changed_nodes"])
+        self._changed_nodes_next = dict.fromkeys(dump["changed_nodes_next"])
 
 
 def _note_wish(queue: Queue, before: Amounts) -> None:

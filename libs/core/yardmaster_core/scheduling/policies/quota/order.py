@@ -64,11 +64,9 @@ class QueueOrder:
         self._released: list[Queue] = []
 
     def __bool__(self) -> bool:
-        """See `CandidateOrder`."""
         return self._count > 0
 
     def place(self, group: Group, task: Task) -> OrderKey:
-        """See `CandidateOrder.place`."""
         places = self._places
         found = places.get(group)
         if found is None:
@@ -76,7 +74,6 @@ class QueueOrder:
         return *found, task.key
 
     def push(self, candidate: Candidate) -> None:
-        """See `CandidateOrder.push`."""
         group, task, _, turn = candidate
         index = index_of(self._view)
         leaf = index.queue_of(self._view.state, task.job.project)
@@ -88,7 +85,6 @@ class QueueOrder:
         self._turns[at].push(leaf, entry)
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
-        """See `CandidateOrder.pop`."""
         index = index_of(self._view)
         self._release()
         for at, turn in enumerate(self._turns):
@@ -130,7 +126,7 @@ class QueueOrder:
         return entry[0][:-1]
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
-        """See `CandidateOrder.comes_first`; after a start the order is another one."""
+        # After a start the order is another one.
         return False
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:

@@ -166,7 +166,6 @@ class _Blocked:
         self._within = order_in_project(view)
 
     def groups_of(self, leaf: Queue) -> list[Placed]:
-        """See `BlockedGroups`."""
         found = self._placed.get(leaf)
         if found is None:
             found = self._placed[leaf] = sorted(
@@ -181,7 +180,6 @@ class _Blocked:
         return found
 
     def key(self, queue: Queue, group: Group) -> QueueKey:
-        """See `BlockedGroups`."""
         # Not its first task: it may have none any more, until its leaf is refreshed.
         return place_among_siblings(self._view, queue, group.shape, all_over=self._all_over)
 

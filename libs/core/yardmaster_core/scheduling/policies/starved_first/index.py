@@ -84,7 +84,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._limited: dict[Group, None] = {}
         for group in pool.groups.values():
             if group.queue.live and pool.name in group.waits:
-                self.filed(group, group.waits[pool.name][0].code)
+                self.wait_recorded(group, group.waits[pool.name][0].code)
         #: Owners whose amounts changed in this cycle, in order; `OwnerOrder` reads on from where it
         #: was.
         self.touched: list[Owner] = []
@@ -262,14 +262,12 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     # Changes
 
-    def filed(self, group: Group, code: WaitCode) -> None:
-        """See `PolicyIndex.filed`."""
+    def wait_recorded(self, group: Group, code: WaitCode) -> None:
         if code in AT_LIMIT:
             self._limited[group] = None
             self._limits_changed(group)
 
-    def unfiled(self, group: Group) -> None:
-        """See `PolicyIndex.unfiled`."""
+    def wait_cleared(self, group: Group) -> None:
         if group in self._limited:
             del self._limited[group]
             self._limits_changed(group)
@@ -280,15 +278,12 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             self._stale_groups[group] = None
 
     def claimants_changed(self) -> None:
-        """See `PolicyIndex.claimants_changed`."""
         self._built = False
 
     def nodes_changed(self) -> None:
-        """See `PolicyIndex.nodes_changed`."""
         self._due = True
 
     def cycle_ended(self) -> None:
-        """See `PolicyIndex.cycle_ended`."""
         super().cycle_ended()
         self._level_before, self._level_now = self._level_now, None
         self.touched.clear()

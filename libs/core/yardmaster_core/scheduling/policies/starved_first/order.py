@@ -32,15 +32,12 @@ class OwnerOrder:
         self._followed = 0
 
     def __bool__(self) -> bool:
-        """See `CandidateOrder`."""
         return bool(self._waiting)
 
     def place(self, group: Group, task: Task) -> OrderKey:
-        """See `CandidateOrder.place`."""
         return group.shape.start_failed, group.priority, *task.key
 
     def push(self, candidate: Candidate) -> None:
-        """See `CandidateOrder.push`."""
         group, task, _, turn = candidate
         owner = index_of(self._view).owner(task.job)
         entry = (self.place(group, task), turn, id_order(task), candidate)
@@ -48,7 +45,6 @@ class OwnerOrder:
         self._stale[owner] = None
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
-        """See `CandidateOrder.pop`."""
         self._refresh()
         heap = self._heap
         while heap:
@@ -68,7 +64,7 @@ class OwnerOrder:
         return None
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
-        """See `CandidateOrder.comes_first`; after a start the order is another one."""
+        # After a start the order is another one.
         return False
 
     def _refresh(self) -> None:

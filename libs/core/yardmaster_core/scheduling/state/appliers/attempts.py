@@ -158,7 +158,7 @@ def close_replica(
     if replica == 0 and run.port is not None:
         release_port(node, run.port)
     state.charge(task, pool, -milli)
-    pool.index.input_changed(later=False)
+    pool.index.input_changed(from_next_cycle=False)
     if run.open == 0:
         _count_closed(state, task, run, 1)
     schedule_decision(state, task)

@@ -54,7 +54,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     for name in shape.pools:
         # Its demand ends in the other pools, and what a non-preemptible task holds stays.
         if name != pool.name or not shape.preemptible:
-            state.pools[name].index.input_changed(later=True)
+            state.pools[name].index.input_changed(from_next_cycle=True)
     state.dirty[task] = None
     if task.job.spec.preemptible:
         state.may_be_preempted(task, pool)
@@ -188,7 +188,7 @@ def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:
         if state.journal is not None:
             state.journal.append((state.ended.pop, (job,)))
     if event.code is EndCode.UNSCHEDULABLE:
-        state.input_changed(job.shape, later=True)
+        state.input_changed(job.shape, from_next_cycle=True)
     if task.released:
         state.put(job, "live", job.live - 1)
         release_next(state, job)

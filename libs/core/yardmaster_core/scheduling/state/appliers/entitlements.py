@@ -46,7 +46,7 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     if former.follows_pools or pool.index.follows_pools:
         for other in state.pools.values():
             if other.index.follows_pools:
-                other.index.input_changed(later=False)
+                other.index.input_changed(from_next_cycle=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
     if (pool.index.per_job, pool.index.per_user) == (former.per_job, former.per_user):
@@ -98,7 +98,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         state.dirty[project] = None
     for pool in state.pools.values():
         pool.index.claimants_changed()
-        pool.index.input_changed(later=False)
+        pool.index.input_changed(from_next_cycle=False)
         for group in pool.groups.values():
             if event.name in _owners(state, state.projects[group.shape.project]):
                 state.wake(pool, group)

@@ -31,7 +31,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
                 if pool.index.preempts:
                     state.may_be_preempted(task, pool)
                     state.wake_pool(pool)
-                pool.index.input_changed(later=False)
+                pool.index.input_changed(from_next_cycle=False)
             state.wake_earlier_equals(pool, task)
         limit = task.job.spec.time_limit_s
         if limit is not None:

@@ -45,7 +45,7 @@ def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1,
     drop(state, task)
     # Others may reserve the slots, or start on them.
     pool.recheck = True
-    pool.index.input_changed(later=True)
+    pool.index.input_changed(from_next_cycle=True)
     if task.group is not None:
         for name in task.group.shape.pools:
             state.wake(state.pools[name], task.group)
@@ -114,7 +114,7 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     usage = pool.usage_by_job.get(task.job)
     held = usage.tasks.get(task, 0) if usage is not None else 0
     pool.count_reserved(task, reservation, reservation.gpu_milli - held)
-    pool.index.standing_changed(task)
+    pool.index.allocation_changed(task)
 
 
 def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
@@ -126,7 +126,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
         if reservation.free[replica]:
             set_free(pool, reservation, replica, is_free=False)
     pool.count_reserved(task, reservation, -reservation.counted)
-    pool.index.standing_changed(task)
+    pool.index.allocation_changed(task)
     _shift(state, reservation, take=False)
 
 

@@ -605,13 +605,13 @@ def test_a_non_preemptible_task_counts_as_fixed_from_the_next_cycle_on() -> None
     cell.submit("other", tasks=4)
     assert len(started(cell.cycle())) == 4
     assert (held(cell, "shell"), held(cell, "other")) == (2, 2)
-    assert cell.state.restless, "what it holds now is fixed: shares are looked at again"
+    assert cell.state.cycle_due, "what it holds now is fixed: shares are looked at again"
     assert cell.machine.due_ms(cell.state) == cell.now_ms
     cell.restart()
-    assert cell.state.restless
+    assert cell.state.cycle_due
     assert cell.state.pools["main"].index.due
     assert cell.run_until_idle() == []
-    assert not cell.state.restless
+    assert not cell.state.cycle_due
 
 
 # Among projects
