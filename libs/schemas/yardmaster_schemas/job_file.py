@@ -1,13 +1,14 @@
 """The job file: what a user writes to submit a job, as YAML or as the body of `POST /v1/jobs`.
 
-`JobSpec` holds the values as the user wrote them, such as `256Gi`; `submitted_spec`, `run_of` and
-`task_params` convert them for the log. All checks that need no state are made here, so that the
+`JobSpec` holds the values as the user wrote them, such as `256Gi`; `parts_of` converts them for the
+log. All checks that need no state are made here, so that the
 command line can make them before it sends a request.
 
 Each key has a description and examples. The reference page and the API's document are generated
 from them.
 """
 
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Annotated, Any, Final, Literal
@@ -503,7 +504,7 @@ class JobSpec(Closed):
             raise ValueError("a node type is named twice")
         if len(set(self.avoid_nodes)) < len(self.avoid_nodes):
             raise ValueError("a node to avoid is named twice")
-        resources = resources_of(self)
+        resources = _resources(self)
         if self.replicas == "auto" and (
             resources.gpu_milli not in (0, 1000) or resources.gpu_memory_mib
         ):
@@ -519,7 +520,28 @@ def parse_job(text: str | bytes) -> JobSpec:
     return JobSpec.model_validate_json(text)
 
 
-def resources_of(spec: JobSpec) -> Resources:
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """A job in the types of the log."""
+
+    #: The given name of the job, or the name of the program that its command runs.
+    name: str
+    #: What decisions need of the job, in integers; None: project or pool has the default.
+    requested: SubmittedSpec
+    #: The program for the agent.
+    run: Run
+    #: The parameters of each task, the last axis varying fastest; empty without a matrix.
+    params: tuple[dict[str, JsonValue], ...]
+
+
+def parts_of(spec: JobSpec) -> JobParts:
+    """Convert a job for the log."""
+    return JobParts(
+        name=_name(spec), requested=_requested(spec), run=_run(spec), params=_params(spec)
+    )
+
+
+def _resources(spec: JobSpec) -> Resources:
     """Return the resources of one replica, in slots, milli and MiB."""
     gpus, gpu_memory = spec.resources.gpus, spec.resources.gpu_memory
     if isinstance(gpus, GpuShares):
@@ -545,8 +567,7 @@ def _replicas(spec: JobSpec) -> tuple[int, int]:
     return (1, 1) if replicas == "auto" else (replicas, replicas)
 
 
-def submitted_spec(spec: JobSpec) -> SubmittedSpec:
-    """Return what decisions need of a job, in integers; None: project or pool has the default."""
+def _requested(spec: JobSpec) -> SubmittedSpec:
     low, high = _replicas(spec)
     return SubmittedSpec(
         kind=spec.kind,
@@ -557,7 +578,7 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
         max_slots_milli=None if spec.max_slots is None else milli(spec.max_slots, "max_slots"),
         pools=tuple(spec.pools),
         node_types=tuple(spec.node_types),
-        resources=resources_of(spec),
+        resources=_resources(spec),
         replicas_min=low,
         replicas_max=high,
         tasks=spec.tasks.size if spec.tasks else 1,
@@ -578,8 +599,7 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
     )
 
 
-def run_of(spec: JobSpec) -> Run:
-    """Return the program for the agent."""
+def _run(spec: JobSpec) -> Run:
     return Run(
         command=tuple(spec.run.command or ()),
         script=spec.run.script,
@@ -590,8 +610,7 @@ def run_of(spec: JobSpec) -> Run:
     )
 
 
-def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
-    """Return the parameters of each task, the last axis varying fastest; empty without a matrix."""
+def _params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
     if spec.tasks is None or spec.tasks.matrix is None:
         return ()
     axes = list(spec.tasks.matrix)
@@ -600,8 +619,7 @@ def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
     )
 
 
-def name_of(spec: JobSpec) -> str:
-    """Return the given name of the job, or the name of the program that its command runs."""
+def _name(spec: JobSpec) -> str:
     if spec.name is not None:
         return spec.name
     if spec.run.command:

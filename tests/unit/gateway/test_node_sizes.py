@@ -17,7 +17,7 @@ from yardmaster_projections.rows import Row
 from yardmaster_projections.store import Page, Query
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import SubmittedSpec
-from yardmaster_schemas.job_file import parse_job, submitted_spec
+from yardmaster_schemas.job_file import parse_job, parts_of
 
 NODE = Size("sxm", 4, 32_000, 262_144, 81_920)
 POOLS = {"default": {NODE: 3}, "empty": {}}
@@ -25,7 +25,7 @@ POOLS = {"default": {NODE: 3}, "empty": {}}
 
 def spec(text: str) -> SubmittedSpec:
     run = "" if '"run"' in text else ', "run": {"command": ["a"]}'
-    return submitted_spec(parse_job(f'{{"project": "nlp"{run}, {text}}}'))
+    return parts_of(parse_job(f'{{"project": "nlp"{run}, {text}}}')).requested
 
 
 @pytest.mark.parametrize(

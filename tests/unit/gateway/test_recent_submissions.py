@@ -4,7 +4,7 @@ from tests.support import logs
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions, Submission
+from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions, RecordedSubmission
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
 from yardmaster_schemas.topics import REQUESTS
@@ -47,7 +47,7 @@ async def test_a_submission_is_found_as_soon_as_it_is_in_the_log() -> None:
     await log.append(PLACE, [Record(b"main", b"nonsense"), record(job(1), 0)])
     found = await recent.find(job(1))
     assert found is not None
-    assert found == Submission(logs.submitted(job(1)).body_digest, 1, 1, "nlp", found.actor)
+    assert found == RecordedSubmission(logs.submitted(job(1)).body_digest, 1, 1, "nlp", found.actor)
     await log.append(PLACE, [record(job(1), 1)])
     assert await recent.find(job(1)) == found, "the first one counts"
 

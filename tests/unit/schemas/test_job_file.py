@@ -11,15 +11,7 @@ from pydantic import ValidationError
 
 from yardmaster_schemas.events.details import StopSignal
 from yardmaster_schemas.events.requests import ExitZero, Kind, Layout, SubmittedSpec, Unschedulable
-from yardmaster_schemas.job_file import (
-    JobSpec,
-    name_of,
-    parse_job,
-    resources_of,
-    run_of,
-    submitted_spec,
-    task_params,
-)
+from yardmaster_schemas.job_file import JobSpec, parse_job, parts_of
 from yardmaster_schemas.resources import Resources
 
 LEAST: dict[str, Any] = {"project": "nlp", "run": {"command": ["torchrun", "t.py"]}}
@@ -60,7 +52,7 @@ def refused(**changes: Any) -> str:
 
 def test_the_example_of_the_interface_is_parsed_completely() -> None:
     spec = parse_job(json.dumps(WHOLE))
-    sent = submitted_spec(spec)
+    sent = parts_of(spec).requested
     assert sent.resources == Resources(gpus=8, gpu_milli=1000, cpu_milli=32_000, memory_mib=262_144)
     assert (sent.replicas_min, sent.replicas_max, sent.tasks) == (2, 2, 4)
     assert (sent.min_runtime_s, sent.time_limit_s, sent.grace_s) == (
@@ -75,7 +67,7 @@ def test_the_example_of_the_interface_is_parsed_completely() -> None:
 
 
 def test_missing_values_are_left_to_the_defaults_of_project_and_pool() -> None:
-    sent = submitted_spec(parse())
+    sent = parts_of(parse()).requested
     assert (sent.preemptible, sent.priority, sent.weight, sent.grace_s) == (None,) * 4
     assert (sent.tasks, sent.replicas_min) == (1, 1)
 
@@ -84,8 +76,8 @@ def test_missing_values_are_left_to_the_defaults_of_project_and_pool() -> None:
     ("said", "cpu_milli"), [({}, 1000), ({"cpus": 0}, 0), ({"cpus": 2.5}, 2500)]
 )
 def test_a_replica_requests_one_cpu_by_default(said: dict[str, Any], cpu_milli: int) -> None:
-    assert submitted_spec(parse()).resources == Resources(cpu_milli=1000)
-    sent = submitted_spec(parse(resources={"gpus": 1, **said}, replicas=2))
+    assert parts_of(parse()).requested.resources == Resources(cpu_milli=1000)
+    sent = parts_of(parse(resources={"gpus": 1, **said}, replicas=2)).requested
     assert sent.resources == Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu_milli)
 
 
@@ -109,7 +101,7 @@ def test_memory_without_a_unit_is_refused_with_a_suggestion(memory: object) -> N
     ],
 )
 def test_gpus_are_whole_or_equal_parts(gpus: object, slots: tuple[int, int]) -> None:
-    found = resources_of(parse(resources={"gpus": gpus}))
+    found = parts_of(parse(resources={"gpus": gpus})).requested.resources
     assert (found.gpus, found.gpu_milli) == slots
 
 
@@ -141,7 +133,7 @@ def test_ambiguous_numbers_of_gpus_are_refused(gpus: object, word: str) -> None:
     ],
 )
 def test_gpus_are_shared_by_their_memory(resources: dict[str, Any], slots: tuple[int, int]) -> None:
-    found = resources_of(parse(resources=resources))
+    found = parts_of(parse(resources=resources)).requested.resources
     assert (found.gpus, found.gpu_memory_mib, found.gpu_milli) == (*slots, 0)
 
 
@@ -167,17 +159,17 @@ def test_whole_nodes_are_not_requested_by_memory_of_gpus() -> None:
 
 def test_a_search_has_a_task_for_every_point_the_last_axis_turning_fastest() -> None:
     spec = parse(tasks={"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}})
-    assert task_params(spec) == (
+    assert parts_of(spec).params == (
         {"lr": 0.1, "seed": 1},
         {"lr": 0.1, "seed": 2},
         {"lr": 0.01, "seed": 1},
         {"lr": 0.01, "seed": 2},
     )
-    assert task_params(parse(tasks={"count": 3})) == ()
+    assert parts_of(parse(tasks={"count": 3})).params == ()
 
 
 def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
-    sent = submitted_spec(parse(replicas={"min": 2, "max": 2}))
+    sent = parts_of(parse(replicas={"min": 2, "max": 2})).requested
     assert (sent.replicas_min, sent.replicas_max) == (2, 2)
     assert "not supported yet; give one number" in refused(replicas={"min": 2, "max": 4})
     assert "greater than max" in refused(replicas={"min": 4, "max": 2})
@@ -228,12 +220,14 @@ def test_an_error_quotes_no_input() -> None:
 
 @pytest.mark.parametrize("reference", ["nlp/hf", "nlp/hub/token", "shared/hf"])
 def test_a_job_names_secrets_of_its_project_and_shared_ones(reference: str) -> None:
-    run = run_of(parse(project="nlp", run={"command": ["a"], "secrets": {"X": reference}}))
+    run = parts_of(parse(project="nlp", run={"command": ["a"], "secrets": {"X": reference}})).run
     assert run.secrets == {"X": reference}
 
 
 def test_the_program_is_stored_as_written() -> None:
-    run = run_of(parse(run={"script": "echo hi", "env": {"A": "1"}, "secrets": {"B": "nlp/hf"}}))
+    run = parts_of(
+        parse(run={"script": "echo hi", "env": {"A": "1"}, "secrets": {"B": "nlp/hf"}})
+    ).run
     assert (run.script, run.command, run.env, run.secrets) == (
         "echo hi",
         (),
@@ -251,20 +245,20 @@ def test_the_program_is_stored_as_written() -> None:
     ],
 )
 def test_a_job_without_a_name_is_named_after_its_program(run: Any, name: str) -> None:
-    assert name_of(parse(run=run)) == name
-    assert name_of(parse(name="mine")) == "mine"
+    assert parts_of(parse(run=run)).name == name
+    assert parts_of(parse(name="mine")).name == "mine"
 
 
 def test_replicas_auto_requests_all_gpus_of_a_task_on_whole_nodes() -> None:
-    sent = submitted_spec(parse(replicas="auto", resources={"gpus": 16, "cpus": 4}))
+    sent = parts_of(parse(replicas="auto", resources={"gpus": 16, "cpus": 4})).requested
     assert (sent.layout, sent.replicas_min, sent.replicas_max) == (
         Layout.WHOLE_NODES,
         1,
         1,
     )
     assert (sent.resources.gpus, sent.resources.cpu_milli) == (16, 4000)
-    assert submitted_spec(parse(replicas=2)).layout is Layout.REPLICAS
-    assert submitted_spec(parse(replicas={"min": 2, "max": 2})).layout is Layout.REPLICAS
+    assert parts_of(parse(replicas=2)).requested.layout is Layout.REPLICAS
+    assert parts_of(parse(replicas={"min": 2, "max": 2})).requested.layout is Layout.REPLICAS
 
 
 @pytest.mark.parametrize("gpus", [0.5, {"count": 2, "fraction": 0.5}])
@@ -291,13 +285,13 @@ def test_a_request_for_whole_nodes_has_no_number_of_replicas_and_no_fractions(sp
 
 
 def test_nodes_to_avoid_are_named_once() -> None:
-    assert submitted_spec(parse(avoid_nodes=["n1", "n2"])).avoid_nodes == ("n1", "n2")
+    assert parts_of(parse(avoid_nodes=["n1", "n2"])).requested.avoid_nodes == ("n1", "n2")
     assert "named twice" in refused(avoid_nodes=["n1", "n1"])
 
 
 def test_a_runtime_estimate_is_optional() -> None:
-    assert submitted_spec(parse(runtime_estimate="90m")).runtime_estimate_s == 5400
-    assert submitted_spec(parse()).runtime_estimate_s is None
+    assert parts_of(parse(runtime_estimate="90m")).requested.runtime_estimate_s == 5400
+    assert parts_of(parse()).requested.runtime_estimate_s is None
 
 
 @given(

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from yardmaster_schemas.job_file import name_of, parse_job
+from yardmaster_schemas.job_file import parse_job, parts_of
 from yardmaster_schemas.program import program_of
 
 NAMES = [
@@ -41,6 +41,6 @@ def test_a_job_is_named_after_the_program_that_its_command_runs(command: str, na
 
 def test_a_given_name_is_used_and_a_script_has_no_name() -> None:
     named = '{"project": "p", "name": "mine", "run": {"command": ["python3", "t.py"]}}'
-    assert name_of(parse_job(named)) == "mine"
-    assert name_of(parse_job(named.replace('"name": "mine", ', ""))) == "t.py"
-    assert name_of(parse_job('{"project": "p", "run": {"script": "echo"}}')) == "script"
+    assert parts_of(parse_job(named)).name == "mine"
+    assert parts_of(parse_job(named.replace('"name": "mine", ', ""))).name == "t.py"
+    assert parts_of(parse_job('{"project": "p", "run": {"script": "echo"}}')).name == "script"

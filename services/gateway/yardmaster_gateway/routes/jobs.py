@@ -31,8 +31,8 @@ from yardmaster_gateway.http.writes import (
 )
 from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed, names_in_scope
 from yardmaster_gateway.request_writer import RequestOrigin
-from yardmaster_gateway.submissions import submission
-from yardmaster_gateway.submissions.recent_submissions import Submission
+from yardmaster_gateway.submissions.recent_submissions import RecordedSubmission
+from yardmaster_gateway.submissions.submission import Submission
 from yardmaster_gateway.submissions.views_in_time import in_time
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
@@ -58,7 +58,6 @@ from yardmaster_schemas.events.requests import (
     WeightChangeRequestedV1,
 )
 from yardmaster_schemas.events.users import Scope
-from yardmaster_schemas.job_file import submitted_spec
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.quantities import milli
 from yardmaster_schemas.topics import REQUESTS
@@ -118,21 +117,21 @@ async def submit_job(
     await _authorize_submission(gateway, caller, spec.project)
     key = ensure_key(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
-    id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
-    digest = submission.body_digest(spec, key)
-    async with gateway.submission_lock(id_):
+    salt = gateway.ports.chance.hex("details salt", 32)
+    job = Submission.of(spec, key, log_id=log.log_id, user=caller.user, salt=salt)
+    async with gateway.submission_lock(job.job_id):
         known = None
         if idempotency_key is not None:
-            known = await _submitted_before(gateway, id_)
+            known = await _submitted_before(gateway, job.job_id)
         if known is None:
-            known = await _record(gateway, spec, id_, key, origin)
-    if known.body_digest != digest:
-        raise errors.IdempotencyMismatch(key=key, job_id=id_)
+            known = await _record(gateway, job, origin)
+    if known.body_digest != job.body_digest:
+        raise errors.IdempotencyMismatch(key=key, job_id=job.job_id)
     position = str(Position(cell=gateway.cell, requests=known.offset + 1))
     response.headers["Yard-Position"] = position
-    ids = [f"{id_}.{index}" for index in range(known.tasks)]
-    warnings = await gateway.sizes.warnings(submitted_spec(spec), spec.project)
-    return Submitted(job_id=id_, task_ids=ids, position=position, warnings=warnings)
+    ids = [f"{job.job_id}.{index}" for index in range(known.tasks)]
+    warnings = await gateway.sizes.warnings(job.requested, job.project)
+    return Submitted(job_id=job.job_id, task_ids=ids, position=position, warnings=warnings)
 
 
 async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
@@ -153,7 +152,7 @@ async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) 
     authorize(caller, Action.SUBMIT, project=project, department=department)
 
 
-async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
+async def _submitted_before(gateway: Gateway, id_: str) -> RecordedSubmission | None:
     """The earlier submission of the same key, if the log or the views have one.
 
     One that quota refused as a record does not count.
@@ -168,37 +167,28 @@ async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
     return known if known is not None or row is None else _as_submitted(row)
 
 
-def _as_submitted(row: JobRow) -> Submission:
+def _as_submitted(row: JobRow) -> RecordedSubmission:
     facts = row.facts
-    return Submission(
+    return RecordedSubmission(
         row.body_digest, row.offset, facts.requested.tasks, facts.project, facts.actor
     )
 
 
-async def _record(
-    gateway: Gateway, spec: JobSpec, id_: str, key: str, origin: RequestOrigin
-) -> Submission:
-    """Record a job and its details; return the submission that counts, which may be an earlier one.
-
-    The record key of the details is `<job>.<salt>`. If it were the job id, compaction would replace
-    the details of the first submission by those of a repetition.
-    """
-    salt = gateway.ports.chance.hex("details salt", 32)
-    details = submission.details(spec, id_, origin.caller.user, salt)
-    details_key = f"{id_}.{salt}"
-    ref = await gateway.writer.record_detail(details, details_key, id_, origin)
-    event = submission.request(spec, id_, key, ref)
-    offset = await gateway.writer.record([(event, id_)], origin)
-    user = origin.caller.user
-    own = Submission(event.body_digest, offset, event.spec.tasks, spec.project, user)
+async def _record(gateway: Gateway, job: Submission, origin: RequestOrigin) -> RecordedSubmission:
+    """Record a job and its details; return the submission that counts, maybe an earlier one."""
+    ref = await gateway.writer.record_detail(job.details, job.details_key, job.job_id, origin)
+    offset = await gateway.writer.record([(job.request(ref), job.job_id)], origin)
+    own = RecordedSubmission(
+        *(job.body_digest, offset, job.requested.tasks, job.project, origin.caller.user)
+    )
     try:
-        first = await gateway.recent.find(id_)
+        first = await gateway.recent.find(job.job_id)
         if first is None or first.offset >= offset:
             return own
-        await gateway.writer.write_tombstones([details_key])
+        await gateway.writer.write_tombstones([job.details_key])
     except LogError as error:
         # The job is recorded. Quota detects a repetition, and an erasure finds these details.
-        gateway.ports.telemetry.warn("repetition_not_checked", code=error.code, job_id=id_)
+        gateway.ports.telemetry.warn("repetition_not_checked", code=error.code, job_id=job.job_id)
         return own
     return first
 

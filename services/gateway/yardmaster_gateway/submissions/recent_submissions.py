@@ -24,8 +24,8 @@ MAX_SOURCES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A recorded submission, to compare with a repetition of the same key."""
+class RecordedSubmission:
+    """A submission in the log, to compare with a repetition of the same key."""
 
     body_digest: str
     #: Offset of its record in `requests`.
@@ -49,11 +49,11 @@ class RecentSubmissions:
         self._newest_ms = 0
         #: Every submission from this offset to the end was seen by the last call of `find`.
         self.oldest = 0
-        self._jobs: OrderedDict[str, Submission] = OrderedDict()
+        self._jobs: OrderedDict[str, RecordedSubmission] = OrderedDict()
         #: The newest (epoch, seq) of each source; quota accepts only higher ones.
         self._sources: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
-    async def find(self, job_id: str) -> Submission | None:
+    async def find(self, job_id: str) -> RecordedSubmission | None:
         """The submission of a job, or None if it is not among the newest requests.
 
         Raises:
@@ -103,6 +103,6 @@ class RecentSubmissions:
             self._sources.popitem(last=False)
         data = envelope.data
         if isinstance(data, TaskSubmittedV1) and data.job_id not in self._jobs:
-            self._jobs[data.job_id] = Submission(
+            self._jobs[data.job_id] = RecordedSubmission(
                 data.body_digest, stored.offset, data.spec.tasks, data.project, envelope.actor.id
             )

@@ -1,19 +1,14 @@
 """The records of a submitted job: its id, the request, the details, and the digest of its body."""
 
 import hmac
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from pydantic_core import to_json
 
 from yardmaster_schemas.events.details import JobDetailedV1
-from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
-from yardmaster_schemas.job_file import (
-    JobSpec,
-    name_of,
-    run_of,
-    submitted_spec,
-    task_params,
-)
+from yardmaster_schemas.events.requests import DetailsRef, SubmittedSpec, TaskSubmittedV1
+from yardmaster_schemas.job_file import JobSpec, parts_of
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 ID_LENGTH: Final = 12
@@ -57,26 +52,49 @@ def _sorted(value: object) -> object:
     return value
 
 
-def details(spec: JobSpec, id_: str, user: str, salt: str) -> JobDetailedV1:
-    """The details of a job, which no decision reads."""
-    return JobDetailedV1(
-        job_id=id_,
-        salt=salt,
-        name=name_of(spec),
-        user=user,
-        labels=dict(spec.labels),
-        run=run_of(spec),
-        stop_signal=spec.stop.signal,
-        params=task_params(spec),
-    )
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job as a user submits it under an idempotency key, in the types of the log."""
 
+    job_id: str
+    project: str
+    body_digest: str
+    #: The job's details, which no decision reads.
+    details: JobDetailedV1
+    #: What decisions need of the job.
+    requested: SubmittedSpec
 
-def request(spec: JobSpec, id_: str, key: str, ref: DetailsRef) -> TaskSubmittedV1:
-    """The request that quota decides on."""
-    return TaskSubmittedV1(
-        job_id=id_,
-        project=spec.project,
-        spec=submitted_spec(spec),
-        body_digest=body_digest(spec, key),
-        details=ref,
-    )
+    @classmethod
+    def of(cls, spec: JobSpec, key: str, *, log_id: str, user: str, salt: str) -> Self:
+        """The submission of a job description; `salt` makes the key of its details unique."""
+        id_, parts = job_id(log_id, spec.project, user, key), parts_of(spec)
+        details = JobDetailedV1(
+            job_id=id_,
+            salt=salt,
+            name=parts.name,
+            user=user,
+            labels=dict(spec.labels),
+            run=parts.run,
+            stop_signal=spec.stop.signal,
+            params=parts.params,
+        )
+        return cls(id_, spec.project, body_digest(spec, key), details, parts.requested)
+
+    @property
+    def details_key(self) -> str:
+        """The record key of the details: `<job>.<salt>`.
+
+        If it were the job id, compaction would replace the details of the first submission by those
+        of a repetition.
+        """
+        return f"{self.job_id}.{self.details.salt}"
+
+    def request(self, details: DetailsRef) -> TaskSubmittedV1:
+        """The request that quota decides on, once the details are recorded."""
+        return TaskSubmittedV1(
+            job_id=self.job_id,
+            project=self.project,
+            spec=self.requested,
+            body_digest=self.body_digest,
+            details=details,
+        )
