@@ -17,6 +17,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_schemas.sources import agent_source
 
 MACHINE = SchedulerMachine()
 
@@ -128,4 +129,4 @@ def _replicas(task: Task) -> list[dict[str, Any]]:
 
 
 def _record(about: dict[str, Any], seq: int) -> str:
-    return f"node/{about['node']}/1/{seq}"
+    return f"{agent_source(about['node'], about['incarnation'])}/1/{seq}"

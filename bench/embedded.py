@@ -25,6 +25,7 @@ from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import DECISIONS, NODE_EVENTS
 
 CELL = "main"
@@ -86,16 +87,17 @@ async def _submit(client: httpx.AsyncClient, started: Started) -> tuple[float, f
 
 async def _offer_slots(log: EventLog) -> None:
     """Join a node without an agent."""
+    event = joined(0, SLOTS, pool="default")
     envelope = Envelope(
         type="NodeJoined",
         version=1,
-        source="node/n0",
+        source=agent_source("n0", event.incarnation),
         epoch=1,
         seq=0,
         subject="n0",
         time_ms=SystemClock().now_ms(),
         actor=Actor(kind=ActorKind.NODE, id="n0"),
-        data=joined(0, SLOTS, pool="default"),
+        data=event,
     )
     await log.append(Partition(NODE_EVENTS.name), [codec.encode(envelope, CELL)])
 

@@ -23,6 +23,7 @@ from yardmaster_schemas.events.node_events import (
     TaskExitedV1,
     TaskStartedV1,
 )
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import DECISIONS, HEARTBEATS, NODE_EVENTS
 
 CELL: Final = "main"
@@ -142,7 +143,7 @@ class Fleet:
         envelope = Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source=f"node/{node}",
+            source=agent_source(node, LIFE),
             epoch=self._epoch,
             seq=seq,
             subject=getattr(event, "task_id", node),

@@ -37,6 +37,7 @@ from yardmaster_schemas.events.node_events import (
     TaskProgressedV1,
 )
 from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
 
 HOSTILE = "zz-hostile"
@@ -88,7 +89,7 @@ class Hostile:
         whole: Envelope[Any] = Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source=f"node/{HOSTILE}",
+            source=agent_source(HOSTILE, getattr(event, "incarnation", incarnation())),
             epoch=1,
             seq=self.seq,
             subject=HOSTILE,

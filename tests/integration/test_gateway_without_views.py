@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests.support import logs
 from tests.support.gateway import CELL, TestCell
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import command
@@ -31,6 +32,7 @@ from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events import users
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
+from yardmaster_schemas.sources import agent_source
 from yardmaster_views.follower import Follower, Metrics, Views
 
 JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
@@ -272,7 +274,7 @@ async def test_following_output_continues_while_redis_is_away(server: RedisServe
                 stream=Stream.STDOUT,
                 text=f"line {seq}\n",
             )
-            await cell.write("task-logs", "node/n1", said, task_id)
+            await cell.write("task-logs", agent_source("n1", logs.incarnation()), said, task_id)
 
         async def follow() -> str:
             async with cell.client() as client:

@@ -19,6 +19,7 @@ from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell, EventApplied, fold
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.sources import agent_source
 
 #: The first record id of hostile claims; honest ids stay below.
 HOSTILE_SEQ = 10**9
@@ -76,7 +77,7 @@ class FaultyWorld(World):
     def lie(self, *, number: int, what: str) -> None:
         """Send hostile claims about a replica to the cell under test only."""
         for task, about in self.one_of(number, *OPEN):
-            source = "node/n9" if what == "author" else f"node/{about['node']}"
+            source = agent_source("n9" if what == "author" else about["node"], about["incarnation"])
             if what == "new":
                 self._join_with_task("n8", task)
                 return
@@ -90,11 +91,12 @@ class FaultyWorld(World):
                     return
                 other = others[number % len(others)]
                 about |= {"node": other.name, "incarnation": other.incarnation or "f" * 12}
-                source = f"node/{other.name}"
+                source = agent_source(other.name, about["incarnation"])
                 if any(p.node == other.name for p in task.run.placements):
                     return
             elif what == "incarnation":
                 about["incarnation"] = "f" * 12
+                source = agent_source(about["node"], about["incarnation"])
             started: dict[str, Any] = {"boot_id": "00000000", "pid": 1, "process_started": 1}
             self._lie(nev.SlotsReleasedV1(**about, never_started=number % 2 == 0), source)
             self._lie(nev.TaskExitedV1(**about, exit_code=number), source)
@@ -114,7 +116,7 @@ class FaultyWorld(World):
         self.cell.node(name, running=(ref,))
         event, _ = self.cell._inputs.pop()
         self.cell.seq -= 1
-        self._lie(event, f"node/{name}")
+        self._lie(event, agent_source(name, "0" * 12))
 
     def restart(self) -> None:
         before = self.state.digest()

@@ -161,7 +161,7 @@ def sample(cls: type[Event], *, full: bool = True) -> Envelope[Any]:
     walk = _Sampler(schema(cls)["$defs"], full=full)
     plain = walk.of(schema(cls), "")
     topic = cls.TOPICS[-1]
-    source, kind, who = WRITERS.get(topic, ("node/gpu-07", "node", "gpu-07"))
+    source, kind, who = WRITERS.get(topic, ("node/gpu-07.5f0c1e2d3a4b", "node", "gpu-07"))
     plain |= {"source": source, "actor": {"kind": kind, "id": who}}
     if kind != "user":
         plain["auth"] = None

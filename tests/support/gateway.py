@@ -50,6 +50,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.log_format import LOG_FORMAT
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import TOPICS
 from yardmaster_views.follower import Follower, Metrics, Views
 
@@ -228,7 +229,8 @@ class TestCell:
 
     async def claim(self, event: Any) -> None:
         """Append a report of a node's agent."""
-        await self.write("node-events", f"node/{event.node}", event, event.node)
+        source = agent_source(event.node, event.incarnation)
+        await self.write("node-events", source, event, event.node)
 
     async def joins(self, node: str, *, gpus: int = 4, pool: str = "default") -> None:
         await self.claim(logs.joined(node, gpus, pool=pool))
@@ -283,7 +285,7 @@ class TestCell:
     async def starts(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
         """Report that a task's only replica has started."""
         await self.claim(
-            logs.started(task_id, node, attempt=attempt, pid=100 + self._seqs[f"node/{node}"])
+            logs.started(task_id, node, attempt=attempt, pid=100 + sum(self._seqs.values()))
         )
         await self.run_until_idle()
 

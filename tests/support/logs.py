@@ -255,8 +255,8 @@ class LogBuilder:
         return entry.envelope.id
 
     def claim(self, event: Any, *, node: str | None = None) -> Entry:
-        """Write an agent's report; `node` is the source when it differs from the event's node."""
-        name = f"node/{node}" if node else agent_source(event.node, event.incarnation)
+        """Write an agent's report; `node` is the writer when it differs from the event's node."""
+        name = agent_source(node or event.node, event.incarnation)
         if name not in self._agents:
             self._agents[name] = Writer(self, name, ActorKind.NODE)
         return self.append("node-events", self._agents[name].envelope(event, subject_of(event)))

@@ -27,6 +27,7 @@ from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.reasons import RefusalCode, StartFailure, WaitCode
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import agent_source
 
 DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
 START_MS: Final = 1_700_000_000_000
@@ -155,7 +156,8 @@ class Cell:
     def claim(self, event: Any, *, source: str | None = None) -> None:
         """Add an event of `node-events` to the next cycle, which may refuse it."""
         self.seq += 1
-        self._inputs.append((event, f"{source or f'node/{event.node}'}/1/{self.seq}"))
+        source = source or agent_source(event.node, event.incarnation)
+        self._inputs.append((event, f"{source}/1/{self.seq}"))
 
     def node(self, name: str, gpus: int = 8, **changes: Any) -> None:
         """Let a node join pool `main` (or `pool=`)."""

@@ -2,8 +2,7 @@
 
 A source's records are numbered by `(epoch, seq)`; a record whose number does not increase is a
 repeat. A new ledger is a new incarnation and hence a new source, so that its records are not
-compared with the numbers of an earlier ledger, whatever the clock shows. The simulator's agents
-have no ledger; their source in all incarnations is `node/<node>`.
+compared with the numbers of an earlier ledger, whatever the clock shows.
 
 The first incarnation of a ledger is random, and each further one is a digest of the one before. So
 the scheduler can tell an agent that joins again from another agent with the same name.
@@ -43,14 +42,8 @@ def agent_source(node: str, incarnation: str) -> str:
 
 
 def written_by_agent(source: str, node: str, incarnation: str | None = None) -> bool:
-    """Tell whether a node's agent wrote a record, in the given incarnation or else in any.
-
-    A record with the source `node/<node>` matches every incarnation.
-    """
-    plain = f"node/{node}"
-    if source == plain:
-        return True
+    """Tell whether a node's agent wrote a record, in the given incarnation or else in any."""
     if incarnation is not None:
         return source == agent_source(node, incarnation)
-    written_in = source.removeprefix(f"{plain}.")
+    written_in = source.removeprefix(f"node/{node}.")
     return written_in != source and _INCARNATION.fullmatch(written_in) is not None

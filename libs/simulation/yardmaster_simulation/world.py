@@ -52,7 +52,7 @@ from yardmaster_schemas.events.requests import (
     TaskSubmittedV1,
 )
 from yardmaster_schemas.log_format import LOG_FORMAT
-from yardmaster_schemas.sources import next_incarnation
+from yardmaster_schemas.sources import agent_source, next_incarnation
 from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster_simulation.distributions import Chance
 from yardmaster_simulation.driver import (
@@ -139,9 +139,10 @@ class _Task:
 @dataclass(slots=True)
 class _Node:
     node: SimNode
-    source: str
     actor: Actor
     incarnation: str = ""
+    #: The source of the reports of this incarnation.
+    source: str = ""
     seq: int = 0
     lives: int = 0
     up: bool = False
@@ -184,7 +185,7 @@ class World:
         #: Whether a due submission waits until fewer tasks are open.
         self._arrivals_blocked = False
         self._nodes = {
-            node.name: _Node(node, f"node/{node.name}", Actor(kind=ActorKind.NODE, id=node.name))
+            node.name: _Node(node, Actor(kind=ActorKind.NODE, id=node.name))
             for node in workload.nodes
         }
         self._faultless = workload.faults is None
@@ -557,6 +558,7 @@ class World:
         node.lives += 1
         # A node keeps its ledger when it fails.
         node.incarnation = next_incarnation(node.incarnation) if node.incarnation else f"{1:012x}"
+        node.source = agent_source(name, node.incarnation)
         of = node.node
         joined = nev.NodeJoinedV1(
             node=name,

@@ -16,6 +16,7 @@ from yardmaster_projections.rows import AttemptRow, OutputRow, Row
 from yardmaster_projections.store import Found, RowKey
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
 from yardmaster_schemas.position import Position
+from yardmaster_schemas.sources import agent_source
 
 Event = tuple[str, str | None, Any]
 
@@ -234,7 +235,7 @@ async def write_output(
         at_ms=1_700_000_000_000,
         text=text,
     )
-    await cell.write("task-logs", f"node/{source or node}", event, task_id)
+    await cell.write("task-logs", agent_source(source or node, logs.incarnation()), event, task_id)
 
 
 async def prints(cell: TestCell, task_id: str, text: str, seq: int, **options: Any) -> None:
@@ -417,12 +418,12 @@ async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: TestCell) ->
     beat = NodeHeartbeatV1(
         node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0
     )
-    await cell.write("heartbeats", "node/n2", beat, "n1")
+    await cell.write("heartbeats", agent_source("n2", beat.incarnation), beat, "n1")
     await cell.run_until_idle()
     assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is None, (
         "n2 must not send heartbeats of n1"
     )
-    await cell.write("heartbeats", "node/n1", beat, "n1")
+    await cell.write("heartbeats", agent_source("n1", beat.incarnation), beat, "n1")
     await cell.run_until_idle()
     assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is not None
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.support.cell_world import World, of, submission
-from tests.support.logs import joined
 from tests.support.node_agent import Deaf
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
@@ -370,33 +369,3 @@ async def test_a_lost_assignment_releases_its_slots_and_is_not_started_when_it_a
     assert [(r.state, r.identity) for r in late] == [(ReplicaState.RELEASED, None)]
     assert await refusals(world) == []
     await world.prove()
-
-
-async def test_an_agent_of_an_earlier_version_is_still_accepted(host: Host) -> None:
-    world = host.world
-    join = joined("n1", 1)
-    entry = world.writers.claim(join).envelope
-    assert entry is not None
-
-    async def put(epoch: int, life: int) -> None:
-        old = Envelope(
-            type=entry.type,
-            version=entry.version,
-            source="node/n1",
-            epoch=epoch,
-            seq=0,
-            subject="n1",
-            time_ms=world.clock.now_ms(),
-            actor=entry.actor,
-            data=joined("n1", 1, life=life),
-        )
-        await world.log.append(Partition("node-events"), [encode(old, "main")])
-        await world.run_for_half_a_second()
-
-    await put(7, 1)
-    await put(6, 2)
-    assert await refusals(world) == [RefusalCode.REPEATED]
-    await put(8, 1)
-    assert await refusals(world) == [RefusalCode.REPEATED]
-    await put(9, 2)
-    assert await refusals(world) == [RefusalCode.REPEATED, RefusalCode.NODE_TAKEN]

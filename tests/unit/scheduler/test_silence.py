@@ -20,6 +20,7 @@ from yardmaster_scheduler.silence import LiveNode, SilenceWatch
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
 from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import HEARTBEATS
 
 LIFE, OTHER = "0" * 12, "1" * 12
@@ -52,7 +53,7 @@ class Rig:
         envelope = Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source=f"node/{by or node}",
+            source=agent_source(by or node, life),
             epoch=1,
             seq=self._seq,
             subject=node,

@@ -11,17 +11,15 @@ def test_an_agents_source_names_its_node_and_incarnation() -> None:
     assert agent_source("gpu-07", LIFE) == "node/gpu-07.0123456789ab"
 
 
-@pytest.mark.parametrize("source", ["node/gpu-07", "node/gpu-07.0123456789ab"])
-def test_records_of_a_node_come_from_its_incarnation_or_from_an_agent_of_an_earlier_version(
-    source: str,
-) -> None:
-    assert written_by_agent(source, "gpu-07", LIFE)
-    assert written_by_agent(source, "gpu-07")
+def test_the_agent_of_a_node_writes_its_records() -> None:
+    assert written_by_agent(agent_source("gpu-07", LIFE), "gpu-07", LIFE)
+    assert written_by_agent(agent_source("gpu-07", LIFE), "gpu-07")
 
 
 @pytest.mark.parametrize(
     "source",
     [
+        "node/gpu-07",
         "node/gpu-08",
         "node/gpu-08.0123456789ab",
         "node/gpu-07.0123456789a",

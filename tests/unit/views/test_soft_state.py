@@ -14,6 +14,7 @@ from yardmaster_projections.errors import ViewsMoved
 from yardmaster_projections.rows import JobRow, OutputRow
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import TASK_LOGS
 from yardmaster_views.follower import Follower
 
@@ -40,7 +41,8 @@ class Said:
         """Append a piece of output; return its offset."""
         self.seq += 1
         data = replace(sample(TaskOutputV1).data, task_id=TASK, attempt=1, node="n1")
-        envelope = replace(sample(TaskOutputV1), data=data, source="node/n1", seq=self.seq)
+        source = agent_source("n1", logs.incarnation())
+        envelope = replace(sample(TaskOutputV1), data=data, source=source, seq=self.seq)
         return await self.followed.log.append(Partition(TASK_LOGS.name), [encode(envelope, TASK)])
 
     async def another(self) -> Follower:

@@ -443,7 +443,7 @@ def test_s2_a_refused_undecodable_record_is_correct(log: LogBuilder) -> None:
 def test_s2_a_claim_about_another_node_that_was_accepted(log: LogBuilder) -> None:
     log.claim(NodeDrainedV1(node="n1", incarnation=incarnation()), node="n2")
     log.scheduler.cycle()
-    expect_one(log, "S2", "node/n2 is not its author", topic="node-events")
+    expect_one(log, "S2", f"node/n2.{incarnation()} is not its author", topic="node-events")
 
 
 def test_s2_refusals_of_records_that_were_not_taken(log: LogBuilder) -> None:

@@ -70,7 +70,7 @@ def test_an_event_of_another_topic_is_no_claim(cell: Cell) -> None:
     envelope: Envelope[Event] = Envelope(
         type=event.TYPE,
         version=event.VERSION,
-        source="node/n1",
+        source=agent_source("n1", cell.state.nodes["n1"].incarnation),
         epoch=9,
         seq=0,
         subject="n1",
@@ -82,7 +82,7 @@ def test_an_event_of_another_topic_is_no_claim(cell: Cell) -> None:
 
 
 def test_a_node_makes_claims_about_itself_only(cell: Cell) -> None:
-    assert refused(cell, exited(cell), source="node/n2") == "not_its_author"
+    assert refused(cell, exited(cell), source=agent_source("n2", "0" * 12)) == "not_its_author"
     assert refused(cell, exited(cell), source="scheduler/n1") == "not_its_author"
 
 
@@ -260,11 +260,12 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
     first = cell._inputs
     cell.claim(nev.TaskProgressedV1(**about(cell), permille=5))
     event, _ = first.pop()
-    first.append((event, "node/n1/2/0"))
-    first.append((event, "node/n1/1/999999"))
+    source = agent_source("n1", about(cell)["incarnation"])
+    first.append((event, f"{source}/2/0"))
+    first.append((event, f"{source}/1/999999"))
     cell.cycle()
     assert [code for _, code in cell.refused] == ["repeated"], "the old start is over"
-    assert cell.state.sources["node/n1"] == (2, 0)
+    assert cell.state.sources[source] == (2, 0)
 
 
 def test_a_new_incarnation_is_not_compared_with_the_numbers_of_the_one_before(cell: Cell) -> None:

@@ -11,7 +11,7 @@ from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.events.node_events import ShareLimits
-from yardmaster_schemas.sources import next_incarnation
+from yardmaster_schemas.sources import agent_source, next_incarnation
 
 
 def restarted(cell: Cell) -> None:
@@ -177,4 +177,4 @@ def test_observations_are_kept_across_a_restart() -> None:
     assert not cell.complete
     restarted(cell)
     assert cell.state.nodes["n1"].silent_ms == cell.now_ms - 30_000
-    assert cell.state.sources["node/n1"][0] == 1
+    assert cell.state.sources[agent_source("n1", "0" * 12)][0] == 1
