@@ -50,6 +50,11 @@ class TopicEnds:
         self._ends[node] = end if end is not None else 0 if last is None else last.offset + 1
         self.suspects[node] = relayed(last)[0]
 
+    def forget(self, node: str) -> None:
+        """Take that nothing reads a node's topic any more."""
+        self._ends.pop(node, None)
+        self.suspects.pop(node, None)
+
     def known(self) -> Mapping[str, int]:
         """Return the lowest end that each node's topic can have, if it ever had a copy."""
         return {node: end for node, end in self._ends.items() if end > 0}

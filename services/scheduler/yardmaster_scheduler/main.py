@@ -35,9 +35,24 @@ def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
 
 
 def known_nodes(state: ClusterState) -> set[str]:
-    """Return the nodes that have or get a topic: joined nodes and enrolled nodes."""
+    """Return the nodes whose topics may have copies, or soon have: joined and enrolled nodes."""
     enrolled = {row.name for row in state.enrolled.values() if row.config is not None}
     return enrolled.union(state.nodes)
+
+
+def needs_topic(state: ClusterState, name: str) -> bool:
+    """Whether an agent of a node may read the node's topic, now or later.
+
+    A closed cell accepts a node again only after an enrollment, which creates the topic. In an open
+    cell, an agent that starts creates its own topic, but that of a lost node may still run.
+    """
+    node = state.nodes.get(name)
+    if node is not None and (node.state is NodeState.UP or node.open):
+        return True
+    if state.enrolled:
+        row = state.enrolled.get(name)
+        return row is not None and row.config is not None
+    return node is not None and node.state is NodeState.LOST
 
 
 def unstarted(
@@ -87,6 +102,7 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             nodes_log=nodes_log or ports.log,
             snapshots=ports.snapshots,
             unstarted=lambda task_id, attempt: unstarted(fold.state, task_id, attempt),
+            needs_topic=lambda node: needs_topic(fold.state, node),
         )
         fold.listeners.append(relay.on_cycle)
         work = WorkMetrics(ports.telemetry, lambda: fold.state)

@@ -13,6 +13,9 @@ is *behind*. The relay keeps the first batch that the node misses and retries it
 accepts that batch, the relay reads the later ones from the log again. Meanwhile copies for other
 nodes carry the header `yard_behind`, the lowest offset that a node misses, and a new relay
 continues from there.
+
+A missing topic is created, except that of a retired node (`needs_topic`), which an operator may
+have deleted: no agent reads it.
 """
 
 import asyncio
@@ -98,8 +101,12 @@ class Relay:
         nodes_log: EventLog | None = None,
         snapshots: SnapshotStore | None = None,
         unstarted: Unstarted = lambda _task, _attempt: {},
+        needs_topic: Callable[[str], bool] = lambda _node: True,
     ) -> None:
-        """`nodes_log`: a handle for the nodes' topics, whose failures do not affect `log`."""
+        """`nodes_log`: a handle for the nodes' topics, whose failures do not affect `log`.
+
+        `needs_topic`: whether an agent of a node may read its topic, now or later.
+        """
         self._log = log
         self._nodes_log = nodes_log or log
         self._cell = cell
@@ -111,6 +118,7 @@ class Relay:
         self._partitions = max(partitions, partition + 1)
         self._snapshots = snapshots
         self._unstarted = unstarted
+        self._needs_topic = needs_topic
         self._slots = asyncio.Semaphore(limits.max_appends)
         #: For nodes that are behind, so that other nodes do not wait for them.
         self._late_slots = asyncio.Semaphore(limits.max_appends)
@@ -158,9 +166,10 @@ class Relay:
         Raises:
             ForeignRecord, ChainBroken, LogTruncated, LogUnavailable, LogClosed.
         """
-        self._joined.update(dict.fromkeys(nodes))
+        known = sorted(nodes)
+        self._joined.update(dict.fromkeys(filter(self._needs_topic, known)))
         self._origin = origin
-        follow = self._follow(sorted(self._joined))
+        follow = self._follow(known)
         await first_of(
             follow, self._make_topics(), self._catch_up_forever(), self._restore_copies_forever()
         )
@@ -280,6 +289,8 @@ class Relay:
             return
         except UnknownTopic:
             self._known.discard(node)
+            if not self._needs_topic(node):
+                return
             await self._nodes_log.create_topics([assignments(node)], self._partitions)
             offset = await self._nodes_log.append(partition, records)
             self._known.add(node)
@@ -383,13 +394,20 @@ class Relay:
         last = {node: newest[at] for node, at in partitions.items() if at in newest}
         # All their copies have expired, or the topics were deleted.
         empty = [node for node, record in last.items() if record is None]
+        for node in [node for node in empty if not self._needs_topic(node)]:
+            self._known.discard(node)
+            self._ends.forget(node)
+            empty.remove(node)
         if empty:
             await self._nodes_log.create_topics([*map(assignments, empty)], self._partitions)
         ends_now = {node: record.offset + 1 for node, record in last.items() if record is not None}
 
         async def look(node: str) -> None:
-            async with self._late_slots:
-                ends_now[node] = await self._nodes_log.end(partitions[node])
+            try:
+                async with self._late_slots:
+                    ends_now[node] = await self._nodes_log.end(partitions[node])
+            except (LogUnavailable, UnknownTopic) as error:
+                self._metrics.telemetry.warn("copies_not_checked", node=node, found=str(error))
 
         await together(*map(look, empty))
         for node, end in ends_now.items():
@@ -455,7 +473,7 @@ class Relay:
             highest, behind = max(map(relayed, newest.values()), default=(NO_COPY, 1))
             unread = [partition.topic for partition in partitions if partition not in newest]
             if not unread or highest >= 0:
-                for node in nodes:
+                for node in filter(self._needs_topic, nodes):
                     if (partition := self._partition_of(node)) in newest:
                         self._ends.found(node, newest[partition])
                 return -behind

@@ -22,6 +22,7 @@ from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
+from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.testing import Cell
 from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.port import Partition, Record
@@ -33,7 +34,7 @@ from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_scheduler import main as scheduler
-from yardmaster_scheduler.main import known_nodes, live_nodes
+from yardmaster_scheduler.main import known_nodes, live_nodes, needs_topic
 from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     SlotsAllocatedV1,
@@ -190,6 +191,36 @@ def test_a_new_relay_creates_topics_for_joined_and_enrolled_nodes() -> None:
     cell.revoke("n3")
     cell.cycle()
     assert known_nodes(cell.state) == {"n1", "n2"}
+    assert [name for name in ("n1", "n2", "n3") if needs_topic(cell.state, name)] == ["n1", "n2"]
+
+
+def test_a_revoked_node_needs_its_topic_until_it_is_gone_and_again_after_an_enrollment() -> None:
+    cell = Cell()
+    cell.enroll("n1")
+    cell.node("n1")
+    cell.submit("job", gpus=1)
+    cell.cycle()
+    cell.revoke("n1")
+    cell.cycle()
+    assert needs_topic(cell.state, "n1"), "its agent must stop the task"
+    cell.cycle(silent={"n1": cell.now_ms}, after_s=3600)
+    assert cell.state.nodes["n1"].state is NodeState.LOST
+    assert not needs_topic(cell.state, "n1")
+    cell.enroll("n1")
+    cell.cycle()
+    assert needs_topic(cell.state, "n1")
+
+
+def test_in_an_open_cell_a_lost_node_needs_its_topic_and_one_that_left_does_not() -> None:
+    cell = Cell()
+    for name in ("n1", "n2"):
+        cell.node(name)
+    cell.cordon("n3")
+    cell.cycle()
+    cell.leaves("n1")
+    cell.cycle(silent={"n2": cell.now_ms}, after_s=3600)
+    assert cell.state.nodes["n2"].state is NodeState.LOST
+    assert [name for name in ("n1", "n2", "n3") if needs_topic(cell.state, name)] == ["n2"]
 
 
 async def test_the_rebuilt_state_equals_the_state_of_that_moment(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from tests.support.logs import (
 from tests.support.toy_cell import until
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import ForeignRecord
+from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
@@ -77,6 +78,7 @@ class Rig:
         snapshots: SnapshotStore | None = None,
         unstarted: Unstarted = lambda _task, _attempt: {},
         limits: ShellLimits | None = None,
+        retired: Collection[str] = (),
     ) -> Relay:
         telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
         return Relay(
@@ -87,6 +89,7 @@ class Rig:
             metrics=ShellMetrics(telemetry),
             snapshots=snapshots,
             unstarted=unstarted,
+            needs_topic=lambda node: node not in retired,
         )
 
     async def relayed(self, node: str) -> list[int]:
@@ -342,6 +345,10 @@ async def allocate_each(rig: Rig, numbers: range, node: str = "a") -> None:
     await rig.write()
 
 
+def delete_topic(rig: Rig, node: str) -> None:
+    del rig.log._shared.sequences[Partition(assignments(node).name)]
+
+
 async def test_a_relay_copies_again_what_a_topic_lost_while_it_runs(rig: Rig) -> None:
     await allocate_each(rig, range(4))
     async with running(rig.relay(), ["a", "b"]):
@@ -385,10 +392,51 @@ async def test_a_relay_creates_a_deleted_topic_and_copies_again(rig: Rig) -> Non
     await allocate_each(rig, range(3))
     async with running(rig.relay(), ["a"]):
         await idle(rig)
-        del rig.log._shared.sequences[Partition(assignments("a").name)]
+        delete_topic(rig, "a")
         rig.clock.advance(30)
         await idle(rig)
         assert await rig.relayed("a") == [1, 3, 5]
+
+
+async def test_the_topic_of_a_retired_node_that_was_deleted_is_not_created_again(rig: Rig) -> None:
+    await allocate_each(rig, range(3))
+    await allocate_each(rig, range(3, 4), "b")
+    async with running(rig.relay(), ["a", "b"]):
+        await idle(rig)
+    retired = ["a"]
+    async with running(rig.relay(retired=retired), ["a", "b"]):
+        await idle(rig)
+        delete_topic(rig, "a")
+        delete_topic(rig, "b")
+        rig.clock.advance(30)
+        await idle(rig)
+        assert await rig.relayed("b") == [7]
+    async with running(rig.relay(retired=retired), ["a", "b"]):
+        await idle(rig)
+        await allocate_each(rig, range(4, 5))
+        await idle(rig)
+        rig.clock.advance(30)
+        await idle(rig)
+    with pytest.raises(UnknownTopic):
+        await rig.copies("a")
+
+
+async def test_a_retired_node_that_joins_again_gets_a_topic_again(rig: Rig) -> None:
+    retired: set[str] = set()
+    relay = rig.relay(retired=retired)
+    await allocate_each(rig, range(1))
+    async with running(relay, ["a"]):
+        await idle(rig)
+        retired.add("a")
+        delete_topic(rig, "a")
+        rig.clock.advance(30)
+        await idle(rig)
+        retired.clear()
+        claim = rig.builder.claim(joined("a")).envelope
+        assert claim is not None
+        relay.on_cycle([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
+        await idle(rig)
+        assert await rig.relayed("a") == []
 
 
 class CountingLog(MemoryLog):

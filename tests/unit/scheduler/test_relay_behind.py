@@ -144,6 +144,28 @@ async def test_a_topic_with_too_few_partitions_stops_no_cell_and_causes_no_busy_
     assert 1 < world.metrics[0].relay_retries._value.get() < 12
 
 
+async def test_a_topic_created_again_with_too_few_partitions_ends_no_leadership(
+    world: World,
+) -> None:
+    await world.log.create_topics([assignments("n1"), assignments("n2")], 2)
+    log = MemoryLog(world.clock)
+    await log.create_topics(list(TOPICS.values()), 2)
+    world.builder.scheduler.cycle(
+        allocated(task(1), placed("n1", 0)), allocated(task(2), placed("n2", 0))
+    )
+    for entry in world.builder.of("decisions"):
+        await log.append(Partition("decisions", 1), [entry.record])
+    relay = world.start(log, partition=1, partitions=2)
+    async with running(relay, ["n1", "n2"]):
+        await world.seconds(1)
+        for node in ("n1", "n2"):
+            for partition in range(2):
+                del world.log._shared.sequences[Partition(assignments(node).name, partition)]
+        await world.log.create_topics([assignments("n1")], 1)
+        await world.seconds(31)
+        assert await world.log.end(Partition("assignments.n2", 1)) == 1, "others are copied again"
+
+
 async def test_a_node_whose_topic_refuses_appends_delays_no_other(world: World) -> None:
     relay = world.start()
     async with running(relay, ["a", "b"]):
