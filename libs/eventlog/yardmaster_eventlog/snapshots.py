@@ -26,7 +26,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from yardmaster_eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
+from yardmaster_eventlog.errors import LogError, SnapshotCorrupt, SnapshotsUnavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -149,8 +149,11 @@ class SnapshotStore:
             raise SnapshotsUnavailable(url=self.url, found=found)
         try:
             return call.result()
-        except OSError as error:
-            raise SnapshotsUnavailable(url=self.url, found=str(error)) from error
+        except (LogError, ValueError):
+            raise
+        except Exception as error:  # an object store's library has errors of its own
+            found = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise SnapshotsUnavailable(url=self.url, found=found) from error
 
     def _ended(self, call: "asyncio.Future[Any]") -> None:
         self._hung -= 1

@@ -143,6 +143,21 @@ async def test_a_store_that_cannot_be_reached_says_so(tmp_path: Path) -> None:
         SnapshotStore("nosuchprotocol://x")
 
 
+async def test_an_error_of_a_stores_own_library_says_that_it_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentials(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentials("Unable to locate credentials")
+
+    store = SnapshotStore(str(tmp_path))
+    monkeypatch.setattr(store._fs, "ls", refuse)
+    with pytest.raises(SnapshotsUnavailable, match="NoCredentials: Unable to locate credentials"):
+        await store.newest("quota", "main")
+
+
 WHOLE = encode(snapshot(12, b"some state " * 20))
 
 
