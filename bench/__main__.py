@@ -21,8 +21,8 @@ from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = (
-    *("commands", "core", "policies", "quota", "placement", "logs", "embedded", "cluster"),
-    "simulator",
+    *("commands", "core", "policies", "quota", "placement", "logs", "gateway", "embedded"),
+    *("cluster", "simulator"),
 )
 FOOTER = """\
 In timed sections the garbage collector is off and live objects are frozen (services freeze their
@@ -112,6 +112,15 @@ def _log(name: str) -> Callable[[bool], list[Row]]:
     return run
 
 
+def _gateway(records: int) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import gateway
+
+        return gateway.start(records)
+
+    return run
+
+
 def _commands(quick: bool) -> list[Row]:
     from bench import commands
 
@@ -162,6 +171,8 @@ PLACEMENTS = ("best_fit", "worst_fit", "tight_fit", "random", "fgd")
 PENDING = (1_000, 10_000, 100_000)
 #: Jobs that have ended; the scheduler's go through their whole lives.
 ENDED = (125_000, 250_000, 500_000, 1_000_000)
+#: Records of `admissions` when a gateway starts.
+HISTORY = (10_000, 40_000, 160_000, 640_000)
 #: The growth of hard cycles with the size of the cell.
 GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6")
 #: The work of KAI-Scheduler's benchmarks of quotas, the victims of one task, the ended tasks.
@@ -230,6 +241,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("quota-nodes-lost", "quota", False, _quota("nodes_lost")),
     ("quota-configured", "quota", False, _quota("configured")),
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
+    *((f"gateway-start-{n}", "gateway", n < HISTORY[2], _gateway(n)) for n in HISTORY),
     ("embedded", "embedded", True, _embedded),
     *(
         (f"philly-{policy}", "simulator", False, _simulator("philly", policy))

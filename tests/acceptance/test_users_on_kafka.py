@@ -26,7 +26,10 @@ LIMIT_S = WAIT_S + 20
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("users")
-    with Cluster(folder, gateways=2, quotas=2, schedulers=1, views=1, agents=1) as cluster:
+    often = {"quota": {"YARD_QUOTA_SNAPSHOT__EVERY_CYCLES": "1"}}
+    with Cluster(
+        folder, gateways=2, quotas=2, schedulers=1, views=1, agents=1, env=often
+    ) as cluster:
         yield cluster
         cluster.prove()
 
@@ -71,6 +74,22 @@ def test_users_that_one_gateway_adds_rotates_and_removes_are_the_same_at_the_oth
     cluster.start("gateway-2")
     until(cluster, rotated.token, False)
     until(cluster, cluster.token(), True)
+
+
+def test_a_gateway_that_starts_takes_the_users_from_a_snapshot_of_quota(cluster: Cluster) -> None:
+    added = cluster.client("gateway-1").add_user(NewUser(name="cem", roles=[USER]))
+    until(cluster, added.token, True)
+    stop = time.monotonic() + LIMIT_S
+    while not list((cluster.data.snapshots / "quota" / "main").glob("*.snapshot")):
+        assert time.monotonic() < stop, cluster.tails()
+        time.sleep(0.05)
+    before = len(cluster.log("gateway-2"))
+    cluster.restart("gateway-2")
+    until(cluster, added.token, True)
+    said = cluster.log("gateway-2")[before:]
+    assert "users_from_snapshot" in said, said
+    cluster.client("gateway-2").remove_user("cem")
+    until(cluster, added.token, False)
 
 
 def test_the_first_operator_is_recorded_once_by_two_gateways(cluster: Cluster) -> None:

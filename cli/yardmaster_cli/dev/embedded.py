@@ -253,13 +253,16 @@ def _services(
     log = watched = WatchedLog(log, telemetry("log"))
     agents = telemetry("node_agent")
 
+    def snapshots() -> SnapshotStore:
+        return SnapshotStore(str(folder.path / "snapshots"))
+
     def machine_ports(service: str) -> Ports:
         return Ports(
             log=log,
             clock=clock,
             chance=chance,
             telemetry=telemetry(service),
-            snapshots=SnapshotStore(str(folder.path / "snapshots")),
+            snapshots=snapshots(),
             on_restored=tune_gc,
         )
 
@@ -286,6 +289,7 @@ def _services(
                 usage=usage,
                 log_fault=lambda: watched.fault,
                 file_users=(owner(token), *others),
+                snapshots=snapshots(),
             ),
             # There are few streams, so they can send bookmarks more often than in production.
             GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),

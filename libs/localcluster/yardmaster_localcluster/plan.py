@@ -213,7 +213,8 @@ def plan(
                 "YARD_GATEWAY_INSTANCE": name,
                 "YARD_GATEWAY_TOKEN_FILE": str(data.tokens_file),
             }
-            add("gateway", number, name, cell, {**here, **views("gateway"), **env}, port=port)
+            env = {**here, **kept, **views("gateway"), **env}
+            add("gateway", number, name, cell, env, port=port)
     return found
 
 

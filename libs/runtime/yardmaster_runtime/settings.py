@@ -248,6 +248,22 @@ class LogSettings(BaseSettings):
         return init_settings, env_settings, shared
 
 
+class SnapshotSettings(LogSettings):
+    """Settings of a service that uses snapshots.
+
+    `snapshots`: an fsspec URL; by default in `data`.
+    """
+
+    #: Where snapshots are stored: an fsspec URL. A gateway only reads them. Default: in the data
+    #: directory.
+    snapshots: str = ""
+
+    @property
+    def snapshots_url(self) -> str:
+        """The snapshots' URL, or the default."""
+        return self.snapshots or str(self.data / "snapshots")
+
+
 class SharedSettings(LogSettings):
     """Settings of a service whose replicas divide the cells among them.
 
@@ -271,21 +287,11 @@ class SharedSettings(LogSettings):
         return cells
 
 
-class RuntimeSettings(SharedSettings):
-    """Settings of a service that runs state machines.
+class RuntimeSettings(SharedSettings, SnapshotSettings):
+    """Settings of a service that runs state machines."""
 
-    `snapshots`: an fsspec URL; by default in `data`.
-    """
-
-    #: Where snapshots are stored: an fsspec URL. Default: in the data directory.
-    snapshots: str = ""
     cycle: CycleLimits = CycleLimits()
     snapshot: SnapshotLimits = SnapshotLimits()
-
-    @property
-    def snapshots_url(self) -> str:
-        """The snapshots' URL, or the default."""
-        return self.snapshots or str(self.data / "snapshots")
 
     #: In a result of `served`: the number of cells.
     _cells: int = PrivateAttr(default=0)

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway import errors
 from yardmaster_gateway.identity.access import Access, LogUsers
 from yardmaster_gateway.identity.authentication import MAX_TOKEN, FileUser, Identity, digest_of
@@ -58,6 +59,8 @@ class GatewayPorts:
     identity: Identity | None = None
     #: The users of a token file, which are recorded unless the log has named them before.
     file_users: Sequence[FileUser] = ()
+    #: Quota's snapshots, which are only read. None: a start folds the users from the whole log.
+    snapshots: SnapshotStore | None = None
     #: Why the log takes no records at the moment, where reading it does not show that; or None.
     log_fault: Callable[[], str | None] = lambda: None
 
@@ -87,6 +90,7 @@ class Gateway:
             cell=settings.cell,
             partition=settings.partition,
             max_age_s=settings.access_age_s,
+            snapshots=ports.snapshots,
         )
         self.access.on_change = self._end_streams_of
         #: Authenticates callers.

@@ -7,6 +7,8 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Final
 
+from yardmaster_eventlog.errors import SnapshotsUnavailable
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_gateway.background.own_records import watch_own_records
@@ -123,9 +125,19 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
             telemetry=process.telemetry,
             usage=stores[USAGE],
             file_users=file_users,
+            snapshots=_open_snapshots(process, settings),
         )
         named = settings.model_copy(update={"instance": instance})
         await run(ports, named, health=process.health)
+
+
+def _open_snapshots(process: Process, settings: GatewaySettings) -> SnapshotStore | None:
+    """Quota's snapshots; None if their URL names no store, because the log has everything."""
+    try:
+        return SnapshotStore(settings.snapshots_url)
+    except SnapshotsUnavailable as error:
+        process.telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
+        return None
 
 
 def main() -> int:

@@ -7,13 +7,13 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_projections.redis.settings import RedisSettings
-from yardmaster_runtime.settings import LogSettings
+from yardmaster_runtime.settings import SnapshotSettings
 from yardmaster_schemas.fields import Name
 
 Positive = Annotated[float, Field(gt=0)]
 
 
-class GatewaySettings(LogSettings):
+class GatewaySettings(SnapshotSettings):
     """Settings of one gateway, from the variables `YARD_GATEWAY_...`."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")

@@ -64,6 +64,13 @@ def test_gateways_and_nodes_belong_to_a_cell_and_machines_serve_all(tmp_path: Pa
     assert plans["scheduler-1"].env["YARD_CELLS"] == "main,east"
 
 
+def test_gateways_read_the_snapshots_that_quota_writes(tmp_path: Path) -> None:
+    plans = planned(tmp_path)
+    names = ("gateway-1", "quota-1", "scheduler-1")
+    folders = [plans[name].env["YARD_SNAPSHOTS"] for name in names]
+    assert folders == [str(tmp_path / "snapshots")] * 3
+
+
 def test_scaling_one_service_changes_no_other(tmp_path: Path) -> None:
     before = planned(tmp_path)
     after = planned(tmp_path, Wanted(counts=Counts(gateway=3)))

@@ -1,9 +1,9 @@
 """The users of a cell, folded from quota's verdicts in `admissions`, and the callers they become.
 
-Every gateway reads the topic from its start and then as it grows. A change holds here as soon as
-the record is read: at once if the log is reachable, which `follow` checks at least every `WAIT_S`
-seconds. A gateway that could not read the end of the topic for `access_age_s` refuses every
-request, because it cannot know which tokens were revoked.
+Every gateway reads the topic from quota's newest usable snapshot on (see beginning.py), and then as
+it grows. A change holds here as soon as the record is read: at once if the log is reachable, which
+`follow` checks at least every `WAIT_S` seconds. A gateway that could not read the end of the topic
+for `access_age_s` refuses every request, because it cannot know which tokens were revoked.
 """
 
 import asyncio
@@ -15,9 +15,11 @@ from yardmaster_core.commit import CommitReader
 from yardmaster_eventlog.errors import LogUnavailable, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import Cursor
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway.errors import NotReady, Unauthenticated
 from yardmaster_gateway.identity.authentication import digest_of
 from yardmaster_gateway.identity.authorization import Binding, Caller
+from yardmaster_gateway.identity.beginning import newest_beginning
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -42,18 +44,22 @@ class Access:
         cell: str,
         partition: int,
         max_age_s: float,
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self._log = log
         self._clock = clock
+        self._telemetry = telemetry
+        self._snapshots = snapshots
+        self._cell = cell
         self._partition = Partition(ADMISSIONS.name, partition)
         self._requests = (REQUESTS.name, partition)
         self._max_age_s = max_age_s
-        self._cycles = CycleReader(
-            Cursor(log, self._partition, 0, ahead=MAX_READ),
-            CommitReader("quota", cell, ADMISSIONS.name),
-        )
+        self._cycles = self._from(CommitReader("quota", cell, ADMISSIONS.name))
+        self._begun = False
         self._lock = asyncio.Lock()
         self._users: dict[str, User] = {}
+        #: The number of users that were not removed.
+        self._present = 0
         #: The user of each token, by the token's digest.
         self._owners: dict[str, str] = {}
         #: When the end of the topic was read last, in monotonic seconds; None: not yet.
@@ -98,11 +104,29 @@ class Access:
             ForeignRecord, ChainBroken: quota did not write it so.
         """
         async with self._lock:
+            if not self._begun:
+                await self._begin()
             while (counted := await self._cycles.next()) is not None:
                 for _, envelope in counted.decisions:
                     if isinstance(envelope.data, ACCESS_CHANGES):
                         self._apply(envelope.data, counted.commit.now_ms)
             self._read_s = self._clock.monotonic_s()
+
+    async def _begin(self) -> None:
+        # While the log is unavailable, each try would load a snapshot in vain.
+        await self._log.end(self._partition)
+        found = await newest_beginning(
+            *(self._log, self._snapshots, self._telemetry),
+            cell=self._cell,
+            partition=self._partition.number,
+        )
+        self._cycles = self._from(found.reader)
+        for name, user in found.users.items():
+            self._put(name, user)
+        self._begun = True
+
+    def _from(self, reader: CommitReader) -> CycleReader:
+        return CycleReader(Cursor(self._log, self._partition, reader.next, ahead=MAX_READ), reader)
 
     async def wait(self) -> None:
         """Wait until the topic has grown, for at most `WAIT_S` seconds.
@@ -113,14 +137,20 @@ class Access:
 
     def _apply(self, event: AccessChange, now_ms: int) -> None:
         name = event.principal
-        before = self._users.get(name)
-        after = self._users[name] = user_after(before, event, now_ms)
-        for token in before.tokens if before is not None else ():
-            del self._owners[token.digest]
-        for token in after.tokens:
-            self._owners[token.digest] = name
-        self._size.set(sum(not user.removed for user in self._users.values()))
+        self._put(name, user_after(self._users.get(name), event, now_ms))
         self.on_change(name)
+
+    def _put(self, name: str, user: User) -> None:
+        before = self._users.get(name)
+        if before is not None:
+            for token in before.tokens:
+                del self._owners[token.digest]
+            self._present -= not before.removed
+        self._users[name] = user
+        for token in user.tokens:
+            self._owners[token.digest] = name
+        self._present += not user.removed
+        self._size.set(self._present)
 
     async def follow(self) -> NoReturn:
         """Read the topic as it grows.
