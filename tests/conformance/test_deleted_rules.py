@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import yardmaster_core
-from tests.conformance.rules import RULES, Rule
+from tests.conformance.rules import CORE, MARK, RULES, Rule
 
-CORE = Path(yardmaster_core.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "conformance.md"
 
 
@@ -17,6 +15,11 @@ def test_the_change_that_deletes_a_rule_applies_to_the_code(rule: Rule) -> None:
     deleted = rule.deleted_from(text)
     assert deleted != text
     compile(deleted, rule.file, "exec")
+
+
+def test_each_mark_in_the_source_is_that_of_one_rule() -> None:
+    marks = [name for path in CORE.rglob("*.py") for name in MARK.findall(path.read_text())]
+    assert sorted(marks) == sorted(rule.name for rule in RULES)
 
 
 def test_the_page_lists_each_rule_and_what_fails_without_it() -> None:

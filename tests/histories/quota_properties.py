@@ -280,7 +280,7 @@ class Queues:
                     name=str(at),
                     rank=queue.config.rank if queue.config is not None else 100,
                     deserved=self.deserved(queue)[i],
-                    wish=wish if limit is None else min(wish, limit),
+                    demand=wish if limit is None else min(wish, limit),
                     weight=weight,
                     age=self._ages[queue],
                     usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,

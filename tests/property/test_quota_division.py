@@ -16,7 +16,7 @@ def queues(draw: st.DrawFn) -> list[QueueDemand]:
             name=f"q{number}",
             rank=draw(st.integers(0, 2)),
             deserved=draw(st.none() | AMOUNT),
-            wish=draw(AMOUNT),
+            demand=draw(AMOUNT),
             weight=draw(st.integers(0, 3)),
             age=draw(st.integers(0, 2)),
         )
@@ -26,7 +26,7 @@ def queues(draw: st.DrawFn) -> list[QueueDemand]:
 
 def due(queue: QueueDemand, total: int) -> int:
     """The part that a queue gets before anything is divided by rank and weight."""
-    return min(total if queue.deserved is None else queue.deserved, queue.wish)
+    return min(total if queue.deserved is None else queue.deserved, queue.demand)
 
 
 def found(total: int, asked: list[QueueDemand]) -> Division:
@@ -39,7 +39,7 @@ def test_every_queue_gets_what_it_deserves_and_none_gets_more_than_it_requests(
 ) -> None:
     shares = found(total, asked).shares
     for queue in asked:
-        assert due(queue, total) <= shares[queue.name] <= max(queue.wish, due(queue, total))
+        assert due(queue, total) <= shares[queue.name] <= max(queue.demand, due(queue, total))
 
 
 @given(AMOUNT, queues())
@@ -54,7 +54,7 @@ def test_something_is_left_only_when_every_queue_with_a_weight_has_what_it_reque
     total: int, asked: list[QueueDemand]
 ) -> None:
     division = found(total, asked)
-    unmet = [q for q in asked if q.weight and q.wish > division.shares[q.name]]
+    unmet = [q for q in asked if q.weight and q.demand > division.shares[q.name]]
     assert not (division.left and unmet)
 
 
@@ -73,7 +73,7 @@ def test_a_lower_rank_gets_a_part_of_the_rest_only_when_the_higher_ranks_are_sat
     total: int, asked: list[QueueDemand]
 ) -> None:
     shares = found(total, asked).shares
-    unmet = [q.rank for q in asked if q.weight and q.wish > shares[q.name]]
+    unmet = [q.rank for q in asked if q.weight and q.demand > shares[q.name]]
     for queue in asked:
         if unmet and queue.rank < max(unmet):
             # Rounding leaves less than a unit for each queue of the higher rank.
@@ -89,7 +89,7 @@ def test_the_order_of_the_queues_does_not_matter(total: int, asked: list[QueueDe
 
 def test_the_last_units_go_to_the_largest_remainder_then_to_the_oldest_then_by_name() -> None:
     def queue(name: str, weight: int = 1, age: int = 0) -> QueueDemand:
-        return QueueDemand(name=name, rank=0, deserved=0, wish=100, weight=weight, age=age)
+        return QueueDemand(name=name, rank=0, deserved=0, demand=100, weight=weight, age=age)
 
     def shares(total: int, *asked: QueueDemand) -> dict[str, int]:
         return dict(divide(total, asked, UNIT).shares)

@@ -90,6 +90,8 @@ def _rejected(
 
 
 def _pools(state: AdmissionState, spec: SubmittedSpec, config: ProjectConfig) -> tuple[str, ...]:
+    # rule: pools: default list of the project
+    # rule: pools: default list of the cell
     named = spec.pools or config.default_pools or _of_cell(state, config) or config.pools
     if named:
         return tuple(dict.fromkeys(named))
@@ -104,6 +106,7 @@ def _of_cell(state: AdmissionState, config: ProjectConfig) -> tuple[str, ...]:
 
 def _node_types(kind: Kind, config: ProjectConfig) -> tuple[str, ...]:
     """The node types that jobs of this kind may use; empty: all."""
+    # rule: node types: per kind
     return config.kind_node_types.get(kind, config.node_types)
 
 
@@ -115,6 +118,7 @@ def _wrong_pools(
     for pool in pools:
         if state.pools.get(pool) is None:
             return _rejected(job_id, AdmissionCode.POOL_UNKNOWN, about=pool)
+        # rule: pools: allowed list
         if config.pools and pool not in config.pools:
             return _rejected(job_id, AdmissionCode.POOL_NOT_ALLOWED, about=pool)
     return None
@@ -125,6 +129,7 @@ def _not_allowed(job_id: str, spec: SubmittedSpec, config: ProjectConfig) -> Tas
         return _rejected(job_id, AdmissionCode.KIND_NOT_ALLOWED, about=spec.kind.value)
     allowed = _node_types(spec.kind, config)
     for node_type in spec.node_types:
+        # rule: node types: the job's are a subset
         if allowed and node_type not in allowed:
             return _rejected(job_id, AdmissionCode.NODE_TYPE_NOT_ALLOWED, about=node_type)
     uri = spec.checkpoint_uri
@@ -229,6 +234,7 @@ def _resolved(
         weight=spec.weight or DEFAULT_WEIGHT,
         max_slots_milli=spec.max_slots_milli,
         pools=pools,
+        # rule: node types: those of the project by default
         node_types=spec.node_types or _node_types(spec.kind, config),
         topology=spec.topology,
         resources=spec.resources,

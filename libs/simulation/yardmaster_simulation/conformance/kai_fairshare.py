@@ -67,7 +67,7 @@ def check(scenario: Scenario) -> str:
             name=queue.tie_break_id,
             rank=queue.priority,
             deserved=None if queue.deserved == UNLIMITED else amount(queue.deserved),
-            wish=amount(min(queue.request, queue.max_allowed) if limited else queue.request),
+            demand=amount(min(queue.request, queue.max_allowed) if limited else queue.request),
             weight=queue.over_quota_weight,
             age=queue.created_seq,
         )

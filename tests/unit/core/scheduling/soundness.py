@@ -375,9 +375,9 @@ def _quota(state: ClusterState, pool: Pool) -> None:
     root = kept.divide(state)
     assert _rows(root) == _rows(fresh.divide(state)), f"queues of {pool.name}"
     assert pool.config is not None
-    all_over = pool.config.policy.options.get("order") == "kai"
+    over_in_all = pool.config.policy.options.get("order") == "kai"
     for queue in _below(root):
-        known = queue in kept.unranked or queue.place == place_of(queue, all_over=all_over)
+        known = queue in kept.rank_stale or queue.place == place_of(queue, over_in_all=over_in_all)
         assert known, f"the place of {queue.name} in {pool.name} changed"
 
 
@@ -390,9 +390,9 @@ def _owners(state: ClusterState, pool: Pool) -> None:
     assert isinstance(fresh, OwnersIndex)
     assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
     for (_, name), owner in kept.owners.items():
-        rank = (owner.standing,) if owner.waiting else ()
+        rank = (owner.allocated,) if owner.waiting else ()
         recorded = kept.per_user or state.projects[name].ranks.get(pool.name, ()) == rank
-        assert recorded or name in kept.unranked, f"the rank of {name} in {pool.name} changed"
+        assert recorded or name in kept.rank_stale, f"the rank of {name} in {pool.name} changed"
 
 
 def _owner_rows(index: OwnersIndex) -> list[Any]:
@@ -401,9 +401,9 @@ def _owner_rows(index: OwnersIndex) -> list[Any]:
     rows = []
     for o in owners:
         waiting = {asked: set(groups) for asked, groups in o.waiting.items()}
-        amounts = (o.standing, o.firm, o.returning, o.pending, o.part(level))
+        amounts = (o.allocated, o.non_preemptible, o.returning, o.pending, o.part(level))
         rows.append((o.name, *amounts, waiting))
-    in_order = sorted((o.standing, o.name) for o in owners)
+    in_order = sorted((o.allocated, o.name) for o in owners)
     assert index._sorted == in_order
     return [level, rows]
 
@@ -423,7 +423,7 @@ def _rows(queue: Queue) -> list[Any]:
 
 
 #: Links, and what a new index does not know yet.
-_LINKS = ("parent", "path", "children", "divided", "divide_below", "place")
+_LINKS = ("parent", "path", "children", "divided", "needs_division_below", "place")
 
 
 def _contents(demands: DemandTracker) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class MovingSearch(VictimSearch):
         needed = self._needed(view, shape, some, moves=claim.max_moves is not None)
         if not needed:
             return None  # it fits on what is being released
+        # rule: moves: max_moves
         if claim.max_moves is not None and len(needed) > claim.max_moves:
             return None
         placement = place(self._future, shape, self._strategy, key)
@@ -106,8 +107,10 @@ class MovingSearch(VictimSearch):
             if other is not None:
                 self.reserve(victim.job.shape, other)
                 moved[victim] = other
+            # rule: moves: every task has a new place
             elif claim.max_moves is not None:
                 return None
+        # rule: moves: moved tasks are not judged
         stopped = [victim for victim in needed if victim not in moved]
         if stopped and claim.permits is not None and not claim.permits(view, task, stopped):
             return None
@@ -130,6 +133,7 @@ class MovingSearch(VictimSearch):
             ordinals = self._ordinals(victim)
             self._remove(victim, undo=True)
             held.update(ordinals)
+            # rule: moves: unnecessary victims keep running
             if held.total < shape.replicas:
                 self._remove(victim)
                 held.update(ordinals)

@@ -67,10 +67,12 @@ class PoolPreference:
         Then `pool` preempts nothing for it and reserves no slots, unless it is used in strict
         order.
         """
+        # rule: pools: strict
         if self.planned[pool].strict_order:
             return False
         pools = task.shape.pools
         later = pools[pools.index(pool) + 1 :]
+        # rule: pools: idle later pool before victims
         return any(other.can_start(task) for other in self._among(later))
 
     def must_keep_reservation(self, task: Task, pool: str) -> bool:

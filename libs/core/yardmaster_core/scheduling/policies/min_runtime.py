@@ -16,6 +16,8 @@ def min_runtime_until_ms(state: ClusterState, victim: Task, least_s: int = 0) ->
     `least_s`: the minimum run time of its queue (s).
     """
     run = victim.run
+    # rule: protections: of the job
+    # rule: protections: of queues
     least_s = max(least_s, victim.job.spec.min_runtime_s)
     if run is None or not least_s:
         return 0

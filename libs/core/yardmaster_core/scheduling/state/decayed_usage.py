@@ -68,6 +68,7 @@ class DecayedUsage:
         """Return the average at a later time."""
         held = self.held_milli << AVERAGE_BITS
         factor = decay(now_ms - self.at_ms, half_life_ms)
+        # rule: shares: past use decays
         return held + ((self.average - held) * factor >> FACTOR_BITS)
 
     def facts(self) -> tuple[int, int, int, int]:

@@ -102,6 +102,7 @@ class NodeCapacity:
         requests more memory than the GPUs have.
         """
         if shape.gpu_memory_mib:
+            # rule: GPU memory: the part of the node's GPUs
             return share_of(shape.gpu_memory_mib, self.gpu_memory_mib)
         return shape.gpu_milli
 

@@ -176,7 +176,7 @@ def test_a_half_life_of_more_than_a_year_is_refused() -> None:
 
 def demand(name: str, weight: int, usage: str) -> QueueDemand:
     return QueueDemand(
-        name=name, rank=0, deserved=0, wish=100, weight=weight, age=0, usage=Fraction(usage)
+        name=name, rank=0, deserved=0, demand=100, weight=weight, age=0, usage=Fraction(usage)
     )
 
 

@@ -11,7 +11,7 @@ from yardmaster_schemas.reasons import AMOUNTS
 
 #: gpu_milli, cpu_milli, memory_mib.
 Amounts = tuple[int, int, int]
-#: The same; None: unlimited.
+#: Bounds of gpu_milli, cpu_milli, memory_mib; None: unlimited.
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
@@ -42,28 +42,36 @@ def times(a: Amounts, factor: int) -> Amounts:
 
 
 def requested(pool: Pool, shape: Shape) -> Amounts:
-    """Return what a task of `shape` requests of a pool in all; on whole nodes with the CPUs and
-    memory of one, and of GPU memory as its part of the smallest GPUs.
+    """Return the amounts that a task of `shape` requests in a pool, all its replicas together.
+
+    A request of GPU memory counts as its part of the pool's smallest GPUs. Of whole nodes, the
+    CPUs and memory of each replica count.
     """
+    # rule: GPU memory: shares count the smallest GPUs
     gpu = pool.most_milli(shape) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 
 
-def limited(pool: Pool, shape: Shape) -> Amounts:
-    """Return the same for checks of limits: of GPU memory as its part of the largest GPUs."""
+def requested_for_limits(pool: Pool, shape: Shape) -> Amounts:
+    """Return the amounts that a task of `shape` requests, for comparison with limits and deserved
+    amounts: a request of GPU memory counts as its part of the pool's largest GPUs.
+    """
+    # rule: GPU memory: deserved counts the largest GPUs
     gpu = pool.least_milli(shape) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 
 
-def held(pool: Pool, task: Task) -> Amounts:
-    """Return the same for a running task: of GPU memory as it is placed."""
+def held_by_task(pool: Pool, task: Task) -> Amounts:
+    """Return the amounts that a running task holds: GPU memory counts as the part of the GPUs that
+    it is placed on.
+    """
     shape = task.job.shape
     gpu = pool.held_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 
 
-def placed(placements: Iterable[Placement]) -> Amounts:
-    """Return what replicas take together."""
+def placed_amounts(placements: Iterable[Placement]) -> Amounts:
+    """Return the amounts that placed replicas hold together."""
     gpu = cpu = memory = 0
     for placement in placements:
         gpu += placement.gpu_milli * len(placement.slots)
@@ -72,13 +80,13 @@ def placed(placements: Iterable[Placement]) -> Amounts:
     return gpu, cpu, memory
 
 
-def exceeded(amounts: Amounts, bounds: Bounds, *, of: Amounts = EVERY) -> int | None:
-    """Return the first resource of which `amounts` has more than `bounds`, and `of` has any; else
-    None.
+def first_exceeded(amounts: Amounts, bounds: Bounds, *, among: Amounts = EVERY) -> int | None:
+    """Return the first resource whose amount exceeds its bound, among the resources of which
+    `among` is not 0; else None.
     """
     for resource in RESOURCES:
         bound = bounds[resource]
-        if bound is not None and amounts[resource] > bound and of[resource]:
+        if bound is not None and amounts[resource] > bound and among[resource]:
             return resource
     return None
 

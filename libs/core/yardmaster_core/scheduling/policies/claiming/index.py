@@ -13,7 +13,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     UNITS,
     Amounts,
-    placed,
+    placed_amounts,
     plus,
 )
 from yardmaster_core.scheduling.policies.preemptible import Victims
@@ -23,7 +23,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import PolicyStop
 
-#: What a task counts as: held, firm, leaving, returning, reserved.
+#: The amounts that a task counts as: held, non_preemptible, leaving, returning, reserved.
 Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
 UNCOUNTED: Final[Counted] = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
@@ -31,32 +31,33 @@ O = TypeVar("O")  # noqa: E741
 
 
 def counted(task: Task, pool: str) -> Counted:
-    """Return what a task counts as in a pool.
+    """Return the amounts that a task counts as in a pool.
 
-    Of what it is about to release (`leaving`), `returning` is what it will request again. `firm` is
-    all of it if the task cannot be preempted.
+    Slots that the task is about to release are `leaving` instead of `held`; they are `returning`
+    too if a policy stopped it, because the task will request them again. If the task cannot be
+    preempted, `non_preemptible` is the sum of held, leaving and reserved amounts.
     """
     held = leaving = returning = reserved = NOTHING
     run, reservation = task.run, task.reserved
     if reservation is not None and reservation.pool_name == pool:
-        reserved = placed(reservation.placements)
+        reserved = placed_amounts(reservation.placements)
     if run is not None and run.pool_name == pool and run.open:
         open_ = (
             p
             for replica, p in enumerate(run.placements)
             if run.replicas[replica] < ReplicaState.RELEASED
         )
-        amounts = placed(open_)
+        amounts = placed_amounts(open_)
         if not task.releasing:
             held = amounts
         elif reservation is None:
             leaving = amounts
             if isinstance(run.stop, PolicyStop):
                 returning = amounts
-    firm = NOTHING
+    non_preemptible = NOTHING
     if not task.job.spec.preemptible:
-        firm = plus(plus(held, leaving), reserved)
-    return held, firm, leaving, returning, reserved
+        non_preemptible = plus(plus(held, leaving), reserved)
+    return held, non_preemptible, leaving, returning, reserved
 
 
 class ClaimingIndex(PolicyIndex, Generic[O]):
@@ -91,11 +92,14 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         with `below` those of a lower priority only.
         """
         of = self.victims.get(owner, {})
+        # rule: victims: lowest priority first
         for priority in sorted(of, reverse=True):
+            # rule: preempt: strictly lower
             if below is not None and priority <= below:
                 return
             scan = view.memo.get(("victims", owner, priority))
             if scan is None:
+                # rule: victims: latest submission first
                 scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
             # Whether the scan has a task that started since it began depends on former entries.
             yield from (task for task in scan if task not in view.placed)

@@ -1,4 +1,4 @@
-"""The groups that did not fit, in the order of queues, from cycle to cycle."""
+"""The order of the groups that did not fit, kept from cycle to cycle."""
 
 from collections.abc import Iterable, Set
 from typing import Protocol
@@ -9,8 +9,9 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.shapes import Fit
 from yardmaster_core.scheduling.state.tasks import Group
 
-#: The slots of a group's tasks, whether their last starts failed, whether they are preemptible, and
-#: whether some have no reserved slots. Groups with equal requests fit together.
+#: The slots that a task of a group requests, whether the last starts of its tasks failed, whether
+#: they are preemptible, and whether some have no reserved slots. Of groups with equal requests,
+#: either all fit or none.
 Request = tuple[Fit, bool, bool, bool]
 
 
@@ -25,40 +26,40 @@ Placed = tuple[OrderKey, QueueKey, int, Group]
 
 
 class BlockedGroups(Protocol):
-    """The groups that did not fit, as a cycle sees them."""
+    """The groups that did not fit, as one cycle sees them."""
 
     def groups_of(self, leaf: Queue) -> list[Placed]:
-        """Return those of a leaf, in order."""
+        """Return the groups of a leaf, in order."""
 
     def key(self, queue: Queue, group: Group) -> QueueKey:
-        """Return the place of a queue that one of them represents."""
+        """Return the place of a queue that `group` represents."""
 
 
 class BlockedOrder:
-    """The groups with some requests that did not fit, in the order of queues.
+    """The order of the groups that did not fit and have one of some requests.
 
-    It is kept from cycle to cycle: only the places of queues that changed are computed again.
+    It is kept from cycle to cycle. Only the places of queues that changed are computed again.
     """
 
     def __init__(self, requests: Set[Request], leaves: Iterable[Queue]) -> None:
         self._requests = requests
         self._heap: QueueHeap[Group] = QueueHeap(self._head, self._key)
-        #: Its leaves, before they are in the heap for the first time.
+        #: The leaves to fill the heap with at its first use; then None.
         self._leaves: list[Queue] | None = list(leaves)
         self._stale: dict[Queue, None] = {}
         self._source: BlockedGroups | None = None
-        #: Groups that are passed over, and the leaves of which some were.
+        #: Groups that are passed over, and the leaves that have such groups.
         self._passed: Set[Group] = frozenset()
         self._passed_in: dict[Queue, None] = {}
 
     def changed(self, queue: Queue) -> None:
-        """Note that the place or the groups of a queue may be others now."""
+        """Note that the place or the groups of a queue may have changed."""
         self._stale[queue] = None
 
     def first(self, source: BlockedGroups, passed: Set[Group]) -> Group | None:
         """Return the first group that is not in `passed`, or None.
 
-        While `passed` is the same set, groups are only added to it.
+        The caller only adds groups to `passed`, or passes another set.
         """
         self._source = source
         if passed is not self._passed:

@@ -1,4 +1,4 @@
-"""The tasks that are moved to other slots, so that a task fits; none is preempted.
+"""Consolidation: the tasks that are moved to other slots so that a task fits.
 
 The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation).
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.index import QuotaIndex, index_of
+from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
@@ -16,27 +16,32 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def movable(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield all preemptible tasks, if what is free in all suffices for the task."""
+    """Yield all preemptible tasks, in the order of victims, if others may be moved for `task`."""
+    # rule: protections: delay of moves
     if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
-    index: QuotaIndex = index_of(view)
-    leaves = (
+    index = index_of(view)
+    tasks_by_queue = (
         (
             index.queue_of(view.state, project),
             unprotected(view, task, index.running(view, project)),
         )
         for project in list(index.victims)
     )
-    yield from in_victim_order(view.pool, leaves, all_over=follows_kai(view))
+    yield from in_victim_order(view.pool, tasks_by_queue, over_in_all=follows_kai(view))
 
 
 def may_move_others(view: PoolView, task: Task) -> bool:
-    """Whether enough is free in all for a task for which others may be moved."""
+    """Whether others may be moved for `task`, and the free GPUs of all nodes together suffice."""
     return enough_to_move(view, task.job.shape)
 
 
 def enough_to_move(view: PoolView, shape: Shape) -> bool:
-    """Do the same for all tasks of a shape."""
+    """Whether others may be moved for tasks of a shape, and the free GPUs of all nodes together
+    suffice. With `order: kai`, others are moved for preemptible tasks only.
+    """
+    # rule: moves: for preemptible tasks only (kai)
+    # rule: moves: for any task (document)
     if follows_kai(view) and not shape.preemptible:
         return False
     return view.pool.least_milli(shape) <= view.pool.future.free_milli
@@ -52,12 +57,12 @@ def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
-    """`permits` of claims whose candidates may all be preempted together."""
+    """`permits` of a claim with victims that may all be moved together."""
     return True
 
 
 def consolidation(max_moves: int) -> Claim:
-    """Return the claim that moves at most so many tasks, and preempts none."""
+    """Return the claim that moves at most `max_moves` tasks and preempts none."""
     return Claim(
         victims=movable,
         stop_reason=move_stop_reason,

@@ -18,18 +18,18 @@ class QueueDemand:
     """A queue's request of one resource, and the rules for its share.
 
     Attributes:
-        rank: queues with a higher rank share what is left before those with a lower one.
+        rank: what is left goes to queues of a higher rank before those of a lower one.
         deserved: its quota; None: unlimited.
-        wish: what its tasks hold and request, within its limit.
+        demand: the amount that its tasks hold and request, within its limit.
         weight: its part of what is left, relative to queues of its rank; 0: none.
         age: of equal queues, the one with the smaller number comes first.
-        usage: the part of the whole that it held in the past (`decayed_usage.py`).
+        usage: its decayed usage, as a part of the pool's total (`decayed_usage.py`).
     """
 
     name: str
     rank: int
     deserved: int | None
-    wish: int
+    demand: int
     weight: int
     age: int
     usage: Fraction = NO_USAGE
@@ -37,7 +37,7 @@ class QueueDemand:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The fair share of each queue, by name, and what no queue gets."""
+    """The fair share of each queue, by name, and the rest that no queue gets."""
 
     shares: Mapping[str, int]
     left: int
@@ -54,11 +54,13 @@ def divide(
     Args:
         total: the amount of the resource, in the unit of all amounts here.
         queues: with different names.
-        unit: shares beyond what is deserved are multiples of it where a wish is not met.
-        usage_weight: how much usages count in the weights; see `_parts`.
+        unit: where a demand is not met, the share beyond what is deserved is a multiple of it.
+        usage_weight: how much usages count in the weights (`_parts`).
     """
     shares = {
-        queue.name: min(total if queue.deserved is None else queue.deserved, queue.wish)
+        # rule: shares: deserved first
+        # rule: shares: no more than requested
+        queue.name: min(total if queue.deserved is None else queue.deserved, queue.demand)
         for queue in queues
     }
     rest = max(0, total - sum(shares.values()))
@@ -74,22 +76,27 @@ def divide_rest(
 ) -> Division:
     """Divide `rest` among queues that already have `shares`: by rank, then by weight.
 
-    What remains after rounding goes out in units, to the largest remainders first. Each round of a
-    rank satisfies a queue, except the last; a round costs one step per queue.
+    The amount that remains after rounding goes out in units, to the queues with the largest
+    remainders first. Each round of a rank, except the last, meets the demand of a queue. A round
+    costs one step per queue.
     """
     dealt = dict(shares)
     remainders: dict[str, Fraction] = {}
     ranks: dict[int, list[QueueDemand]] = {}
     for queue in queues:
+        # rule: shares: the rank
         ranks.setdefault(queue.rank, []).append(queue)
+    # rule: shares: higher rank first
     for rank in sorted(ranks, reverse=True):
         again = True
         while again and rest:
             rest, again = _round(rest, ranks[rank], dealt, remainders, unit, usage_weight)
     for queue in sorted(
         (queue for queue in queues if queue.name in remainders),
+        # rule: shares: largest remainder
         key=lambda queue: (-queue.rank, -remainders[queue.name], queue.age, queue.name),
     ):
+        # rule: shares: remainders go out
         part = min(unit, rest)
         dealt[queue.name] += part
         rest -= part
@@ -104,21 +111,27 @@ def _round(
     unit: int,
     usage_weight: Fraction,
 ) -> tuple[int, bool]:
-    """Offer `rest` by weight; return what is left, and whether a queue took less than its part."""
+    """Offer `rest` to queues of one rank by weight; return the rest after it, and whether a queue
+    took less than it was offered.
+    """
     give, again = rest, False
-    unmet = [queue for queue in queues if queue.wish > dealt[queue.name]]
+    unmet = [queue for queue in queues if queue.demand > dealt[queue.name]]
     parts = _parts(unmet, usage_weight)
     weights = sum(parts)
     for queue, weight in zip(unmet, parts, strict=True):
+        # rule: shares: weight 0 gets nothing
         if not weight or not rest:
             continue
-        wanted = queue.wish - dealt[queue.name]
+        wanted = queue.demand - dealt[queue.name]
+        # rule: shares: the weight
         offered = Fraction(give * weight, weights)
         if wanted <= offered:
             part = wanted
             remainders.pop(queue.name, None)
+            # rule: shares: unused parts are shared
             again = again or wanted < offered
         else:
+            # rule: shares: whole units
             part = offered // unit * unit
             if offered > part:
                 remainders[queue.name] = offered - part
@@ -133,6 +146,7 @@ def _parts(queues: Sequence[QueueDemand], usage_weight: Fraction) -> list[int | 
     Queues that used more than their part in the past get less now: with `w` the part of a queue in
     all weights, it counts `max(0, w + usage_weight * (w - usage))`, here times the sum of all.
     """
+    # rule: shares: past use
     if not usage_weight:
         return [queue.weight for queue in queues]
     total = sum(queue.weight for queue in queues)

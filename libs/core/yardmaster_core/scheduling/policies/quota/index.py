@@ -1,8 +1,32 @@
-"""The index of `quota`: the tree of queues with what their tasks hold and request, and the tasks
-that may be preempted.
+"""The index of `quota`: the tree of queues with the amounts that their tasks hold and request, the
+tasks that may be preempted, and the groups that did not fit.
 
 Changes only mark tasks and groups as stale. Their amounts are counted again, from the facts of the
-state, when the policy next reads the tree, so a cycle costs what changed.
+state, when the policy next reads the tree, so the cost of a cycle depends on the number of changes.
+
+What each cache follows from, and when it is brought up to date:
+
+- the tree and its settings: departments, projects and their quotas. Built again after
+  `claimants_changed`; a project that has no queue yet gets one when it is read.
+- held, leaving, returning and reserved amounts of queues (`_tasks`): the slots that tasks hold or
+  have reserved. Stale tasks are counted at the next read (`allocation_changed`).
+- pending amounts of queues (`_groups`): pending tasks, and whether they exceed all nodes. Stale
+  groups are counted at the next read (`queue_changed`, `wait_recorded`, `wait_cleared`); all groups
+  after a change of nodes.
+- `usage_milli` of queues: the decayed usages of projects. Copied at the next read after
+  `usages_counted`.
+- `fair` and `allocatable` of queues: settings, demands, usages and the nodes that take tasks.
+  `divide` divides again among the children of a queue that is not `divided`.
+- `place` of queues (`ranks.py`): amounts and shares. Those of queues in `rank_stale` are computed
+  again when projects are ranked.
+- `blocked` of queues, `by_request`, `groups_by_place`: the waits and reserved slots of groups.
+  Brought up to date with the pending amounts.
+- `_orders`: places of queues, `groups_by_place`, and what projects hold in other pools. Each order
+  notes the queues that changed, and `first_blocked` computes their places again.
+- `_never_starts`: nodes, limits and deserved amounts. Emptied after a change of nodes and with the
+  tree.
+- `below_share`, `may_preempt_own`, `reason_stale`: amounts and share of a project, its blocked
+  groups and its preemptible tasks. `take_unchecked` returns the projects that changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -16,11 +40,11 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     RESOURCES,
     UNITS,
     Amounts,
-    exceeded,
-    limited,
+    first_exceeded,
     minus,
     plus,
     requested,
+    requested_for_limits,
     times,
 )
 from yardmaster_core.scheduling.policies.claiming.index import (
@@ -50,7 +74,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.reasons import WaitCode
 
-#: So many orders of blocked groups are kept.
+#: The number of sets of requests for which the order of blocked groups is kept.
 MAX_ORDERS: Final = 32
 
 
@@ -73,49 +97,53 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.usage_half_life_ms = usage_half_life_ms
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
         self.follows_usage = bool(self._usage_weight)
-        #: Whether other usages were counted than the queues have.
+        #: Whether the usages of projects changed since the queues got theirs.
         self._usage_stale = True
         #: Built on first use.
         self._root: Queue | None = None
         self._queues: dict[Department | Project, Queue] = {}
         self._tasks: dict[Task, Counted] = {}
         self._groups: dict[Group, Amounts] = {}
-        #: The set of nodes for which groups were counted: those that can never fit request nothing.
+        #: The number of the set of nodes for which groups were counted: a group that exceeds all
+        #: nodes requests nothing.
         self._topology = -1
-        #: Leaves whose amounts changed, in order; `QueueOrder` reads on from where it was.
-        self.touched: list[Queue] = []
-        #: Queues whose place among their siblings may have changed since projects were ranked.
-        self.unranked: dict[Queue, None] = {}
-        #: Projects whose standing changed since the last cycle, or in it, by name: their groups in
-        #: other pools may claim more than before, or less.
-        self._moved: dict[str, None] = {}
-        self._moved_next: dict[str, None] = {}
+        #: Leaves whose amounts changed in this cycle, in the order of the changes. A `QueueOrder`
+        #: remembers up to where it has read them.
+        self.changed_leaves: list[Queue] = []
+        #: Queues whose `place` may have changed since projects were ranked.
+        self.rank_stale: dict[Queue, None] = {}
+        #: Names of projects whose allocated amounts changed since the last cycle, or in it: their
+        #: groups in other pools may claim more than before, or less.
+        self._reallocated: dict[str, None] = {}
+        self._reallocated_next: dict[str, None] = {}
         #: The groups that did not fit, or have reserved slots, by request.
         self.by_request: dict[Request, dict[Group, None]] = {}
         self._request_of: dict[Group, Request] = {}
-        #: Whether a group can never start, as far as nodes and the bounds of queues tell.
+        #: By group, whether it can never start because it exceeds all nodes or a bound of a queue.
         self._never_starts: dict[Group, bool] = {}
-        #: Number of changes of the set of these requests.
+        #: How often a request was added to `by_request` or removed.
         self.request_changes = 0
-        #: Those of some requests in the order of queues; and those of each leaf.
+        #: The groups of `by_request` in the order of queues, by the set of their requests; and the
+        #: groups of each leaf in the order within it.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
-        self.placed: dict[Queue, list[Placed]] = {}
-        #: Leaves with such groups that would stay within their share; that could hold more within
-        #: it, and have tasks that these may preempt; and of which some wait for another reason
-        #: than the recorded one. They follow from the state.
+        self.groups_by_place: dict[Queue, list[Placed]] = {}
+        #: Leaves with blocked groups one of which would stay within the share of its project.
         self.below_share: dict[Queue, None] = {}
-        self.growing: dict[Queue, None] = {}
-        self.outdated: dict[Queue, None] = {}
-        #: Queues of which these must be found again.
+        #: Leaves below their share with blocked groups that may preempt tasks of their project.
+        self.may_preempt_own: dict[Queue, None] = {}
+        #: Leaves with blocked groups that wait for another reason than the recorded one.
+        self.reason_stale: dict[Queue, None] = {}
+        #: Queues that may belong in or out of these three sets.
         self._unchecked: dict[Queue, None] = {}
-        #: Projects with another standing, or other tasks that are pending or may be preempted,
-        #: since the last cycle, or in it, by name.
+        #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
+        #: may be preempted, since the last cycle, or in it.
         self._changed: dict[str, None] = {}
         self._changed_next: dict[str, None] = {}
-        #: Whether owners have other settings since the last cycle, or in it.
+        #: Whether settings of owners changed since the last cycle, or in it.
         self.reconfigured = False
         self._reconfigured_next = False
-        #: Nodes with another capacity or other victims since the last cycle, or in it, by ordinal.
+        #: Ordinals of nodes with another capacity, or other tasks that may be preempted, since the
+        #: last cycle, or in it.
         self._changed_nodes: dict[int, None] = {}
         self._changed_nodes_next: dict[int, None] = {}
         #: Whether the shares may differ from those that were recorded.
@@ -124,7 +152,7 @@ class QuotaIndex(ClaimingIndex[Project]):
     # Reading
 
     def root(self, state: ClusterState) -> Queue:
-        """Return the tree, with all changes counted."""
+        """Return the root of the tree, with all changes counted."""
         if self._root is None:
             self._root = self._build(state)
         if self._topology != self._pool.topology:
@@ -143,39 +171,40 @@ class QuotaIndex(ClaimingIndex[Project]):
         return self._queue(state, project)
 
     def divide(self, state: ClusterState) -> Queue:
-        """Divide the pool where something changed; return the tree."""
+        """Divide the pool again among the siblings for which an input changed; return the root."""
         root = self.root(state)
         total = usable(self._pool)
         if total != root.fair:
             root.fair = root.allocatable = total
             # What may be reclaimed depends on the total, also where no share changes.
             for queue in (root, *self._queues.values()):
-                queue.divide_below = True
+                queue.needs_division_below = True
                 queue.divided = False
-        if root.divide_below:
-            moved: dict[Queue, None] = {}
-            divide_tree(root, total, moved, self._usage_weight)
-            self.unranked.update(moved)
-            for queue in moved:
+        if root.needs_division_below:
+            changed: dict[Queue, None] = {}
+            divide_tree(root, total, changed, self._usage_weight)
+            self.rank_stale.update(changed)
+            for queue in changed:
                 self._place_changed(queue)
         return root
 
     def never_starts(self, state: ClusterState, group: Group) -> bool:
-        """Whether a group exceeds all nodes, or a bound of a queue by itself."""
+        """Whether one task of a group exceeds all nodes, or a bound of a queue by itself."""
         self.root(state)
-        found = self._never_starts.get(group)
-        if found is None:
+        never = self._never_starts.get(group)
+        if never is None:
             shape = group.shape
-            ask, leaf = (
-                limited(self._pool, shape),
-                self._queue(state, state.projects[shape.project]),
-            )
-            found = self._never_starts[group] = never_fits(self._pool, shape) or any(
-                exceeded(ask, queue.limit) is not None
-                or (not shape.preemptible and exceeded(ask, queue.deserved) is not None)
+            leaf = self._queue(state, state.projects[shape.project])
+            request = requested_for_limits(self._pool, shape)
+            # rule: order: impossible tasks last
+            never = self._never_starts[group] = never_fits(self._pool, shape) or any(
+                # rule: order: tasks beyond a limit last
+                first_exceeded(request, queue.limit) is not None
+                # rule: order: tasks beyond what is deserved last
+                or (not shape.preemptible and first_exceeded(request, queue.deserved) is not None)
                 for queue in leaf.path
             )
-        return found
+        return never
 
     def _place_changed(self, queue: Queue) -> None:
         self._unchecked[queue] = None
@@ -184,28 +213,32 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     @property
     def changed_nodes(self) -> Sequence[int]:
-        """The nodes with another capacity or other victims since the last cycle, by ordinal."""
+        """The ordinals of nodes with another capacity or other victims since the last cycle."""
         return list(self._changed_nodes)
 
     def changed_queues(self, state: ClusterState) -> Sequence[Queue]:
-        """Return the projects that changed since the last cycle. They are facts: an index that was
-        restored, or that only followed decisions, has the same.
+        """Return the queues of the projects that changed since the last cycle.
+
+        They are part of the dump, so an index that was restored, or that only followed decisions,
+        has the same.
         """
         self.root(state)
         projects = (state.projects.get(name) for name in self._changed)
         return [self._queue(state, project) for project in projects if project is not None]
 
     def take_unchecked(self, state: ClusterState) -> Sequence[Queue]:
-        """Return the leaves with another standing or share, or other groups that did not fit, than
-        when they were last taken; `growing` and `outdated` of them must be found.
+        """Return the leaves with other amounts, another share or other blocked groups than when
+        they were last taken. The caller puts them into `may_preempt_own` and `reason_stale`, or
+        removes them; `below_share` is up to date.
         """
         self.divide(state)
         unchecked = [queue for queue in self._unchecked if queue.is_project]
         self._unchecked.clear()
         for queue in unchecked:
-            room = minus(queue.fair, queue.standing)
-            asks = (requested(self._pool, group.shape) for group in queue.blocked)
-            mark(self.below_share, queue, any(exceeded(ask, room) is None for ask in asks))
+            room = minus(queue.fair, queue.allocated)
+            requests = (requested(self._pool, group.shape) for group in queue.blocked)
+            fits_share = any(first_exceeded(request, room) is None for request in requests)
+            set_member(self.below_share, queue, fits_share)
         return unchecked
 
     def first_blocked(
@@ -215,14 +248,14 @@ class QuotaIndex(ClaimingIndex[Project]):
         source: BlockedGroups,
         passed: Set[Group],
     ) -> Group | None:
-        """Return the first group in the order of queues that did not fit, of these requests and not
-        in `passed`, or None.
+        """Return the first blocked group in the order of queues that has one of these requests and
+        is not in `passed`, or None.
 
-        An order is kept for each set of requests, of which there are at most `MAX_ORDERS`.
+        The order is kept for the last `MAX_ORDERS` sets of requests.
         """
         self.divide(state)
-        for project in self.moved_elsewhere(state):
-            # Whether it is guaranteed what it deserves here depends on its other pools.
+        for project in self.reallocated_elsewhere(state):
+            # What the project is guaranteed here depends on its allocated amounts in other pools.
             self._place_changed(self._queue(state, project))
         order = self._orders.pop(requests, None)
         if order is None:
@@ -233,11 +266,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._orders[requests] = order
         return order.first(source, passed)
 
-    def moved_elsewhere(self, state: ClusterState) -> Iterator[Project]:
-        """Yield the projects whose standing in another pool changed since the last cycle."""
+    def reallocated_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+        """Yield the projects that hold other amounts of other pools since the last cycle."""
         for name, pool in sorted(state.pools.items()):
             if name != self._pool.name and isinstance(pool.index, QuotaIndex):
-                for project in pool.index._moved:
+                for project in pool.index._reallocated:
                     yield state.projects[project]
 
     # Counting
@@ -246,18 +279,18 @@ class QuotaIndex(ClaimingIndex[Project]):
         root = Queue("", None, (0, 0))
         self._built = True
         self._queues.clear()
-        self.unranked.clear()
+        self.rank_stale.clear()
         self._tasks.clear()
         self._groups.clear()
-        self.touched.clear()
+        self.changed_leaves.clear()
         self.by_request.clear()
         self._request_of.clear()
         self._orders.clear()
-        self.placed.clear()
+        self.groups_by_place.clear()
         self._never_starts.clear()
         self.below_share.clear()
-        self.growing.clear()
-        self.outdated.clear()
+        self.may_preempt_own.clear()
+        self.reason_stale.clear()
         self._unchecked.clear()
         self._usage_stale = bool(self.usage_half_life_ms)
         self._add_queues(state, root)
@@ -279,19 +312,20 @@ class QuotaIndex(ClaimingIndex[Project]):
     def _add_department(
         self, state: ClusterState, root: Queue, department: Department, age: int
     ) -> Queue:
-        parent = department.config.parent if department.config is not None else None
-        above = state.departments.get(parent) if parent is not None else None
-        of = root
+        """Add a department, after those above it."""
+        name = department.config.parent if department.config is not None else None
+        above = state.departments.get(name) if name is not None else None
+        parent = root
         if above is not None:
             names = list(state.departments)
-            of = self._queues.get(above) or self._add_department(
+            parent = self._queues.get(above) or self._add_department(
                 state, root, above, names.index(above.name)
             )
-        return self._add(department, Queue(department.name, of, (0, age)))
+        return self._add(department, Queue(department.name, parent, (0, age)))
 
     def _add(self, owner: Department | Project, queue: Queue) -> Queue:
         self._queues[owner] = queue
-        self.unranked[queue] = None
+        self.rank_stale[queue] = None
         configure(queue, owner, self._pool.name)
         return queue
 
@@ -301,43 +335,52 @@ class QuotaIndex(ClaimingIndex[Project]):
             assert self._root is not None
             self._add_queues(state, self._root)
             queue = self._queues[project]
-            # Other sums may be deserved now.
-            for each in (self._root, *self._queues.values()):
-                each.divided = False
-                each.divide_below = True
+            # A department without a quota deserves the sum of its projects: it may have changed.
+            for stale in (self._root, *self._queues.values()):
+                stale.divided = False
+                stale.needs_division_below = True
         return queue
 
     def _count(self, state: ClusterState) -> None:
-        """Count what changed; have those siblings divided again of which a wish changed.
+        """Count stale tasks and groups again; mark siblings for division if a demand changed.
 
-        A task that starts changes what its queues hold and request, but not their wish.
+        A task that starts changes the amounts that its queues hold and request, but not their sum,
+        the demand.
         """
-        wishes: dict[Queue, Amounts] = {}
+        demands_before: dict[Queue, Amounts] = {}
         for task in self._stale_tasks:
-            self._count_task(state, task, wishes)
+            self._count_task(state, task, demands_before)
         self._stale_tasks.clear()
         for group in self._stale_groups:
-            self._count_group(state, group, wishes)
+            self._count_group(state, group, demands_before)
         self._stale_groups.clear()
-        self.unranked.update(dict.fromkeys(wishes))
-        for queue, before in wishes.items():
-            _note_wish(queue, before)
+        self.rank_stale.update(dict.fromkeys(demands_before))
+        for queue, before in demands_before.items():
+            _demand_changed(queue, before)
 
     def _take_usages(self, state: ClusterState, root: Queue) -> None:
-        """Give the queues the usages of the minute; have all of them divided again."""
+        """Copy the decayed usages of projects to the queues; mark all for division if shares depend
+        on usages.
+        """
         self._usage_stale = False
         queues = (root, *self._queues.values())
         for queue in queues:
             queue.usage_milli = 0
             if self.follows_usage:
-                queue.divided, queue.divide_below = False, True
+                queue.divided, queue.needs_division_below = False, True
         for project in state.projects.values():
             usage = project.usage.get(self._pool.name)
             if usage is not None:
                 for queue in self._queue(state, project).path:
                     queue.usage_milli += usage.counted_milli
 
-    def _count_task(self, state: ClusterState, task: Task, wishes: dict[Queue, Amounts]) -> None:
+    def _count_task(
+        self, state: ClusterState, task: Task, demands_before: dict[Queue, Amounts]
+    ) -> None:
+        """Count a task again, and add the difference to its queues.
+
+        `demands_before` gets the demand of each queue before its first change.
+        """
         known = self._tasks.get(task, UNCOUNTED)
         now = counted(task, self._pool.name)
         if now == known:
@@ -346,24 +389,27 @@ class QuotaIndex(ClaimingIndex[Project]):
             del self._tasks[task]
         else:
             self._tasks[task] = now
-        held, firm, leaving, returning, reserved = map(minus, now, known)
+        held, non_preemptible, leaving, returning, reserved = map(minus, now, known)
         leaf = self._queue(state, task.job.project)
         for queue in leaf.path:
-            wishes.setdefault(queue, queue.wish)
+            demands_before.setdefault(queue, queue.demand)
             if held != NOTHING:
                 queue.held = plus(queue.held, held)
-            if firm != NOTHING:
-                queue.firm = plus(queue.firm, firm)
+            if non_preemptible != NOTHING:
+                queue.non_preemptible = plus(queue.non_preemptible, non_preemptible)
             if leaving != NOTHING:
                 queue.leaving = plus(queue.leaving, leaving)
             if returning != NOTHING:
                 queue.returning = plus(queue.returning, returning)
             if reserved != NOTHING:
                 queue.reserved = plus(queue.reserved, reserved)
-        self.touched.append(leaf)
+        self.changed_leaves.append(leaf)
         self._place_changed(leaf)
 
-    def _count_group(self, state: ClusterState, group: Group, wishes: dict[Queue, Amounts]) -> None:
+    def _count_group(
+        self, state: ClusterState, group: Group, demands_before: dict[Queue, Amounts]
+    ) -> None:
+        """Count the pending tasks of a group again; `demands_before` as in `_count_task`."""
         known = self._groups.get(group, NOTHING)
         shape = group.shape
         counts = 0
@@ -372,8 +418,9 @@ class QuotaIndex(ClaimingIndex[Project]):
             leaf.waiting[group] = None
         else:
             leaf.waiting.pop(group, None)
-        self.unranked[leaf] = None
-        self._file_blocked(leaf, group)
+        self.rank_stale[leaf] = None
+        self._update_blocked(leaf, group)
+        # rule: shares: impossible tasks request nothing
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
         now = times(requested(self._pool, shape), counts)
@@ -385,10 +432,11 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._groups.pop(group, None)
         more = minus(now, known)
         for queue in leaf.path:
-            wishes.setdefault(queue, queue.wish)
+            demands_before.setdefault(queue, queue.demand)
             queue.pending = plus(queue.pending, more)
 
-    def _file_blocked(self, leaf: Queue, group: Group) -> None:
+    def _update_blocked(self, leaf: Queue, group: Group) -> None:
+        """Add a group to those that did not fit, or have reserved slots, or remove it."""
         request = None
         record = group.waits.get(self._pool.name)
         blocked = record is not None and record[0].code in BLOCKING and group.queue.live
@@ -413,18 +461,18 @@ class QuotaIndex(ClaimingIndex[Project]):
                 self.by_request[request] = {}
                 self.request_changes += 1
             self.by_request[request][group] = None
-        self.placed.pop(leaf, None)
+        self.groups_by_place.pop(leaf, None)
         self._place_changed(leaf)
 
     # Changes
 
     def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        self._note(group.shape.project)
+        self._project_changed(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
     def wait_cleared(self, group: Group) -> None:
-        self._note(group.shape.project)
+        self._project_changed(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
 
@@ -438,24 +486,24 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().allocation_changed(task)
         self._shares_stale = True
         name = task.job.project.name
-        self._moved[name] = self._moved_next[name] = None
-        self._note(name)
+        self._reallocated[name] = self._reallocated_next[name] = None
+        self._project_changed(name)
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
         # Other tasks of its project may preempt it.
-        self._note(task.job.project.name)
+        self._project_changed(task.job.project.name)
         queue = self._queues.get(task.job.project)
         if queue is not None:
             self._unchecked[queue] = None
         return super().may_be_preempted(task)
 
-    def _note(self, project: str) -> None:
+    def _project_changed(self, project: str) -> None:
         self._changed[project] = self._changed_next[project] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
         super().queue_changed(group, job)
         self._shares_stale = True
-        self._note(group.shape.project)
+        self._project_changed(group.shape.project)
 
     def claimants_changed(self) -> None:
         self._root = None
@@ -479,18 +527,18 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def cycle_ended(self) -> None:
         super().cycle_ended()
-        self._moved, self._moved_next = self._moved_next, {}
+        self._reallocated, self._reallocated_next = self._reallocated_next, {}
         self._changed, self._changed_next = self._changed_next, {}
         self.reconfigured, self._reconfigured_next = self._reconfigured_next, False
         self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
-        self.touched.clear()
+        self.changed_leaves.clear()
 
     def dump(self) -> Mapping[str, Any]:
         return {
             **super().dump(),
             "shares_stale": self._shares_stale,
-            "moved": list(self._moved),
-            "moved_next": list(self._moved_next),
+            "moved": list(self._reallocated),
+            "moved_next": list(self._reallocated_next),
             "changed": list(self._changed),
             "changed_next": list(self._changed_next),
             "reconfigured": self.reconfigured,
@@ -502,8 +550,8 @@ class QuotaIndex(ClaimingIndex[Project]):
     def load(self, dump: Mapping[str, Any]) -> None:
         super().load(dump)
         self._shares_stale = dump["shares_stale"]
-        self._moved = dict.fromkeys(dump["moved"])
-        self._moved_next = dict.fromkeys(dump["moved_next"])
+        self._reallocated = dict.fromkeys(dump["moved"])
+        self._reallocated_next = dict.fromkeys(dump["moved_next"])
         self._changed = dict.fromkeys(dump["changed"])
         self._changed_next = dict.fromkeys(dump["changed_next"])
         self.reconfigured = dump["reconfigured"]
@@ -512,9 +560,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._changed_nodes_next = dict.fromkeys(dump["changed_nodes_next"])
 
 
-def _note_wish(queue: Queue, before: Amounts) -> None:
-    """Have the siblings divided again, if a wish that is met or becomes met changed."""
-    now, fair, parent = queue.wish, queue.fair, queue.parent
+def _demand_changed(queue: Queue, before: Amounts) -> None:
+    """Mark the siblings of a queue for division if its demand changed and was met before, or is met
+    now: a demand that stays above the share changes no share.
+    """
+    now, fair, parent = queue.demand, queue.fair, queue.parent
     assert parent is not None
     if now == before and parent.divided:
         return
@@ -524,12 +574,12 @@ def _note_wish(queue: Queue, before: Amounts) -> None:
         parent.divided = False
         above: Queue | None = parent
         while above is not None:
-            above.divide_below = True
+            above.needs_division_below = True
             above = above.parent
 
 
-def mark(queues: dict[Queue, None], queue: Queue, found: bool) -> None:
-    """Add a queue to a set, or remove it."""
+def set_member(queues: dict[Queue, None], queue: Queue, found: bool) -> None:
+    """Add a queue to a set if `found`, else remove it."""
     if found:
         queues[queue] = None
     else:
@@ -543,6 +593,6 @@ def index_of(view: PoolView) -> QuotaIndex:
     return index
 
 
-def project_queue(view: PoolView, task: Task) -> Queue:
+def queue_of(view: PoolView, task: Task) -> Queue:
     """Return the queue of the project of a task."""
     return index_of(view).queue_of(view.state, task.job.project)

@@ -8,7 +8,7 @@ from yardmaster_schemas.events.decisions import Among
 
 
 def failed_last(traits: QueueTraits) -> Rank:
-    """Tasks whose last starts failed after all others."""
+    """Return the place of a task: those whose last starts failed come after all others."""
     return (traits.failed,)
 
 
@@ -18,20 +18,20 @@ def always_in_rank(_: QueueTraits) -> bool:
 
 
 def within_project(options: QuotaOptions, traits: QueueTraits) -> Rank:
-    """`by_priority` or `firm_first` for the listed queue."""
+    """Return the place of a task within its project, as `project_order.py` orders groups."""
     if options.order == "kai":
         return (traits.priority,)
     return traits.preemptible, traits.priority
 
 
-def projects(_: QuotaOptions) -> Among:
-    """The kind of the claimants."""
+def claimant_kind(_: QuotaOptions) -> Among:
+    """Return the kind of the claimants whose ranks order the listed queue."""
     return Among.PROJECT
 
 
 def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """The order of the listed queue, which `QueueOrder` replaces in a cycle: the most deprived
-    queue first by what it holds now, whatever its next task requests.
+    """Return the place of a task in the listed queue: the most deprived queue first, by the amounts
+    that it holds now. In a cycle `QueueOrder` replaces this order.
     """
     shape = group.shape
     traits = QueueTraits(group.priority, shape.preemptible, bool(shape.queue_class), False)

@@ -11,7 +11,9 @@ from yardmaster_schemas.fields import CLOSED
 Action = Literal["allocate", "consolidation", "preempt", "reclaim"]
 
 ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
+    # rule: actions: order of the document
     "document": ("allocate", "preempt", "consolidation", "reclaim"),
+    # rule: actions: order of kai
     "kai": ("allocate", "consolidation", "reclaim", "preempt"),
 }
 
@@ -60,6 +62,7 @@ class QuotaOptions:
     @property
     def in_order(self) -> tuple[Action, ...]:
         """The actions that can do something."""
+        # rule: actions: only those listed
         actions = self.actions if self.actions is not None else ACTIONS[self.order]
         return tuple(each for each in actions if each != "consolidation" or self.max_moves)
 

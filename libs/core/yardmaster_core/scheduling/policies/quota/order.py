@@ -1,8 +1,8 @@
-"""The order of queues, and with it of pending tasks and of victims: the most deprived queue first.
+"""The order of pending tasks, by queue: the most deprived queue first; and the order of victims.
 
-Siblings are compared by the state of their queues, each represented by the task that it would start
-next; so the order changes with each start. Keys are computed again only for the path of a queue
-that changed (`queue_heap.py`).
+A queue is represented by the task that it would start next. Siblings are compared by what they hold
+and by that task, so the order changes with each start. Keys are computed again only for the path of
+a queue that changed (`queue_heap.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from yardmaster_core.scheduling.planner.policy import Candidate, OrderKey, PoolV
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     Amounts,
-    held,
+    held_by_task,
     plus,
     requested,
 )
@@ -25,16 +25,16 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
 
-#: The key within a leaf, the order of admission, and the candidate.
+#: The place within a leaf, the order of admission, and the candidate.
 Waiting = tuple[OrderKey, int, Candidate]
 
 
 class QueueOrder:
-    """`CandidateOrder` by queue, then by priority and submission.
+    """The `CandidateOrder` by queue, then by priority and submission.
 
-    All groups have one turn before any has the next; but a group waits for those of its project
-    that come first until they have had their turn to preempt it (`after`). Else it would start, and
-    be preempted for them in the next cycle.
+    All groups have one turn before any has the next. But the first turn of a group is deferred
+    until the groups that come first in its project have had their turn to preempt (turn `after`).
+    Else its task would start, and be preempted for them in the next cycle.
     """
 
     def __init__(
@@ -42,25 +42,25 @@ class QueueOrder:
         view: PoolView,
         turns: int,
         *,
-        all_over: bool,
+        over_in_all: bool,
         within: Callable[[PoolView, Group], OrderKey],
         after: int,
     ) -> None:
         self._view = view
-        self._all_over = all_over
+        self._all_over = over_in_all
         self._within = within
-        #: By turn; groups whose last starts failed have theirs after all others.
+        #: By turn. Groups whose last starts failed have their turns after all others.
         self._turns = [_Turn(self._key) for _ in range(2 * turns)]
         self._late = turns
         self._after = after
         self._count = 0
-        #: By group: its place within its project, without the submission.
+        #: The place of a group within its project, without the submission.
         self._places: dict[Group, OrderKey] = {}
-        #: By leaf: the places of groups that wait for a turn up to `after`, and the groups that
-        #: wait for these, with their first turn.
+        #: By leaf, the places of groups that wait for a turn from the second up to `after`; and the
+        #: groups whose first turn is deferred until these have had theirs.
         self._ahead: dict[Queue, list[OrderKey]] = {}
-        self._held: dict[Queue, list[Waiting]] = {}
-        #: Leaves whose groups wait for none any more.
+        self._deferred: dict[Queue, list[Waiting]] = {}
+        #: Leaves whose groups in `_ahead` have all had their turn.
         self._released: list[Queue] = []
 
     def __bool__(self) -> bool:
@@ -71,12 +71,14 @@ class QueueOrder:
         found = places.get(group)
         if found is None:
             found = places[group] = self._within(self._view, group)
+        # rule: order: earlier submission
         return *found, task.key
 
     def push(self, candidate: Candidate) -> None:
         group, task, _, turn = candidate
         index = index_of(self._view)
         leaf = index.queue_of(self._view.state, task.job.project)
+        # rule: order: failed starts last
         at = turn + self._late * group.shape.start_failed
         entry = (self.place(group, task), id_order(task), candidate)
         self._count += 1
@@ -90,12 +92,12 @@ class QueueOrder:
         for at, turn in enumerate(self._turns):
             while turn.waiting:
                 index.divide(self._view.state)
-                entry = turn.best(index.touched)
+                entry = turn.best(index.changed_leaves)
                 candidate = entry[2]
                 leaf = index.queue_of(self._view.state, candidate[1].job.project)
-                if not at and self._must_hold(leaf, entry):
+                if not at and self._must_defer(leaf, entry):
                     turn.pop(leaf)
-                    self._held.setdefault(leaf, []).append(entry)
+                    self._deferred.setdefault(leaf, []).append(entry)
                     continue
                 if must_wait(candidate[0]):
                     return None
@@ -108,21 +110,22 @@ class QueueOrder:
                 return candidate
         return None
 
-    def _must_hold(self, leaf: Queue, entry: Waiting) -> bool:
+    def _must_defer(self, leaf: Queue, entry: Waiting) -> bool:
         ahead = self._ahead.get(leaf)
+        # rule: order: wait for a preemption of the project
         return bool(ahead) and min(ahead or ()) < self._rank(entry)
 
     def _release(self) -> None:
-        """Give the groups their first turn for which no other one is ahead any more."""
+        """Give deferred groups their first turn once no group of their leaf is ahead."""
         for leaf in self._released:
             if not self._ahead[leaf]:
-                for entry in self._held.pop(leaf, ()):
+                for entry in self._deferred.pop(leaf, ()):
                     self._turns[0].push(leaf, entry)
         self._released.clear()
 
     @staticmethod
     def _rank(entry: Waiting) -> OrderKey:
-        """The place without the submission: equals do not wait for each other."""
+        """Return the place without the submission: equal groups do not wait for each other."""
         return entry[0][:-1]
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
@@ -131,16 +134,18 @@ class QueueOrder:
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
         shape = entry[2][0].shape
-        return place_among_siblings(self._view, queue, shape, all_over=self._all_over)
+        return place_among_siblings(self._view, queue, shape, over_in_all=self._all_over)
 
 
-def place_among_siblings(view: PoolView, queue: Queue, shape: Shape, *, all_over: bool) -> QueueKey:
+def place_among_siblings(
+    view: PoolView, queue: Queue, shape: Shape, *, over_in_all: bool
+) -> QueueKey:
     """Return the place of a queue that would start a task of this shape next."""
-    ask = requested(view.pool, shape)
+    request = requested(view.pool, shape)
     guaranteed = True
     if queue.is_project:
-        guaranteed = stays_within_sum(view, view.state.projects[shape.project], ask)
-    return queue_key(queue, ask, all_over=all_over, guaranteed=guaranteed)
+        guaranteed = stays_within_sum(view, view.state.projects[shape.project], request)
+    return queue_key(queue, request, over_in_all=over_in_all, guaranteed=guaranteed)
 
 
 class _Turn:
@@ -149,7 +154,7 @@ class _Turn:
     def __init__(self, key: Callable[[Queue, Waiting], QueueKey]) -> None:
         self.waiting: dict[Queue, list[Waiting]] = {}
         self._heap: QueueHeap[Waiting] = QueueHeap(self._head, key)
-        #: Leaves whose place may be another one now, and how many changes of queues it knows.
+        #: Leaves whose place may have changed, and how many changes of leaves it has read.
         self._stale: dict[Queue, None] = {}
         self._followed = 0
 
@@ -169,14 +174,15 @@ class _Turn:
             del self.waiting[leaf]
         self._stale[leaf] = None
 
-    def best(self, touched: list[Queue]) -> Waiting:
-        """Return the first group; there must be one. `touched`: the queues that changed so far.
+    def best(self, changed_leaves: list[Queue]) -> Waiting:
+        """Return the first group; there must be one.
 
-        Of a leaf without groups only the queues above it may have another place.
+        `changed_leaves`: the leaves that changed so far in this cycle. A leaf without groups has no
+        place, but the places of the queues above it may have changed.
         """
-        if self._followed < len(touched):
-            self._stale.update(dict.fromkeys(touched[self._followed :]))
-            self._followed = len(touched)
+        if self._followed < len(changed_leaves):
+            self._stale.update(dict.fromkeys(changed_leaves[self._followed :]))
+            self._followed = len(changed_leaves)
         for leaf in self._stale:
             self._heap.refresh(leaf)
         self._stale.clear()
@@ -186,37 +192,40 @@ class _Turn:
 
 
 def in_victim_order(
-    pool: Pool, leaves: Iterator[tuple[Queue, Iterator[Task]]], *, all_over: bool
+    pool: Pool, tasks_by_leaf: Iterator[tuple[Queue, Iterator[Task]]], *, over_in_all: bool
 ) -> Iterator[Task]:
-    """Yield the tasks of all leaves: the next one of the queue that would come last.
+    """Yield the tasks of all leaves, each time the next task of the queue that would come last.
 
-    Each yielded task counts as taken from its queues.
+    `tasks_by_leaf`: the leaves with their tasks in order. The places of queues are computed as if
+    the yielded tasks were gone.
     """
     tasks: dict[Queue, Iterator[Task]] = {}
     heads: dict[Queue, Task | None] = {}
     taken: dict[Queue, Amounts] = {}
 
     def key(queue: Queue, task: Task) -> QueueKey:
-        own = queue_key(
+        place = queue_key(
             queue,
-            held(pool, task),
+            held_by_task(pool, task),
+            # rule: order: found victims count as taken
             taken=taken.get(queue, NOTHING),
-            all_over=all_over,
+            over_in_all=over_in_all,
         )
-        return tuple(-part for part in own)
+        # rule: order: victims in reverse
+        return tuple(-part for part in place)
 
     heap: QueueHeap[Task] = QueueHeap(heads.get, key)
     leaf_of: dict[Task, Queue] = {}
-    for leaf, some in leaves:
-        tasks[leaf] = some
-        first = heads[leaf] = next(some, None)
+    for leaf, tasks_of_leaf in tasks_by_leaf:
+        tasks[leaf] = tasks_of_leaf
+        first = heads[leaf] = next(tasks_of_leaf, None)
         if first is not None:
             leaf_of[first] = leaf
     heap.fill(tasks)
     while (task := heap.best()) is not None:
         yield task
         leaf = leaf_of.pop(task)
-        amounts = held(pool, task)
+        amounts = held_by_task(pool, task)
         for queue in leaf.path:
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
         following = heads[leaf] = next(tasks[leaf], None)

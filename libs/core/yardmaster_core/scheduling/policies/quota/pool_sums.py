@@ -1,7 +1,8 @@
-"""The sums of what a project deserves and has in all its pools.
+"""The sums of the amounts that a project deserves and holds in all its pools.
 
-A project is guaranteed what it deserves in a pool only while it stays within this sum. Pools with
-other policies do not count. With one pool there is nothing to add up.
+What a project deserves in a pool is guaranteed only while the project holds no more in all its
+pools than it deserves in them together. Pools with other policies do not count. With one pool there
+is nothing to add up.
 """
 
 from dataclasses import dataclass
@@ -12,44 +13,50 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     SUFFIXES,
     Amounts,
     Bounds,
-    exceeded,
+    first_exceeded,
     minus,
     plus,
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
-from yardmaster_core.scheduling.policies.quota.queues import added
+from yardmaster_core.scheduling.policies.quota.queues import Queue, added
 from yardmaster_core.scheduling.state.projects import Project
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSum:
-    """Sums over the pools of a project; see `Queue`. Unlimited in one pool: unlimited in all."""
+    """Sums of amounts of a project's queues. If one pool is unlimited, the sum is unlimited."""
 
     deserved: Bounds
-    standing: Amounts
-    firm: Amounts
+    allocated: Amounts
+    non_preemptible: Amounts
 
     def numbers(self, resource: int, counted: Amounts) -> dict[str, int]:
-        """Return the sum of a resource and what counts towards it, for a wait, stop or start."""
+        """Return the deserved sum of a resource and the amount compared with it (`counted`), as
+        numbers of a wait, stop or start.
+        """
         deserved, suffix = self.deserved[resource], SUFFIXES[resource]
         numbers = {f"used_in_all_{suffix}": counted[resource]}
         return numbers if deserved is None else {f"deserved_in_all_{suffix}": deserved, **numbers}
 
 
 def sum_over_pools(view: PoolView, project: Project) -> PoolSum | None:
-    """Return the sums of a project; None: only one pool has this policy."""
+    """Return the sums of a project; None if only one pool has this policy."""
     indexes = _indexes(view)
     if len(indexes) == 1:
         return None
     queues = [index.queue_of(view.state, project) for index in indexes]
-    standing = firm = NOTHING
+    allocated = non_preemptible = NOTHING
     for queue in queues:
-        standing, firm = plus(standing, queue.standing), plus(firm, queue.firm)
-    return PoolSum(added(queues), standing, firm)
+        allocated, non_preemptible = (
+            plus(allocated, queue.allocated),
+            plus(non_preemptible, queue.non_preemptible),
+        )
+    # rule: sum over pools: unlimited in one pool
+    return PoolSum(added(queues), allocated, non_preemptible)
 
 
 def _indexes(view: PoolView) -> list[QuotaIndex]:
-    """The indexes of the pools with this policy; configurations stay in a cycle."""
+    """Return the indexes of the pools with this policy. Policies do not change within a cycle."""
     found: list[QuotaIndex] | None = view.memo.get("indexes")
     if found is None:
         pools = (pool for _, pool in sorted(view.state.pools.items()))
@@ -60,18 +67,24 @@ def _indexes(view: PoolView) -> list[QuotaIndex]:
 
 
 def stays_within_sum(view: PoolView, project: Project, more: Amounts) -> bool:
-    """Whether a project with `more` has no more than it deserves in all its pools together."""
+    """Whether a project with `more` amounts holds no more than it deserves in all its pools."""
     sums = sum_over_pools(view, project)
-    return sums is None or exceeded(plus(sums.standing, more), sums.deserved) is None
+    # rule: sum over pools: is all that is guaranteed
+    return sums is None or first_exceeded(plus(sums.allocated, more), sums.deserved) is None
 
 
-def excess_over_sum(view: PoolView, project: Project, taken: Amounts = NOTHING) -> Amounts:
-    """Return what a project without `taken` has beyond what it deserves in all its pools."""
-    sums = sum_over_pools(view, project)
+def excess_over_sum(view: PoolView, queue: Queue, taken: Amounts = NOTHING) -> Amounts:
+    """Return the amounts that a project, without `taken`, holds beyond what it deserves in all its
+    pools; nothing for a department, because departments have no sum over pools.
+    """
+    project = view.state.projects.get(queue.name) if queue.is_project else None
+    sums = None if project is None else sum_over_pools(view, project)
     if sums is None:
         return NOTHING
-    left = minus(sums.standing, taken)
+    left = minus(sums.allocated, taken)
     gpu, cpu, memory = (
-        0 if bound is None else max(0, left[i] - bound) for i, bound in enumerate(sums.deserved)
+        # rule: sum over pools: what exceeds it is reclaimed
+        0 if bound is None else max(0, left[i] - bound)
+        for i, bound in enumerate(sums.deserved)
     )
     return gpu, cpu, memory

@@ -1,4 +1,4 @@
-"""The victims of a task in its own project.
+"""Preempt: the victims of a task in its own project.
 
 The rules are those of KAI-Scheduler at d5bc503a (actions/preempt).
 """
@@ -10,13 +10,13 @@ from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReaso
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
-    held,
+    held_by_task,
     minus,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.index import index_of, project_queue
+from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.protections import (
     delayed_until_ms,
@@ -27,28 +27,40 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks of the same project with a lower priority; with `order: document`, for a task
-    that cannot be preempted, all that can.
+    """Yield the preemptible tasks of the same project that `task` may preempt and that are not
+    within their minimum run time.
     """
+    # rule: protections: delay of preempt
     if delayed_until_ms(view, task):
         return
-    job = task.job
-    document = not follows_kai(view)
-    below = None if document and not job.shape.preemptible else job.priority
-    tasks = index_of(view).running(view, job.project, below=below)
-    least_s = queue_min_runtime_s(project_queue(view, task), reclaim=False)
+    tasks = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
+    # rule: protections: preempt has its own
+    least_s = queue_min_runtime_s(queue_of(view, task), reclaim=False)
     yield from unprotected(view, task, tasks, least_s)
+
+
+def _priority_above(view: PoolView, task: Task) -> int | None:
+    """Return the priority below which tasks may be preempted for `task`; None: of any priority.
+
+    With `order: document` a task that cannot be preempted may preempt any that can.
+    """
+    # rule: preempt: lower priorities only (kai)
+    non_preemptible_first = not follows_kai(view)
+    # rule: preempt: any priority for a task that cannot be preempted
+    if non_preemptible_first and not task.job.shape.preemptible:
+        return None
+    return task.job.priority
 
 
 def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project."""
-    own, other = task.job.priority, victim.job.priority
+    priority, for_priority = victim.job.priority, task.job.priority
     return StopReason(
-        rule="better_priority" if own < other else "within_deserved",
+        rule="better_priority" if for_priority < priority else "within_deserved",
         for_task=task.id,
         numbers={
-            "priority": other,
-            "for_priority": own,
+            "priority": priority,
+            "for_priority": for_priority,
             "held_milli": view.pool.held_milli(victim),
             "asked_milli": view.pool.most_milli(task.job.shape),
         },
@@ -56,26 +68,28 @@ def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted for a task of their project: not if a queue then held
-    more than before, and more than its share. Others would reclaim it, and so on without end.
+    """Whether the victims may be preempted for a task of their project.
+
+    No queue may hold more of a resource than before if that is more than its share: other queues
+    would reclaim it, and the task would be preempted in turn, without end.
     """
     index_of(view).divide(view.state)
     taken = NOTHING
     for victim in victims:
-        taken = plus(taken, held(view.pool, victim))
+        taken = plus(taken, held_by_task(view.pool, victim))
     more = minus(requested(view.pool, task.job.shape), taken)
     return not any(
-        more[i] > 0 and is_over_share(queue, plus(queue.standing, more), i)
-        for queue in project_queue(view, task).path
+        more[i] > 0 and is_over_share(queue, plus(queue.allocated, more), i)
+        for queue in queue_of(view, task).path
         for i in RESOURCES
     )
 
 
 def has_own_victims(view: PoolView, task: Task) -> bool:
-    """Whether the project may have tasks that `own_victims` yields."""
-    firm_first = not follows_kai(view) and not task.job.shape.preemptible
-    below = None if firm_first else task.job.priority
-    running = index_of(view).running(view, task.job.project, below=below)
+    """Whether the project has tasks that `task` may preempt, be they within their minimum run time
+    or not.
+    """
+    running = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
     return next(running, None) is not None
 
 

@@ -1,4 +1,7 @@
-"""The order of the groups within a project."""
+"""The order of the groups within a project, before their submission.
+
+A queue is represented by its first task. So groups that can never start come last.
+"""
 
 from collections.abc import Callable
 
@@ -9,18 +12,19 @@ from yardmaster_core.scheduling.state.tasks import Group
 
 
 def by_priority(view: PoolView, group: Group) -> OrderKey:
-    """Order within a project, before the submission: the highest priority first; last those that
-    can never start, because a queue is represented by its first task.
-    """
+    """Return the place of a group by priority, the highest first."""
     return index_of(view).never_starts(view.state, group), group.priority
 
 
-def firm_first(view: PoolView, group: Group) -> OrderKey:
-    """Do the same, but tasks that cannot be preempted first."""
+def non_preemptible_first(view: PoolView, group: Group) -> OrderKey:
+    """Return the place of a group: tasks that cannot be preempted first, then by priority."""
     never = index_of(view).never_starts(view.state, group)
+    # rule: project: the priority
+    # rule: project: not preemptible first
     return never, group.shape.preemptible, group.priority
 
 
 def order_in_project(view: PoolView) -> Callable[[PoolView, Group], OrderKey]:
     """Return the function that orders the groups of a project."""
-    return by_priority if follows_kai(view) else firm_first
+    # rule: project: only the priority (kai)
+    return by_priority if follows_kai(view) else non_preemptible_first

@@ -1,4 +1,4 @@
-"""From when on a task may preempt others, and for how long queues protect their tasks."""
+"""The delay after which a task may preempt others, and the minimum run times of queues."""
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.quota.queues import Queue
@@ -6,7 +6,9 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def delayed_until_ms(view: PoolView, task: Task) -> int:
-    """Return until when a task must not preempt others (ms); 0: it may."""
+    """Return the moment (ms since the epoch) until which a task must not preempt others; 0: it
+    may.
+    """
     delay_ms: int = view.options.preemption_delay_s * 1000
     until_ms = task.queued_ms + delay_ms
     # The clock of its gateway may be ahead.
@@ -14,9 +16,15 @@ def delayed_until_ms(view: PoolView, task: Task) -> int:
 
 
 def queue_min_runtime_s(queue: Queue, *, reclaim: bool) -> int:
-    """The minimum run time (s) that is set for a queue or the next one above it; else 0."""
-    for each in queue.ancestors():
-        seconds = each.reclaim_s if reclaim else each.preempt_s
-        if seconds is not None:
-            return seconds
+    """Return the minimum run time (s) that is set for the queue, else for the nearest queue above
+    it that has one; else 0.
+
+    `reclaim`: the one against reclaim by other queues, not the one against preemption by tasks of
+    the same project.
+    """
+    # rule: protections: of the nearest queue
+    for ancestor in queue.ancestors():
+        min_runtime_s = ancestor.reclaim_s if reclaim else ancestor.preempt_s
+        if min_runtime_s is not None:
+            return min_runtime_s
     return 0

@@ -1,7 +1,7 @@
 """The places of queues among their siblings, in heaps.
 
-The comparisons are those of KAI-Scheduler at d5bc503a (plugins/proportion/queue_order), as a key of
-integers.
+The comparisons are those of KAI-Scheduler at d5bc503a (plugins/proportion/queue_order), as the
+parts of a key of integers.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,30 +11,32 @@ from typing import Final, Generic, TypeVar
 from yardmaster_core.scheduling.policies.claiming.amounts import NOTHING, Amounts
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 
-#: A place among siblings: the smaller comes first.
+#: A place among siblings: the smaller one comes first.
 QueueKey = tuple[int, ...]
 
 T = TypeVar("T")
 
-#: A heap of siblings keeps so many outdated entries, and some for each sibling.
+#: The number of outdated entries that a heap of siblings keeps, in addition to some per sibling.
 MANY_ENTRIES: Final = 64
 
 
 def queue_key(
     queue: Queue,
-    task: Amounts,
+    request: Amounts,
     *,
     taken: Amounts = NOTHING,
-    all_over: bool,
+    over_in_all: bool,
     guaranteed: bool = True,
 ) -> QueueKey:
-    """Return the place of a queue that would start a task of these amounts next.
+    """Return the place of a queue that would start a task with this request next.
+
+    Each part of the key decides between queues whose parts before it are equal.
 
     Args:
         queue: with its share.
-        task: what the task requests.
-        taken: what victims of the queue, found before, hold.
-        all_over: whether a queue is above its share only if it is so in every resource.
+        request: the amounts that the task requests.
+        taken: the amounts that victims of the queue, found before, hold.
+        over_in_all: whether a queue is over-utilized only if it is so in every resource.
         guaranteed: whether a project stays within what it deserves in all its pools.
     """
     held, reserved = queue.held, queue.reserved
@@ -43,30 +45,59 @@ def queue_key(
         held[1] + reserved[1] - taken[1],
         held[2] + reserved[2] - taken[2],
     )
-    next_gpu, next_cpu, next_memory = gpu + task[0], cpu + task[1], memory + task[2]
-    fair, most = queue.fair, queue.allocatable
-    above = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
+    next_gpu, next_cpu, next_memory = gpu + request[0], cpu + request[1], memory + request[2]
+    fair, allocatable = queue.fair, queue.allocatable
     deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
-    starved = (
+    # A part of nothing counts as a very large ratio.
+    most_gpu, most_cpu, most_memory = allocatable[0] or 1, allocatable[1] or 1, allocatable[2] or 1
+
+    # Queues that hold more than their share come last.
+    over = (fair[0] < gpu, fair[1] < cpu, fair[2] < memory)
+    # rule: order: above its share last
+    # rule: order: any resource
+    # rule: order: all resources (kai)
+    over_utilized = all(over) if over_in_all else any(over)
+    # Queues that deserve all that they hold with the task come first.
+    # rule: order: deserved first
+    # rule: order: deserved first, within the sum over pools
+    within_deserved = (
         guaranteed
         and (deserved_gpu is None or next_gpu <= deserved_gpu)
         and (deserved_cpu is None or next_cpu <= deserved_cpu)
         and (deserved_memory is None or next_memory <= deserved_memory)
     )
-    # A part of nothing counts as a very large ratio.
-    most_gpu, most_cpu, most_memory = most[0] or 1, most[1] or 1, most[2] or 1
+    # Queues of a higher rank come first.
+    # rule: order: higher rank
+    higher_rank_first = -queue.rank
+    # Queues without a share of a requested resource come last.
+    # rule: order: a share of all that is requested
+    without_share = bool(
+        (request[0] and not allocatable[0])
+        or (request[1] and not allocatable[1])
+        or (request[2] and not allocatable[2])
+    )
+    # Queues that hold the smaller part of their share with the task come first.
+    # rule: order: smaller part with the task
+    part_with_task = max(
+        (next_gpu << 32) // most_gpu,
+        (next_cpu << 32) // most_cpu,
+        (next_memory << 32) // most_memory,
+    )
+    # Queues that hold the smaller part of their share now come first.
+    # rule: order: smaller part now
+    part_now = max((gpu << 32) // most_gpu, (cpu << 32) // most_cpu, (memory << 32) // most_memory)
     return (
-        all(above) if all_over else any(above),
-        not starved,
-        -queue.rank,
-        bool((task[0] and not most[0]) or (task[1] and not most[1]) or (task[2] and not most[2])),
-        max(
-            (next_gpu << 32) // most_gpu,
-            (next_cpu << 32) // most_cpu,
-            (next_memory << 32) // most_memory,
-        ),
-        max((gpu << 32) // most_gpu, (cpu << 32) // most_cpu, (memory << 32) // most_memory),
-        *most,
+        over_utilized,
+        not within_deserved,
+        higher_rank_first,
+        without_share,
+        part_with_task,
+        part_now,
+        # Queues with the smaller share come first: of GPUs, of CPUs, of memory.
+        # rule: order: smaller share
+        *allocatable,
+        # Departments come before projects, older queues before newer ones.
+        # rule: order: older queue
         *queue.age,
     )
 
@@ -74,9 +105,9 @@ def queue_key(
 class QueueHeap(Generic[T]):
     """The leaves that have an item, by the keys of their paths.
 
-    `head` returns the next item of a leaf, or None; `key` the place of a queue that is represented
-    by an item. `refresh` must be called for a leaf after either may have changed; it costs
-    O(depth * log(siblings)).
+    `head` returns the next item of a leaf, or None. `key` returns the place of a queue that is
+    represented by an item. After either may have changed for a leaf, `refresh` must be called for
+    it; it costs O(depth * log(siblings)).
     """
 
     def __init__(
@@ -90,7 +121,7 @@ class QueueHeap(Generic[T]):
         self._root: Queue | None = None
 
     def refresh(self, queue: Queue) -> None:
-        """Compute the places of a leaf, or of an inner queue, and of the queues above it again."""
+        """Compute the places of a queue and of the queues above it again."""
         first = self._first(queue)
         item = self._head(queue) if queue not in self._heaps else None if not first else first[1]
         while queue.parent is not None:
@@ -107,7 +138,7 @@ class QueueHeap(Generic[T]):
         self._root = queue
 
     def fill(self, leaves: Iterable[Queue]) -> None:
-        """Do the same for many leaves of a heap without items, in one step per queue."""
+        """Add the items of many leaves to an empty heap, in one step per queue."""
         inner: dict[Queue, None] = {}
         for leaf in leaves:
             item = self._head(leaf)

@@ -1,8 +1,8 @@
 """The tree of queues of a pool: departments, which may be nested, and the projects in them.
 
-A queue knows what it deserves, its limit, its share, and what its tasks hold and request, all of
-one pool. Amounts of a queue include those of the queues below it. Charging costs one step per
-level.
+A queue knows what it deserves, its limit, its share, and the amounts that its tasks hold and
+request, all of one pool. The amounts of a queue include those of the queues below it, so a change
+of a task costs one step per level.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,17 @@ from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
 class Queue:
     """A department or project in one pool; the root stands for the pool.
 
-    `held` is without what its tasks are about to release (`leaving`); of that, `returning` is what
-    they will request again. `firm` is the part of all of tasks that cannot be preempted.
+    The amounts of its tasks: `held` will not be released, `leaving` is about to be released, and
+    `returning` is the part of `leaving` that its tasks will request again. `reserved` is reserved
+    for its tasks, `pending` is requested by tasks without reserved slots. `non_preemptible` is the
+    part of held, leaving and reserved amounts of tasks that cannot be preempted.
     """
 
     __slots__ = (
-        *("age", "allocatable", "children", "deserved", "divide_below", "divided", "fair", "firm"),
-        *("blocked", "held", "leaving", "limit", "name", "parent", "path", "pending", "preempt_s"),
-        *("place", "quota", "rank", "reclaim_s", "reserved", "returning", "usage_milli", "waiting"),
-        "weights",
+        *("age", "allocatable", "blocked", "children", "deserved", "divided", "fair", "held"),
+        *("leaving", "limit", "name", "needs_division_below", "non_preemptible", "parent", "path"),
+        *("pending", "place", "preempt_s", "quota", "rank", "reclaim_s", "reserved", "returning"),
+        *("usage_milli", "waiting", "weights"),
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -49,27 +51,28 @@ class Queue:
         self.rank = DEFAULT_RANK
         self.deserved: Bounds = UNLIMITED
         self.limit: Bounds = UNLIMITED
-        #: By resource: its part of what is left.
+        #: By resource, its weight when what is left is divided.
         self.weights: Amounts = (1, 1, 1)
-        #: Minimum run times (s) against other tasks of the same project, and of others; None: as
-        #: above.
+        #: Minimum run time (s) against tasks of the same project, and against reclaim by other
+        #: queues; None: that of the queue above.
         self.preempt_s: int | None = None
         self.reclaim_s: int | None = None
-        self.held = self.firm = self.leaving = self.returning = NOTHING
+        self.held = self.non_preemptible = self.leaving = self.returning = NOTHING
         self.reserved = self.pending = NOTHING
-        #: Its share, and the most that it may hold without that others reclaim it.
+        #: Its share, and the most that it may hold before others reclaim.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
-        #: What its projects held in the past (`decayed_usage.py`).
+        #: The decayed usage of its projects (`decayed_usage.py`).
         self.usage_milli = 0
-        #: Whether its children have shares, and whether they or queues below must be divided again.
+        #: Whether the shares of its children are up to date; and whether its own share, or that of
+        #: a queue below it, must be divided again.
         self.divided = False
-        self.divide_below = True
-        #: Of a project: its groups with pending tasks.
+        self.needs_division_below = True
+        #: Of a project, its groups with pending tasks.
         self.waiting: dict[Group, None] = {}
-        #: Of a project: its groups that did not fit, or have reserved slots.
+        #: Of a project, its groups that did not fit, or have reserved slots.
         self.blocked: dict[Group, None] = {}
-        #: Its part of the ranks of the projects below it (`ranks.py`), when they were last ranked.
+        #: Its part in the ranks of the projects below it (`ranks.py`) when they were last ranked.
         self.place: tuple[int, ...] = ()
 
     @property
@@ -78,17 +81,17 @@ class Queue:
         return bool(self.age[0])
 
     @property
-    def standing(self) -> Amounts:
+    def allocated(self) -> Amounts:
         """The amounts that its tasks hold and will not release, and those reserved for them."""
         return plus(self.held, self.reserved)
 
     @property
     def used(self) -> Amounts:
-        """The amounts that count towards its limit: also those not released yet."""
-        return plus(self.standing, self.leaving)
+        """The amounts that count towards its limit: also those that are about to be released."""
+        return plus(self.allocated, self.leaving)
 
     @property
-    def wish(self) -> Amounts:
+    def demand(self) -> Amounts:
         """The amounts that its tasks hold and request, within its limit."""
         held, returning, reserved, pending = (
             self.held,
@@ -101,6 +104,7 @@ class Queue:
             held[1] + returning[1] + reserved[1] + pending[1],
             held[2] + returning[2] + reserved[2] + pending[2],
         )
+        # rule: shares: limits bound requests
         return total if self.limit == UNLIMITED else within(total, self.limit)
 
     def leaves(self) -> Iterator["Queue"]:
@@ -132,15 +136,16 @@ def configure(queue: Queue, owner: Department | Project, pool: str) -> None:
 
 
 def derive_settings(queue: Queue, *, by_weight: bool) -> None:
-    """Compute what a queue deserves and its weights, after the queues below it.
+    """Compute the deserved amounts and the weights of a queue, after those of the queues below it.
 
-    A department without a quota deserves what its projects deserve together. With `by_weight` what
-    is left is divided by the weights that are set, else in proportion to what is deserved.
+    A department without a quota deserves the sum of what its projects deserve. The weights are
+    those that are set (`by_weight`), else the deserved amounts.
     """
     for child in queue.children:
         derive_settings(child, by_weight=by_weight)
     # If no sibling deserves anything, all have equal parts.
     equal = [not any(child.weights[i] for child in queue.children) for i in RESOURCES]
+    # rule: shares: equal if nothing is deserved
     if not by_weight and any(equal):
         for child in queue.children:
             gpu, cpu, memory = (1 if equal[i] else child.weights[i] for i in RESOURCES)
@@ -149,15 +154,21 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
         return
     quota = queue.quota
     if quota is not None:
+        # rule: unlimited next to 0
         gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
         queue.deserved = (gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib)
+        # rule: over-quota off
         if not quota.over_quota:
             queue.limit = _smaller(queue.limit, queue.deserved)
     else:
         queue.deserved = _sum(queue)
+    # rule: shares: by weight
+    # rule: shares: in proportion to what is deserved
     if by_weight:
+        # rule: shares: weights
         weight = quota.over_quota_weight if quota is not None else 1
         # As in KAI-Scheduler: weights are of GPUs.
+        # rule: shares: weights are of GPUs
         queue.weights = (weight, 1, 1)
     else:
         gpu, cpu, memory = (amount or 0 for amount in queue.deserved)
@@ -165,12 +176,17 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
 
 
 def _sum(queue: Queue) -> Bounds:
-    """Return what the queues below deserve together; a project without a quota has no GPUs."""
+    """Return the deserved amounts of a queue without a quota: of a department, the sum of its
+    children; of a project, no GPUs, but any CPUs and memory.
+    """
+    # rule: a department without a quota deserves the sum
+    # rule: a project without a quota deserves no GPUs
+    # rule: a project without a quota may use any CPUs
     return added(queue.children) if queue.children else (0, None, None)
 
 
 def added(queues: Sequence[Queue]) -> Bounds:
-    """Return what queues deserve together; unlimited if one of them deserves that."""
+    """Return the sum of the deserved amounts of queues; unlimited if one of them is."""
 
     def of(resource: int) -> int | None:
         total = 0
@@ -192,17 +208,19 @@ def _smaller(a: Bounds, b: Bounds) -> Bounds:
     return of(0), of(1), of(2)
 
 
-def differing(a: Queue, b: Queue) -> tuple[Queue, Queue]:
-    """Return the first ancestors of two leaves, from the top, that differ."""
-    for x, y in zip(a.path, b.path, strict=False):
-        if x is not y:
-            return x, y
+def differing(first: Queue, second: Queue) -> tuple[Queue, Queue]:
+    """Return the first ancestors of two leaves that differ, from the top; they are siblings."""
+    for ancestors in zip(first.path, second.path, strict=False):
+        # rule: reclaim: first ancestors that differ
+        if ancestors[0] is not ancestors[1]:
+            return ancestors
     raise AssertionError("a queue is no sibling of itself")
 
 
 def is_over_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
-    """Whether a queue that holds these amounts has more of a resource than its share. A queue whose
-    quota is unlimited never has, also if nodes are gone and it holds more than the rest of them.
+    """Whether a queue that holds these amounts is over-utilized: it has more of a resource than its
+    share. A queue with an unlimited quota never is, also if it holds more than the nodes that are
+    left.
     """
     unlimited = queue.deserved[resource] is None
     most = queue.limit[resource] if unlimited else queue.allocatable[resource]

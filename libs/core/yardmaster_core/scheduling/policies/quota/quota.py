@@ -29,9 +29,9 @@ from yardmaster_core.scheduling.policies.quota.consolidation import consolidatio
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.listing import (
     always_in_rank,
+    claimant_kind,
     failed_last,
     listed_order,
-    projects,
     within_project,
 )
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions, follows_kai
@@ -47,7 +47,7 @@ from yardmaster_core.scheduling.policies.quota.start import (
     start_reason,
     wait_for_quota,
 )
-from yardmaster_core.scheduling.policies.quota.wake import claimants, offer, under_limits
+from yardmaster_core.scheduling.policies.quota.wake import groups_to_wake, offer, under_limits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
 
@@ -57,7 +57,7 @@ def candidates(view: PoolView, turns: int) -> CandidateOrder:
     claiming = view.options.claiming
     after = 1 + claiming.index("preempt") if "preempt" in claiming else 0
     within = order_in_project(view)
-    return QueueOrder(view, turns, all_over=follows_kai(view), within=within, after=after)
+    return QueueOrder(view, turns, over_in_all=follows_kai(view), within=within, after=after)
 
 
 def claims(options: QuotaOptions) -> tuple[Claim, ...]:
@@ -72,6 +72,7 @@ def claims(options: QuotaOptions) -> tuple[Claim, ...]:
 
 def starts_on_idle(options: QuotaOptions) -> bool:
     """Whether tasks start on idle capacity."""
+    # rule: actions: allocate
     return "allocate" in options.in_order
 
 
@@ -86,6 +87,7 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
         pool,
         by_weight=options.over_quota == "weight",
         usage_half_life_ms=options.usage_half_life_s * 1000,
+        # rule: shares: usage_weight_permille
         usage_weight=Fraction(options.usage_weight_permille, 1000),
     )
 
@@ -103,14 +105,14 @@ QUOTA: Final = Policy(
     min_runtime_wait=min_runtime_wait,
     no_victims_wait=no_victims_wait,
     equivalence=equivalence,
-    wake=claimants,
+    wake=groups_to_wake,
     offer=offer,
     under_limits=under_limits,
     index=quota_index,
     place=failed_last,
     in_rank=always_in_rank,
     within=within_project,
-    claimants=projects,
+    claimants=claimant_kind,
     ranks=changed_ranks,
     project_shares=project_shares,
     shares=queue_shares,

@@ -1,9 +1,10 @@
 """The ranks of projects in the listed queue of a pool.
 
 `QueueOrder` compares queues by the task that each would start next, so its order changes with each
-start. The listed order compares what queues hold now, whatever their next task requests, and
-rounds: a small change writes no record. A rank has a part of four numbers for each queue from the
-top department to the project, so it changes for the projects below a department whose part changes.
+start. The listed order compares only the amounts that queues hold now, and rounds them, so that a
+small change writes no record. A rank consists of four numbers for each queue from the top
+department to the project. If those of a department change, the ranks of all projects below it
+change.
 """
 
 from collections.abc import Iterator
@@ -17,31 +18,36 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_schemas.fields import MAX_QUEUE_RANK
 
-#: The largest part of its share that a queue is ranked by; without a share of what it requests, it
-#: comes after.
+#: Parts of a share above this one count as equal. A queue without a share of a requested resource
+#: comes after them.
 MOST_PERMILLE: Final = 1_000_000
 
 
-def place_of(queue: Queue, *, all_over: bool) -> Rank:
-    """Return the place of a queue among its siblings: that of `queue_heap.queue_key`, rounded.
+def place_of(queue: Queue, *, over_in_all: bool) -> Rank:
+    """Return the place of a queue among its siblings, by the rules of `queue_heap.queue_key`.
 
-    The numbers are: 2 above its share, plus 1 unless more of all that it requests is deserved; its
-    rank, the highest first; the largest part of a share that it holds (permille); its age.
+    The four numbers:
+
+    1. 2 if the queue is over-utilized, plus 1 unless it deserves more of each resource that it
+       requests;
+    2. its rank, so that the highest comes first;
+    3. the largest part of a share that it holds (permille);
+    4. its age.
     """
-    standing, fair, most = queue.standing, queue.fair, queue.allocatable
+    allocated, fair, most = queue.allocated, queue.fair, queue.allocatable
     pending, deserved = queue.pending, queue.deserved
-    above = [standing[i] > fair[i] for i in RESOURCES]
-    is_over = all(above) if all_over else any(above)
-    starved = any(pending)
+    above = [allocated[i] > fair[i] for i in RESOURCES]
+    is_over = all(above) if over_in_all else any(above)
+    within_deserved = any(pending)
     without_share = False
     for i in RESOURCES:
         bound = deserved[i]
-        starved &= bound is None or standing[i] + bool(pending[i]) <= bound
+        within_deserved &= bound is None or allocated[i] + bool(pending[i]) <= bound
         without_share |= bool(pending[i] and not most[i])
-    permille = max(standing[i] * 1000 // (most[i] or 1) for i in RESOURCES)
+    permille = max(allocated[i] * 1000 // (most[i] or 1) for i in RESOURCES)
     is_project, number = queue.age
     return (
-        2 * is_over + (not starved),
+        2 * is_over + (not within_deserved),
         MAX_QUEUE_RANK - queue.rank,
         min(permille, MOST_PERMILLE - 1) + MOST_PERMILLE * without_share,
         2 * number + is_project,
@@ -53,35 +59,35 @@ def rank_of(view: PoolView, project: Project) -> Rank:
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, project)
-    all_over = follows_kai(view)
-    return tuple(n for queue in leaf.path for n in place_of(queue, all_over=all_over))
+    over_in_all = follows_kai(view)
+    return tuple(n for queue in leaf.path for n in place_of(queue, over_in_all=over_in_all))
 
 
 def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:
     """Yield the projects whose rank is not the recorded one, with their rank.
 
-    A project without pending tasks has none. A project stays in `unranked` until its recorded rank
-    is found to be right, because a draft may be rolled back.
+    A project without pending tasks has none. A project stays in `rank_stale` until its recorded
+    rank is found to be right, because a draft may be rolled back.
     """
     index = index_of(view)
     index.divide(view.state)
-    unranked, pool = index.unranked, view.pool.name
-    all_over = follows_kai(view)
-    for queue in list(unranked):
-        place = place_of(queue, all_over=all_over)
+    rank_stale, pool = index.rank_stale, view.pool.name
+    over_in_all = follows_kai(view)
+    for queue in list(rank_stale):
+        place = place_of(queue, over_in_all=over_in_all)
         if place != queue.place:
             queue.place = place
-            unranked.update(dict.fromkeys(_inner(queue)))
-    for queue in list(unranked):
+            rank_stale.update(dict.fromkeys(_inner(queue)))
+    for queue in list(rank_stale):
         project = view.state.projects.get(queue.name) if not queue.children else None
         if project is None or index.queue_of(view.state, project) is not queue:
-            del unranked[queue]
+            del rank_stale[queue]
             continue
         rank: Rank = ()
         if queue.waiting:
             rank = tuple(number for each in queue.path for number in each.place)
         if rank == project.ranks.get(pool, ()):
-            del unranked[queue]
+            del rank_stale[queue]
         else:
             yield project, rank
 

@@ -1,7 +1,9 @@
-"""The victims of a task in other queues that hold more than their share, or than they deserve.
+"""Reclaim: the victims of a task in other queues that hold more than their share or quota.
 
-The rules are those of KAI-Scheduler at d5bc503a (actions/reclaim and
-plugins/proportion/reclaimable).
+The rules and words are those of KAI-Scheduler at d5bc503a (actions/reclaim and
+plugins/proportion/reclaimable). The queue of the task's project and that of a victim's project are
+compared by their first ancestors that differ, from the top, which are siblings: the reclaimer and
+the reclaimee.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +18,13 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
-    held,
+    held_by_task,
     minus,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.index import index_of, project_queue
+from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.pool_sums import (
@@ -40,152 +42,181 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks of other queues that hold more than is theirs, if the task's own queue stays
-    within its share.
+    """Yield the tasks that `task` may reclaim slots from, the next one each time of the queue that
+    would come last: if the project of `task` stays within its share.
     """
+    # rule: protections: delay of reclaim
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
         return
     index = index_of(view)
-    leaf, ask = project_queue(view, task), requested(view.pool, task.job.shape)
-    guaranteed = stays_within_sum(view, task.job.project, ask)
-    others = list(_may_lose(view, leaf, ask, guaranteed=guaranteed))
-    view.memo["others_above", task] = len(others)
-    if _too_little(view, leaf, task, ask, others, guaranteed=guaranteed):
+    project_queue, request = queue_of(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, request)
+    victims = list(reclaimable_projects(view, project_queue, request, guaranteed=guaranteed))
+    view.memo["others_above", task] = len(victims)
+    if cannot_suffice(view, project_queue, task, request, victims, guaranteed=guaranteed):
         return
-    leaves = (
+    tasks_by_queue = (
         (
-            other,
-            unprotected(view, task, index.running(view, project), _reclaim_s(view, leaf, other)),
+            queue,
+            unprotected(
+                view,
+                task,
+                index.running(view, project),
+                _protected_s(view, project_queue, queue),
+            ),
         )
-        for other, project in others
+        for queue, project in victims
     )
-    yield from in_victim_order(view.pool, leaves, all_over=follows_kai(view))
+    yield from in_victim_order(view.pool, tasks_by_queue, over_in_all=follows_kai(view))
 
 
-def _too_little(
+def cannot_suffice(
     view: PoolView,
-    leaf: Queue,
+    project_queue: Queue,
     task: Task,
-    ask: Amounts,
-    others: Sequence[tuple[Queue, Project]],
+    request: Amounts,
+    victims: Sequence[tuple[Queue, Project]],
     *,
     guaranteed: bool,
 ) -> bool:
-    """Whether what is free, and the most GPUs that the others may lose, do not suffice.
+    """Whether the free GPUs, and the most that the projects in `victims` may lose, are fewer than
+    `task` requests.
 
     A queue may lose what it holds above its bound, and the rest of the task with which it reaches
-    that bound. It costs a step per queue, whatever the number of nodes.
+    that bound. The check costs a step per queue, whatever the number of nodes.
     """
     missing = view.pool.least_milli(task.job.shape) - view.pool.future.free_milli
     if missing <= 0:
         return False
     projects: dict[Queue, list[Project]] = {}
-    for other, project in others:
-        projects.setdefault(differing(leaf, other)[1], []).append(project)
-    for its, some in projects.items():
-        own = next(queue for queue in leaf.path if queue.parent is its.parent)
-        bound = its.allocatable[GPU]
-        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+    for queue, project in victims:
+        projects.setdefault(differing(project_queue, queue)[1], []).append(project)
+    for reclaimee, below in projects.items():
+        reclaimer = next(q for q in project_queue.path if q.parent is reclaimee.parent)
+        allocated, bound = reclaimee.allocated[GPU], reclaimee.allocatable[GPU]
+        within_deserved = guaranteed and _is_within_deserved(
+            reclaimer, plus(reclaimer.allocated, request)
+        )
         excess = NOTHING
-        if deserves:
-            deserved = its.deserved[GPU]
+        if within_deserved:
+            deserved = reclaimee.deserved[GPU]
             bound = bound if deserved is None else min(bound, deserved)
-            excess = _excess(view, its)
-        over = max(its.standing[GPU] - bound, excess[GPU])
-        if any(excess[i] or _over(its, i, deserves=deserves) for i in (CPU, MEMORY)):
-            over = its.standing[GPU]
-        missing -= min(its.standing[GPU], over) if over > 0 else 0
+            excess = excess_over_sum(view, reclaimee)
+        over = max(allocated - bound, excess[GPU])
+        if any(
+            excess[i] or exceeds(reclaimee, i, within_deserved=within_deserved)
+            for i in (CPU, MEMORY)
+        ):
+            over = allocated
+        missing -= min(allocated, over) if over > 0 else 0
         if missing <= 0:
             # The frequent case: what is above the bound suffices without the rest of a task.
             return False
         if over > 0:
-            largest = max(_largest_task(view, project) for project in some)
-            missing -= min(its.standing[GPU], over - 1 + largest) - min(its.standing[GPU], over)
+            largest = max(_largest_task(view, project) for project in below)
+            missing -= min(allocated, over - 1 + largest) - min(allocated, over)
     return missing > 0
 
 
-def _over(its: Queue, resource: int, *, deserves: bool) -> bool:
-    """Whether a queue holds more of a resource than its share, or than it deserves."""
-    held, deserved = its.standing[resource], its.deserved[resource]
-    return is_over_share(its, its.standing, resource) or (
-        deserves and deserved is not None and held > deserved
+def exceeds(reclaimee: Queue, resource: int, *, within_deserved: bool) -> bool:
+    """Whether a queue holds more of a resource than its share; or, for a reclaimer that is
+    `within_deserved`, than it deserves.
+    """
+    allocated, deserved = reclaimee.allocated[resource], reclaimee.deserved[resource]
+    return is_over_share(reclaimee, reclaimee.allocated, resource) or (
+        within_deserved and deserved is not None and allocated > deserved
     )
 
 
-def _excess(view: PoolView, its: Queue, taken: Amounts = NOTHING) -> Amounts:
-    """Return what a project, without `taken`, has beyond what it deserves in all its pools.
-
-    A department has no sum over pools.
-    """
-    project = view.state.projects.get(its.name) if its.is_project else None
-    return NOTHING if project is None else excess_over_sum(view, project, taken)
-
-
 def _largest_task(view: PoolView, project: Project) -> int:
-    """The most gpu_milli that one task of a project holds."""
+    """Return the most gpu_milli that one task of a project holds."""
     key = ("largest", project)
-    found: int | None = view.memo.get(key)
-    if found is None:
+    largest: int | None = view.memo.get(key)
+    if largest is None:
         usage = view.pool.usage_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
-        found = view.memo[key] = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
-    return found
+        largest = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
+        view.memo[key] = largest
+    return largest
 
 
 def stays_within_share(view: PoolView, task: Task) -> bool:
-    """Whether the task's project would stay within its share."""
+    """Whether the project of `task` stays within its share when the task starts."""
     index_of(view).divide(view.state)
-    leaf = project_queue(view, task)
-    after, fair = plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair
+    project_queue = queue_of(view, task)
+    after = plus(project_queue.allocated, requested(view.pool, task.job.shape))
+    fair = project_queue.fair
+    # rule: reclaim: pre-check
+    # rule: reclaim: pre-check of each resource
     return after[0] <= fair[0] and after[1] <= fair[1] and after[2] <= fair[2]
 
 
-def _reclaim_s(view: PoolView, leaf: Queue, other: Queue) -> int:
+def _protected_s(view: PoolView, project_queue: Queue, victim_queue: Queue) -> int:
+    """Return the minimum run time (s) of the tasks in `victim_queue` against reclaim."""
+    # rule: protections: queue
     if view.options.min_runtime_of == "queue":
-        return queue_min_runtime_s(other, reclaim=True)
-    return queue_min_runtime_s(differing(leaf, other)[1], reclaim=True)
+        return queue_min_runtime_s(victim_queue, reclaim=True)
+    reclaimee = differing(project_queue, victim_queue)[1]
+    # rule: protections: lca
+    return queue_min_runtime_s(reclaimee, reclaim=True)
 
 
-def _may_lose(
-    view: PoolView, leaf: Queue, ask: Amounts, *, guaranteed: bool
+def reclaimable_projects(
+    view: PoolView, project_queue: Queue, request: Amounts, *, guaranteed: bool
 ) -> Iterator[tuple[Queue, Project]]:
-    """Yield the other projects of which tasks may be reclaimed at all, compared at the first
-    ancestors that differ, or because the project has more than it deserves in all its pools.
+    """Yield the other projects that have running preemptible tasks and from which some may be
+    reclaimed, each with its queue.
 
-    `guaranteed`: the task's project stays within what it deserves in all its pools. It costs a step
-    per sibling of a queue of the path.
+    Two projects are compared by their first ancestors that differ, from the top: the reclaimer and
+    the reclaimee. It costs a step per sibling of a queue of the path.
+
+    Args:
+        view: the pool.
+        project_queue: the queue of the task's project.
+        request: the amounts that the task requests.
+        guaranteed: whether the task's project stays within what it deserves in all its pools.
     """
     victims, projects = index_of(view).victims, view.state.projects
-    for own in leaf.path:
-        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
-        assert own.parent is not None
-        for its in own.parent.children:
-            if its is own or not _loses(view, its, ask, deserves=deserves):
+    for reclaimer in project_queue.path:
+        within_deserved = guaranteed and _is_within_deserved(
+            reclaimer, plus(reclaimer.allocated, request)
+        )
+        assert reclaimer.parent is not None
+        for reclaimee in reclaimer.parent.children:
+            if reclaimee is reclaimer or not is_reclaimable_from(
+                view, reclaimee, request, within_deserved=within_deserved
+            ):
                 continue
-            for other in its.leaves():
-                project = projects.get(other.name) if other.is_project else None
+            for queue in reclaimee.leaves():
+                project = projects.get(queue.name) if queue.is_project else None
                 if project is not None and any(
-                    next(some.in_order(), None) is not None
-                    for some in victims.get(project, {}).values()
+                    next(tasks.in_order(), None) is not None
+                    for tasks in victims.get(project, {}).values()
                 ):
-                    yield other, project
+                    yield queue, project
 
 
-def _loses(view: PoolView, its: Queue, ask: Amounts, *, deserves: bool) -> bool:
-    """Whether a queue may lose tasks to a sibling of which that is true."""
-    standing = its.standing
-    if not deserves:
-        return any(is_over_share(its, standing, i) for i in RESOURCES)
+def is_reclaimable_from(
+    view: PoolView, reclaimee: Queue, request: Amounts, *, within_deserved: bool
+) -> bool:
+    """Whether a queue may lose tasks to a sibling; `within_deserved`: to one that deserves what it
+    will hold with the task.
+    """
+    allocated = reclaimee.allocated
+    if not within_deserved:
+        return any(is_over_share(reclaimee, allocated, i) for i in RESOURCES)
     over, below = False, False
     for i in RESOURCES:
-        deserved = its.deserved[i]
-        if ask[i] and deserved is not None:
-            over |= standing[i] > deserved
-            below |= standing[i] < deserved
-    return over or not below or any(_excess(view, its))
+        deserved = reclaimee.deserved[i]
+        if request[i] and deserved is not None:
+            over |= allocated[i] > deserved
+            below |= allocated[i] < deserved
+    # rule: reclaim: victims by what is requested
+    return over or not below or any(excess_over_sum(view, reclaimee))
 
 
-def _deserves(queue: Queue, amounts: Amounts) -> bool:
+def _is_within_deserved(queue: Queue, amounts: Amounts) -> bool:
+    """Whether a queue deserves these amounts."""
     return all(
         bound is None or amount <= bound
         for amount, bound in zip(amounts, queue.deserved, strict=True)
@@ -195,95 +226,120 @@ def _deserves(queue: Queue, amounts: Amounts) -> bool:
 def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """Whether the victims may be reclaimed together.
 
-    Each one must leave a queue that, with those before it gone, still holds more than its share; or
-    more than it deserves, in the pool or as a project in all its pools, if the task stays within
-    what its own queue deserves. And the task's queues must not become fuller, in proportion to
-    their shares, than those that lose tasks.
+    Each victim must leave a queue that, without the victims before it, still holds more than its
+    share. If the reclaimer deserves what it will hold with the task, the queue must only hold more
+    than it deserves: in the pool, or as a project in all its pools. And the reclaimer must not
+    become fuller, in proportion to its share, than a queue that loses tasks.
     """
     index = index_of(view)
-    leaf, ask = project_queue(view, task), requested(view.pool, task.job.shape)
-    guaranteed = stays_within_sum(view, task.job.project, ask)
+    project_queue, request = queue_of(view, task), requested(view.pool, task.job.shape)
+    guaranteed = stays_within_sum(view, task.job.project, request)
     taken: dict[Queue, Amounts] = {}
-    touched: dict[Queue, Queue] = {}
-    involved = [bool(amount) for amount in ask]
+    reclaimers: dict[Queue, Queue] = {}
+    involved = [bool(amount) for amount in request]
     for victim in victims:
-        other = index.queue_of(view.state, victim.job.project)
-        own, its = differing(leaf, other)
-        touched[its] = own
-        remaining = minus(its.standing, taken.get(its, NOTHING))
-        deserves = guaranteed and _deserves(own, plus(own.standing, ask))
+        victim_queue = index.queue_of(view.state, victim.job.project)
+        reclaimer, reclaimee = differing(project_queue, victim_queue)
+        reclaimers[reclaimee] = reclaimer
+        taken_before = taken.get(reclaimee, NOTHING)
+        remaining = minus(reclaimee.allocated, taken_before)
+        within_deserved = guaranteed and _is_within_deserved(
+            reclaimer, plus(reclaimer.allocated, request)
+        )
         if not (
-            any(is_over_share(its, remaining, i) for i in RESOURCES)
-            or (deserves and not _deserves(its, remaining))
-            or (deserves and any(_excess(view, its, taken.get(its, NOTHING))))
+            # rule: reclaim: above its share
+            any(is_over_share(reclaimee, remaining, i) for i in RESOURCES)
+            # rule: reclaim: above what is deserved, for a deserving queue
+            # rule: reclaim: only a deserving queue takes from a share
+            or (within_deserved and not _is_within_deserved(reclaimee, remaining))
+            or (within_deserved and any(excess_over_sum(view, reclaimee, taken_before)))
         ):
+            # rule: reclaim: each chunk must be above the share or what is deserved
             return False
-        amounts = held(view.pool, victim)
+        amounts = held_by_task(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
-        for queue in other.path:
+        for queue in victim_queue.path:
+            # rule: reclaim: each chunk reduces what is left
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
+    # rule: reclaim: saturation guard
     return not any(
-        _saturates(view, own, its, ask, taken, i)
-        for its, own in touched.items()
+        _becomes_fuller(view, reclaimer, reclaimee, request, taken, i)
+        for reclaimee, reclaimer in reclaimers.items()
         for i in RESOURCES
         if involved[i]
     )
 
 
-def _saturates(
-    view: PoolView, own: Queue, its: Queue, ask: Amounts, taken: dict[Queue, Amounts], i: int
+def _becomes_fuller(
+    view: PoolView,
+    reclaimer: Queue,
+    reclaimee: Queue,
+    request: Amounts,
+    taken: dict[Queue, Amounts],
+    resource: int,
 ) -> bool:
-    """Whether a queue would be above its share, and fuller than one that loses tasks to it."""
-    if not own.fair[i] or not its.fair[i]:
+    """Whether the reclaimer would be above its share of a resource, and fuller than the reclaimee.
+
+    A queue without a share of the resource is not compared.
+    """
+    fair, reclaimee_fair = reclaimer.fair[resource], reclaimee.fair[resource]
+    # rule: reclaim: saturation without a share
+    if not fair or not reclaimee_fair:
         return False
-    after = own.standing[i] - taken.get(own, NOTHING)[i] + ask[i]
-    left = its.standing[i] - taken.get(its, NOTHING)[i]
-    if after <= own.fair[i]:
+    after = (
+        reclaimer.allocated[resource] - taken.get(reclaimer, NOTHING)[resource] + request[resource]
+    )
+    remaining = reclaimee.allocated[resource] - taken.get(reclaimee, NOTHING)[resource]
+    # rule: reclaim: saturation below the share
+    if after <= fair:
         return False
-    # after / fair * saturation >= left / its fair
+    # after / fair * saturation >= remaining / reclaimee_fair
+    # rule: reclaim: saturation_permille
     saturation = view.options.saturation_permille
-    return bool(after * saturation * its.fair[i] >= left * own.fair[i] * 1000)
+    return bool(after * saturation * reclaimee_fair >= remaining * fair * 1000)
 
 
 def reclaim_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
-    """Return why `victim` is reclaimed for `task`, at the level that decided."""
-    own, its = differing(project_queue(view, task), project_queue(view, victim))
-    excess = _excess(view, its)
-    resource = _deciding(its, excess)
+    """Return why `victim` is reclaimed for `task`, with the numbers of the first resource that
+    decides between reclaimer and reclaimee.
+    """
+    reclaimer, reclaimee = differing(queue_of(view, task), queue_of(view, victim))
+    excess = excess_over_sum(view, reclaimee)
+    resource = _deciding_resource(reclaimee, excess)
     suffix = SUFFIXES[resource]
     numbers = {
-        f"fair_share_{suffix}": its.fair[resource],
-        f"used_{suffix}": its.standing[resource],
-        f"for_fair_share_{suffix}": own.fair[resource],
-        f"for_used_{suffix}": own.standing[resource],
+        f"fair_share_{suffix}": reclaimee.fair[resource],
+        f"used_{suffix}": reclaimee.allocated[resource],
+        f"for_fair_share_{suffix}": reclaimer.fair[resource],
+        f"for_used_{suffix}": reclaimer.allocated[resource],
     }
-    for name, queue in (("deserved", its), ("for_deserved", own)):
+    for name, queue in (("deserved", reclaimee), ("for_deserved", reclaimer)):
         deserved = queue.deserved[resource]
         if deserved is not None:
             numbers[f"{name}_{suffix}"] = deserved
     if excess[resource]:
         sums = sum_over_pools(view, victim.job.project)
         assert sums is not None, "an excess over no sum"
-        numbers |= sums.numbers(resource, sums.standing)
-    over = is_over_share(its, its.standing, resource)
+        numbers |= sums.numbers(resource, sums.allocated)
+    over = is_over_share(reclaimee, reclaimee.allocated, resource)
     return StopReason(
         rule="over_fair_share" if over else "over_deserved",
         for_task=task.id,
         numbers=numbers,
-        about=its.name,
+        about=reclaimee.name,
     )
 
 
-def _deciding(queue: Queue, excess: Amounts) -> int:
-    """The first resource of which a queue holds more than its share, else than it deserves in the
-    pool, else in all its pools.
+def _deciding_resource(reclaimee: Queue, excess: Amounts) -> int:
+    """Return the first resource that the queue holds above its share; else above what it deserves
+    in the pool; else above what it deserves in all its pools (`excess`).
     """
     for i in RESOURCES:
-        if is_over_share(queue, queue.standing, i):
+        if is_over_share(reclaimee, reclaimee.allocated, i):
             return i
     for i in RESOURCES:
-        deserved = queue.deserved[i]
-        if deserved is not None and queue.standing[i] > deserved:
+        deserved = reclaimee.deserved[i]
+        if deserved is not None and reclaimee.allocated[i] > deserved:
             return i
     return next((i for i in RESOURCES if excess[i]), GPU)
 

@@ -32,7 +32,7 @@ def queue_shares(view: PoolView) -> Iterator[QueueShare]:
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
-    """Return the share of each project that has one or holds GPUs, by name (gpu_milli)."""
+    """Return the share of each project (gpu_milli) by name, if it has one or holds GPUs."""
     root = index_of(view).divide(view.state)
     return {
         queue.name: queue.fair[0]

@@ -1,8 +1,8 @@
-"""The shares of all queues: the pool's total is divided among the departments, the share of each
-among the queues below it.
+"""The shares of all queues: the total of the pool is divided among the departments, and the share
+of a department among the queues below it.
 
-Each resource is divided by itself. Siblings are divided again only if their total or a wish
-changed; a wish that stays above its share changes nothing.
+Each resource is divided by itself. The share of a queue is divided again only if it changed or the
+demand of a child changed. A demand that stays above the share changes nothing.
 """
 
 from fractions import Fraction
@@ -13,22 +13,27 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue
 
 
 def divide_tree(
-    queue: Queue, total: Amounts, unranked: dict[Queue, None], usage_weight: Fraction = NO_USAGE
+    queue: Queue, total: Amounts, changed: dict[Queue, None], usage_weight: Fraction = NO_USAGE
 ) -> None:
     """Divide the share of `queue` among the queues below it.
 
-    `total` is the pool's, and `usage_weight` counts for its GPUs. The queues with another share, or
-    another most that they may hold, are added to `unranked`.
+    Args:
+        queue: with its share.
+        total: the amounts of the pool.
+        changed: gets the queues whose share, or the most that they may hold, changed.
+        usage_weight: how much decayed usages count when GPUs are divided.
     """
-    if not queue.divide_below:
+    if not queue.needs_division_below:
         return
-    queue.divide_below = False
+    queue.needs_division_below = False
     if not queue.divided and queue.children:
         queue.divided = True
         used = usage_weight, total[GPU]
-        wishes = [child.wish for child in queue.children]
+        demands = [child.demand for child in queue.children]
         shares = [
-            _shares(queue, [wish[i] for wish in wishes], i, used if i == GPU else (NO_USAGE, 0))
+            _shares(
+                queue, [demand[i] for demand in demands], i, used if i == GPU else (NO_USAGE, 0)
+            )
             for i in RESOURCES
         ]
         for at, child in enumerate(queue.children):
@@ -36,53 +41,60 @@ def divide_tree(
             if fair != child.fair:
                 child.fair = fair
                 child.divided = False
-                child.divide_below = True
-                unranked[child] = None
+                child.needs_division_below = True
+                changed[child] = None
             allocatable = _allocatable(child, total)
             if allocatable != child.allocatable:
                 child.allocatable = allocatable
-                unranked[child] = None
+                changed[child] = None
     for child in queue.children:
-        divide_tree(child, total, unranked, usage_weight)
+        divide_tree(child, total, changed, usage_weight)
 
 
 def _shares(
-    parent: Queue, wishes: list[int], resource: int, used: tuple[Fraction, int]
+    parent: Queue, demands: list[int], resource: int, used: tuple[Fraction, int]
 ) -> list[int]:
+    """Return the share of each child of one resource; `used`: the weight of usages, and the total
+    of the pool that they are parts of.
+    """
     children = parent.children
+    # rule: shares: level by level
     total = parent.fair[resource]
-    usage_weight, whole = used
-    unmet = [
-        wish > deserved
-        for child, wish in zip(children, wishes, strict=True)
+    usage_weight, pool_total = used
+    beyond_deserved = [
+        demand > deserved
+        for child, demand in zip(children, demands, strict=True)
         if (deserved := child.deserved[resource]) is not None
     ]
-    if not any(unmet):
+    if not any(beyond_deserved):
         # The frequent case: no queue requests more than it deserves.
         return [
-            wish if child.deserved[resource] is not None else min(total, wish)
-            for child, wish in zip(children, wishes, strict=True)
+            demand if child.deserved[resource] is not None else min(total, demand)
+            for child, demand in zip(children, demands, strict=True)
         ]
-    demands = [
+    queues = [
         QueueDemand(
             name=str(at),
             rank=child.rank,
             deserved=child.deserved[resource],
-            wish=wish,
+            demand=demand,
             weight=child.weights[resource],
             age=at,
-            usage=Fraction(child.usage_milli, whole) if usage_weight and whole else NO_USAGE,
+            usage=(
+                Fraction(child.usage_milli, pool_total) if usage_weight and pool_total else NO_USAGE
+            ),
         )
-        for at, (child, wish) in enumerate(zip(children, wishes, strict=True))
+        for at, (child, demand) in enumerate(zip(children, demands, strict=True))
     ]
-    found = divide(total, demands, UNITS[resource], usage_weight).shares
-    return [found[demand.name] for demand in demands]
+    shares = divide(total, queues, UNITS[resource], usage_weight).shares
+    return [shares[queue.name] for queue in queues]
 
 
 def _allocatable(queue: Queue, total: Amounts) -> Amounts:
     def of(resource: int) -> int:
         deserved, limit = queue.deserved[resource], queue.limit[resource]
         most = total[resource] if deserved is None else max(deserved, queue.fair[resource])
+        # rule: shares: what a queue keeps is no more than its limit
         return most if limit is None else min(most, limit)
 
     return of(0), of(1), of(2)

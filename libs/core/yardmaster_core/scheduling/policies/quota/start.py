@@ -7,15 +7,15 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     SUFFIXES,
-    exceeded,
-    limited,
+    first_exceeded,
     minus,
-    placed,
+    placed_amounts,
     plus,
     requested,
+    requested_for_limits,
 )
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait
-from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
 from yardmaster_core.scheduling.policies.quota.queues import Queue
@@ -24,57 +24,75 @@ from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
-    """Return the wait reason of a task beyond a limit, or beyond what is deserved if it cannot be
-    preempted; else None.
+    """Return the wait reason of a task with which a queue would hold more than its limit; or more
+    than it deserves, if the task cannot be preempted; else None.
 
-    Checked from the project up: the first queue that refuses is named. Only what the task requests
-    counts: a limit of GPUs that was lowered below what is held keeps no task without GPUs waiting.
+    Queues are checked from the project up, and the first one that refuses is named. Only resources
+    that the task requests count: if a limit of GPUs was lowered below the GPUs held, tasks without
+    GPUs still start.
     """
-    index = index_of(view)
-    index.divide(view.state)
-    leaf = index.queue_of(view.state, task.job.project)
-    ask = limited(view.pool, group.shape)
-    own = task.reserved
-    # Its reserved slots here are part of what its queues use.
-    kept = own is not None and own.pool_name == view.pool.name
-    mine = placed(own.placements) if own is not None and kept else NOTHING
-    for queue in leaf.ancestors():
-        found = exceeded(plus(minus(queue.used, mine), ask), queue.limit, of=ask)
-        if found is not None:
-            return _wait(WaitCode.AT_LIMIT, queue, found, ask[found])
+    index_of(view).divide(view.state)
+    project_queue = queue_of(view, task)
+    request = requested_for_limits(view.pool, group.shape)
+    reservation = task.reserved
+    # What is reserved for the task in this pool already counts for its queues.
+    counted = NOTHING
+    if reservation is not None and reservation.pool_name == view.pool.name:
+        counted = placed_amounts(reservation.placements)
+    # rule: limits and at_deserved at every level
+    for queue in project_queue.ancestors():
+        used = plus(minus(queue.used, counted), request)
+        # rule: limits: of requested resources only
+        resource = first_exceeded(used, queue.limit, among=request)
+        # rule: limits
+        if resource is not None:
+            return _wait(WaitCode.AT_LIMIT, queue, resource, request[resource])
+        # rule: at_deserved: not for preemptible tasks
         if not group.shape.preemptible:
-            found = exceeded(plus(minus(queue.firm, mine), ask), queue.deserved, of=ask)
-            if found is not None:
-                return _wait(WaitCode.AT_DESERVED, queue, found, ask[found])
-    if not group.shape.preemptible and own is None:
-        return _wait_for_sum(view, leaf, task)
+            # rule: at_deserved: counts tasks that are not preemptible
+            used = plus(minus(queue.non_preemptible, counted), request)
+            resource = first_exceeded(used, queue.deserved, among=request)
+            # rule: at_deserved
+            if resource is not None:
+                return _wait(WaitCode.AT_DESERVED, queue, resource, request[resource])
+    if not group.shape.preemptible and reservation is None:
+        # rule: sum over pools: bounds tasks that are not preemptible
+        return _wait_for_sum(view, project_queue, task)
     return None
 
 
-def _wait_for_sum(view: PoolView, leaf: Queue, task: Task) -> Wait | None:
-    """Return the wait reason of a task that cannot be preempted and is within what is deserved in
-    this pool, but beyond what its project deserves in all its pools; else None.
+def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | None:
+    """Return the wait reason of a task that cannot be preempted and with which its project would
+    hold more than it deserves in all its pools; else None. In this pool it is within what the
+    project deserves.
     """
     sums = sum_over_pools(view, task.job.project)
-    ask = limited(view.pool, task.job.shape)
-    found = None if sums is None else exceeded(plus(sums.firm, ask), sums.deserved, of=ask)
-    if sums is None or found is None:
+    if sums is None:
         return None
-    known = _wait(WaitCode.AT_DESERVED, leaf, found, ask[found])
-    return replace(known, numbers={**known.numbers, **sums.numbers(found, sums.firm)})
+    request = requested_for_limits(view.pool, task.job.shape)
+    resource = first_exceeded(plus(sums.non_preemptible, request), sums.deserved, among=request)
+    if resource is None:
+        return None
+    wait = _wait(WaitCode.AT_DESERVED, project_queue, resource, request[resource])
+    in_all_pools = sums.numbers(resource, sums.non_preemptible)
+    return replace(wait, numbers={**wait.numbers, **in_all_pools})
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
+    """Return the wait at a limit, or at what is deserved, of a queue; with the code for a task that
+    can never start, if the task alone requests more.
+    """
     suffix = SUFFIXES[resource]
     at_limit = code is WaitCode.AT_LIMIT
     bound = (queue.limit if at_limit else queue.deserved)[resource]
     assert bound is not None, "an unlimited amount was exceeded"
     name = f"{'limit' if at_limit else 'deserved'}_{suffix}"
+    # rule: exceeds_limit and exceeds_deserved
     if asked > bound:
         never = WaitCode.EXCEEDS_LIMIT if at_limit else WaitCode.EXCEEDS_DESERVED
         numbers = {f"asked_{suffix}": asked, name: bound}
         return Wait(code=never, numbers=numbers, about=queue.name)
-    used = (queue.used if at_limit else queue.firm)[resource]
+    used = (queue.used if at_limit else queue.non_preemptible)[resource]
     numbers = {name: bound, f"used_{suffix}": used, f"asked_{suffix}": asked}
     return Wait(code=code, numbers=numbers, about=queue.name)
 
@@ -82,70 +100,71 @@ def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
 def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts: within what its project deserves, or beyond."""
     index_of(view).divide(view.state)
-    leaf = index_of(view).queue_of(view.state, task.job.project)
-    standing = leaf.standing
+    project_queue = queue_of(view, task)
+    request = requested(view.pool, task.job.shape)
+    reserved = NOTHING
     if task.reserved is not None:
-        standing = minus(standing, placed(task.reserved.placements))
-    after = plus(standing, requested(view.pool, task.job.shape))
-    deserved = leaf.deserved[0]
-    numbers = {"fair_share_milli": leaf.fair[0], "used_milli": standing[0]}
+        reserved = placed_amounts(task.reserved.placements)
+    allocated = minus(project_queue.allocated, reserved)
+    deserved = project_queue.deserved[0]
+    numbers = {"fair_share_milli": project_queue.fair[0], "used_milli": allocated[0]}
     if deserved is not None:
         numbers["deserved_milli"] = deserved
-    if exceeded(after, leaf.deserved) is not None:
+    if first_exceeded(plus(allocated, request), project_queue.deserved) is not None:
         return Start(rule="over_quota", numbers=numbers)
     sums = sum_over_pools(view, task.job.project)
     if sums is not None:
-        in_all = sums.standing
-        if task.reserved is not None:
-            in_all = minus(in_all, placed(task.reserved.placements))
-        found = exceeded(plus(in_all, requested(view.pool, task.job.shape)), sums.deserved)
-        if found is not None:
-            return Start(rule="over_quota", numbers={**numbers, **sums.numbers(found, in_all)})
+        in_all_pools = minus(sums.allocated, reserved)
+        resource = first_exceeded(plus(in_all_pools, request), sums.deserved)
+        if resource is not None:
+            numbers |= sums.numbers(resource, in_all_pools)
+            return Start(rule="over_quota", numbers=numbers)
     return Start(rule="within_deserved", numbers=numbers)
 
 
 def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task that must not preempt others yet, or whose victims are
+    """Return the wait reason of a task that must not preempt others yet, or that found only victims
     within their minimum run time; else None.
     """
-    delay_ms = delayed_until_ms(view, task)
-    if delay_ms:
-        return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": delay_ms})
+    until_ms = delayed_until_ms(view, task)
+    if until_ms:
+        return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": until_ms})
     return protected_wait(view, task)
 
 
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
-    """Return the wait reason of a task that neither fits nor found victims, with the numbers of its
-    project's share.
+    """Return the wait reason of a task that neither fits nor found victims: `wait` with the numbers
+    of its project's share.
 
-    They are those of the resource of which the project would hold more than its share, so that it
-    takes nothing from others; else `others_above` is the number of projects that it may take from.
+    If the project would hold more of a resource than its share, it reclaims nothing, and the
+    numbers are those of the first such resource. Else they are those of the first resource that the
+    task requests, and `others_above` is the number of projects that it may reclaim from.
     """
     if not _may_ever_reclaim(view, task):
         return wait
-    leaf = index_of(view).queue_of(view.state, task.job.project)
-    ask, above = requested(view.pool, task.job.shape), _above_share(view, task)
-    decided = next((i for i in RESOURCES if ask[i]), 0) if above is None else above
-    suffix, deserved = SUFFIXES[decided], leaf.deserved[decided]
+    project_queue = queue_of(view, task)
+    request, over = requested(view.pool, task.job.shape), first_resource_over_share(view, task)
+    resource = next((i for i in RESOURCES if request[i]), 0) if over is None else over
+    suffix, deserved = SUFFIXES[resource], project_queue.deserved[resource]
     numbers = {
-        f"asked_{suffix}": ask[decided],
-        f"fair_share_{suffix}": leaf.fair[decided],
-        f"used_{suffix}": leaf.standing[decided],
+        f"asked_{suffix}": request[resource],
+        f"fair_share_{suffix}": project_queue.fair[resource],
+        f"used_{suffix}": project_queue.allocated[resource],
     }
     if deserved is not None:
         numbers[f"deserved_{suffix}"] = deserved
-    if above is None:
+    if over is None:
         numbers["others_above"] = view.memo.get(("others_above", task), 0)
     return replace(wait, numbers={**wait.numbers, **numbers})
 
 
-def _above_share(view: PoolView, task: Task) -> int | None:
-    """Return the first resource of which the task's project would hold more than its share, or
-    None.
+def first_resource_over_share(view: PoolView, task: Task) -> int | None:
+    """Return the first resource that the task's project would hold above its share with the task;
+    else None.
     """
     index_of(view).divide(view.state)
-    leaf = index_of(view).queue_of(view.state, task.job.project)
-    return exceeded(plus(leaf.standing, requested(view.pool, task.job.shape)), leaf.fair)
+    queue = queue_of(view, task)
+    return first_exceeded(plus(queue.allocated, requested(view.pool, task.job.shape)), queue.fair)
 
 
 def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
@@ -153,13 +172,13 @@ def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
 
 
 def share_decides_now(view: PoolView, task: Task, wait: Wait) -> bool:
-    """Whether a task is above its project's share of a resource that its wait reason does not name,
-    so that the reason is out of date.
+    """Whether the task's project would be above its share of a resource that the wait reason does
+    not name, so that the reason is out of date.
     """
     if not _may_ever_reclaim(view, task):
         return False
-    above = _above_share(view, task)
-    if above is None:
+    resource = first_resource_over_share(view, task)
+    if resource is None:
         return False
     numbers = wait.numbers
-    return "others_above" in numbers or f"fair_share_{SUFFIXES[above]}" not in numbers
+    return "others_above" in numbers or f"fair_share_{SUFFIXES[resource]}" not in numbers

@@ -1,4 +1,9 @@
-"""The groups that did not fit, or wait for a limit, and may start or preempt others now."""
+"""The groups to consider again: they may start or preempt others now, or wait for another reason.
+
+Groups that did not fit are found from what changed since the last cycle (`groups_to_wake`), from
+the capacity that was released (`offer`) and from limits that are no longer reached
+(`under_limits`). The state wakes the others.
+"""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from typing import Final
@@ -10,7 +15,7 @@ from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.consolidation import enough_to_move
-from yardmaster_core.scheduling.policies.quota.index import index_of, mark
+from yardmaster_core.scheduling.policies.quota.index import index_of, set_member
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import place_among_siblings
 from yardmaster_core.scheduling.policies.quota.preempt import has_own_victims
@@ -25,82 +30,86 @@ from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_schemas.reasons import WaitCode
 
-#: Wait codes of tasks that may find victims although no slots were released.
+#: The wait codes of tasks that may find victims although no slots were released.
 CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
 
 
-def claimants(view: PoolView) -> Iterable[Group]:
-    """Return the groups that did not fit and may claim more than before, or wait for another reason
-    than the recorded one.
+def groups_to_wake(view: PoolView) -> Iterable[Group]:
+    """Return the groups that did not fit and may find victims now, or wait for another reason than
+    the recorded one.
 
-    All groups whose project stays within its share may: what they may reclaim depends on what
-    others have, also in other pools.
+    Each group whose project stays within its share is among them: the tasks that it may reclaim
+    slots from depend on what other projects hold, also in other pools.
     """
     index = index_of(view)
     _check(view, index.take_unchecked(view.state))
     actions = view.options.claiming
-    found: dict[Group, None] = {}
+    groups: dict[Group, None] = {}
     if "preempt" in actions:
-        found.update(dict.fromkeys(_preempting(view)))
+        groups.update(dict.fromkeys(_that_preempt(view)))
     if "consolidation" in actions:
-        found.update(dict.fromkeys(_moving(view)))
+        groups.update(dict.fromkeys(_that_move_others(view)))
     if "reclaim" in actions:
-        found.update(dict.fromkeys(_reclaiming(view)))
-        found.update(dict.fromkeys(_outdated(view)))
-    return found
+        groups.update(dict.fromkeys(_that_reclaim(view)))
+        groups.update(dict.fromkeys(_with_stale_reason(view)))
+    return groups
 
 
 def _check(view: PoolView, leaves: Iterable[Queue]) -> None:
-    """Find which of these leaves are growing, and which have outdated reasons."""
+    """Put each of these leaves into `may_preempt_own` and `reason_stale` of the index, or remove
+    it.
+    """
     index, preempts = index_of(view), "preempt" in view.options.claiming
     for leaf in leaves:
-        standing, fair = leaf.standing, leaf.fair
-        has_room = preempts and any(standing[i] < fair[i] for i in RESOURCES)
-        mark(index.growing, leaf, has_room and any(_preempts_own(view, g) for g in leaf.blocked))
-        mark(index.outdated, leaf, any(_is_outdated(view, group) for group in leaf.blocked))
+        allocated, fair = leaf.allocated, leaf.fair
+        has_room = preempts and any(allocated[i] < fair[i] for i in RESOURCES)
+        preempts_own = has_room and any(_preempts_own(view, group) for group in leaf.blocked)
+        set_member(index.may_preempt_own, leaf, preempts_own)
+        has_stale_reason = any(_has_stale_reason(view, group) for group in leaf.blocked)
+        set_member(index.reason_stale, leaf, has_stale_reason)
 
 
-def _claims_for(view: PoolView, group: Group) -> bool:
-    """Whether any claim could help a group that did not fit."""
+def _may_claim(view: PoolView, group: Group) -> bool:
+    """Whether a group did not fit, and could fit if others were preempted or moved."""
     if not group.queue.live or code_of(group, view.pool) not in CLAIMING:
         return False
     return not group.shape.start_failed and could_fit(view.pool, group.shape)
 
 
 def _preempts_own(view: PoolView, group: Group) -> bool:
-    return _claims_for(view, group) and has_own_victims(view, group.queue.first)
+    return _may_claim(view, group) and has_own_victims(view, group.queue.first)
 
 
-def _is_outdated(view: PoolView, group: Group) -> bool:
-    return _claims_for(view, group) and share_decides_now(
+def _has_stale_reason(view: PoolView, group: Group) -> bool:
+    return _may_claim(view, group) and share_decides_now(
         view, group.queue.first, group.waits[view.pool.name][0]
     )
 
 
-def _preempting(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that may preempt tasks of their project: because the project changed, or
-    could hold more within its share, or on nodes that changed.
+def _that_preempt(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that may preempt tasks of their project: if the project changed, or could
+    hold more within its share, or has tasks on a node that changed.
     """
     index, pool = index_of(view), view.pool
-    for leaf in (*index.changed_queues(view.state), *index.growing):
+    for leaf in (*index.changed_queues(view.state), *index.may_preempt_own):
         yield from (group for group in leaf.blocked if _preempts_own(view, group))
     for ordinal in index.changed_nodes:
         node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
         if node is None or capacity is None:
             continue
-        for project, milli in _held_on(node).items():
+        for project, preemptible_milli in _preemptible_milli(node).items():
             leaf = index.queue_of(view.state, project)
             for group in leaf.blocked:
                 shape = group.shape
                 if shape.replicas > 1 or shape.whole_nodes:
                     most = leaf.held[0] + pool.future.free_milli
                 else:
-                    most = capacity.gpu_milli + milli
+                    most = capacity.gpu_milli + preemptible_milli
                 if pool.least_milli(shape) <= most and _preempts_own(view, group):
                     yield group
 
 
-def _held_on(node: Node) -> dict[Project, int]:
+def _preemptible_milli(node: Node) -> dict[Project, int]:
     """Return the gpu_milli that preemptible tasks of each project hold on a node."""
     held: dict[Project, int] = {}
     for (_, replica), task in node.open.items():
@@ -112,17 +121,17 @@ def _held_on(node: Node) -> dict[Project, int]:
     return held
 
 
-def _reclaiming(view: PoolView) -> Iterator[Group]:
+def _that_reclaim(view: PoolView) -> Iterator[Group]:
     """Yield the groups whose project stays within its share."""
     for leaf in index_of(view).below_share:
         for group in leaf.blocked:
-            if _claims_for(view, group) and stays_within_share(view, group.queue.first):
+            if _may_claim(view, group) and stays_within_share(view, group.queue.first):
                 yield group
 
 
-def _moving(view: PoolView) -> Iterator[Group]:
-    """Yield the first group of each request for which others may be moved, if nodes or the order of
-    victims changed: the result is the same for all of them.
+def _that_move_others(view: PoolView) -> Iterator[Group]:
+    """Yield the first group of each request for which others may be moved, if nodes or the settings
+    of owners changed. The search has the same result for all groups of a request.
     """
     index = index_of(view)
     if not index.changed_nodes and not index.reconfigured:
@@ -135,13 +144,14 @@ def _moving(view: PoolView) -> Iterator[Group]:
         if not enough_to_move(view, example.shape):
             continue
         while (group := _first_of(view, frozenset((request,)), passed)) is not None:
-            if _claims_for(view, group) and _may_claim(view, group):
+            if _may_claim(view, group) and _nothing_refuses(view, group):
                 yield group
                 break
             passed.add(group)
 
 
-def _may_claim(view: PoolView, group: Group) -> bool:
+def _nothing_refuses(view: PoolView, group: Group) -> bool:
+    """Whether no limit, no quota and no delay keeps the group from having others moved."""
     task = group.queue.first
     return (
         limit_reached(view.state, view.pool, task) is None
@@ -150,25 +160,25 @@ def _may_claim(view: PoolView, group: Group) -> bool:
     )
 
 
-def _outdated(view: PoolView) -> Iterator[Group]:
+def _with_stale_reason(view: PoolView) -> Iterator[Group]:
     """Yield the groups that wait for another reason than the recorded one."""
-    for leaf in index_of(view).outdated:
-        yield from (group for group in leaf.blocked if _is_outdated(view, group))
+    for leaf in index_of(view).reason_stale:
+        yield from (group for group in leaf.blocked if _has_stale_reason(view, group))
 
 
 class _Blocked:
-    """`BlockedGroups` of a cycle."""
+    """The `BlockedGroups` of one cycle."""
 
     def __init__(self, view: PoolView) -> None:
         self._view = view
-        self._placed = index_of(view).placed
-        self._all_over = follows_kai(view)
+        self._groups_by_place = index_of(view).groups_by_place
+        self._over_in_all = follows_kai(view)
         self._within = order_in_project(view)
 
     def groups_of(self, leaf: Queue) -> list[Placed]:
-        found = self._placed.get(leaf)
-        if found is None:
-            found = self._placed[leaf] = sorted(
+        groups = self._groups_by_place.get(leaf)
+        if groups is None:
+            groups = self._groups_by_place[leaf] = sorted(
                 (
                     self._within(self._view, group),
                     (first := group.first).key,
@@ -177,14 +187,18 @@ class _Blocked:
                 )
                 for group in leaf.blocked
             )
-        return found
+        return groups
 
     def key(self, queue: Queue, group: Group) -> QueueKey:
-        # Not its first task: it may have none any more, until its leaf is refreshed.
-        return place_among_siblings(self._view, queue, group.shape, all_over=self._all_over)
+        # By the group's shape, not its first task: until the leaf is refreshed, the group may have
+        # no task.
+        return place_among_siblings(self._view, queue, group.shape, over_in_all=self._over_in_all)
 
 
 def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) -> Group | None:
+    """Return the first group in the order of queues that has one of these requests and is not in
+    `passed`, or None.
+    """
     source: _Blocked | None = view.memo.get("blocked")
     if source is None:
         source = view.memo["blocked"] = _Blocked(view)
@@ -192,29 +206,29 @@ def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) 
 
 
 def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
-    """Return the first group that did not fit and would now."""
+    """Return the first group, in the order of queues, that did not fit before and fits now."""
     index, pool = index_of(view), view.pool
     index.root(view.state)
-    now = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
-    known: tuple[Hashable, frozenset[Request]] | None = view.memo.get("fitting")
-    if known is None or known[0] != now:
+    changes = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
+    fitting: tuple[Hashable, frozenset[Request]] | None = view.memo.get("fitting")
+    if fitting is None or fitting[0] != changes:
         requests = (
             request for request, groups in index.by_request.items() if fits(next(iter(groups)))
         )
-        known = view.memo["fitting"] = now, frozenset(requests)
-    return _first_of(view, known[1], passed) if known[1] else None
+        fitting = view.memo["fitting"] = changes, frozenset(requests)
+    return _first_of(view, fitting[1], passed) if fitting[1] else None
 
 
 def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
-    """Yield the groups that did not fit of these projects, and of all others in a department with a
-    limit above one of them.
+    """Yield the groups of these projects that did not fit; where a department above a project has a
+    limit, those of all projects in that department.
     """
     index = index_of(view)
     tops: dict[Queue, None] = {}
     for project in projects:
         leaf = index.queue_of(view.state, project)
-        bounded = (queue for queue in leaf.path if queue.limit != UNLIMITED)
-        tops[next(bounded, leaf)] = None
+        limited = (queue for queue in leaf.path if queue.limit != UNLIMITED)
+        tops[next(limited, leaf)] = None
     for top in tops:
         for leaf in top.leaves():
             for group in list(leaf.blocked):

@@ -24,10 +24,10 @@ def may_claim(view: PoolView, task: Task) -> bool:
     index = index_of(view)
     owner = index.owner(task.job)
     asked = view.pool.most_milli(task.job.shape)
-    if not asked or owner.standing >= index.part(owner):
+    if not asked or owner.allocated >= index.part(owner):
         return False
     most = next(index.above(), None)
-    if most is None or most.standing <= owner.standing + asked:
+    if most is None or most.allocated <= owner.allocated + asked:
         return False
     # If a task stops that could not be preempted, more will be free than `could_fit` counts.
     return view.pool.stopping_firm > 0 or could_fit(view.pool, task.job.shape)
@@ -40,26 +40,26 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     if not may_claim(view, task):
         return
     index = index_of(view)
-    now = index.owner(task.job).standing
+    now = index.owner(task.job).allocated
     after = now + view.pool.most_milli(task.job.shape)
-    owners = takewhile(lambda owner: owner.standing > after, index.above())
+    owners = takewhile(lambda owner: owner.allocated > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
     # By what owners hold without those before.
-    heap = [] if following is None else [(-following.standing, following.name, following)]
+    heap = [] if following is None else [(-following.allocated, following.name, following)]
     while heap:
         negative, name, owner = heappop(heap)
         if owner is following:
             tasks[owner] = unprotected(view, task, index.running(view, name))
             following = next(owners, None)
             if following is not None:
-                heappush(heap, (-following.standing, following.name, following))
+                heappush(heap, (-following.allocated, following.name, following))
         victim = next(tasks[owner], None)
         if victim is None:
             continue
         held = index.held_by(victim)
         # A task that is too large alone would hide smaller ones of its node.
-        if owner.standing - held >= now:
+        if owner.allocated - held >= now:
             yield victim
             negative += held
         heappush(heap, (negative, name, owner))
@@ -71,12 +71,12 @@ def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     none of these owners holds less than the task's owner does now.
     """
     index = index_of(view)
-    now = index.owner(task.job).standing
+    now = index.owner(task.job).allocated
     after = now + view.pool.most_milli(task.job.shape)
     left: dict[Owner, int] = {}
     for victim in stopped:
         owner = index.owner(victim.job)
-        remaining = left.get(owner, owner.standing)
+        remaining = left.get(owner, owner.allocated)
         if remaining <= max(index.part(owner), after):
             return False
         left[owner] = remaining - index.held_by(victim)
@@ -93,9 +93,9 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
         for_task=task.id,
         numbers={
             "fair_share_milli": index.part(owner),
-            "used_milli": owner.standing,
+            "used_milli": owner.allocated,
             "for_fair_share_milli": index.part(starved),
-            "for_used_milli": starved.standing,
+            "for_used_milli": starved.allocated,
             "held_milli": index.held_by(victim),
             "asked_milli": view.pool.most_milli(task.job.shape),
         },

@@ -6,17 +6,18 @@ from collections.abc import Iterable
 def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
     """Return the largest level L at which the parts of all owners are no more than `total`.
 
-    `owners`: what tasks of an owner that cannot be preempted hold (firm), and what all its tasks
-    hold and request (wish). Its part is L, but at least firm and at most wish. So what an owner
-    does not request, or another one cannot lose, is divided among the others. `total` if all
-    wishes are met; 0 if tasks that cannot be preempted hold more than `total`.
+    `owners`: by owner, the amount that its tasks that cannot be preempted hold (non_preemptible),
+    and the amount that all its tasks hold and request (demand). Its part is L, but at least
+    non_preemptible and at most demand. So the amounts that an owner does not request, or that
+    another one cannot lose, are divided among the others. Returns `total` if all demands are met,
+    and 0 if tasks that cannot be preempted hold more than `total`.
     """
     edges: list[tuple[int, int]] = []
     left = total
-    for firm, wish in owners:
-        left -= firm
-        if firm < wish:
-            edges += ((firm, 1), (wish, -1))
+    for non_preemptible, demand in owners:
+        left -= non_preemptible
+        if non_preemptible < demand:
+            edges += ((non_preemptible, 1), (demand, -1))
     if left < 0:
         return 0
     edges.sort()

@@ -1,8 +1,8 @@
 """The index of `starved_first`: what the tasks of each owner hold and request, and the equal parts.
 
 A change of an owner costs a search in the sorted list of owners. The level up to which the pool is
-divided is computed again, in n log n of the owners, only if it may have moved: an owner whose wish
-is above the level before and after a change moves nothing.
+divided is computed again, in n log n of the owners, only if it may have moved: an owner whose
+demand is above the level before and after a change moves nothing.
 """
 
 from bisect import bisect_left, insort
@@ -26,7 +26,7 @@ from yardmaster_schemas.reasons import WaitCode
 
 #: `user` or `project`, and the id or name.
 OwnerName = tuple[str, str]
-#: What a task counts as, in gpu_milli: standing, firm, returning.
+#: What a task counts as, in gpu_milli: allocated, non_preemptible, returning.
 Milli = tuple[int, int, int]
 NOTHING: Final[Milli] = (0, 0, 0)
 #: A limit keeps tasks with these wait reasons from starting.
@@ -36,26 +36,26 @@ AT_LIMIT: Final = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
 class Owner:
     """A user or project in one pool, with amounts in gpu_milli."""
 
-    __slots__ = ("firm", "name", "pending", "returning", "standing", "waiting")
+    __slots__ = ("allocated", "name", "non_preemptible", "pending", "returning", "waiting")
 
     def __init__(self, name: OwnerName) -> None:
         self.name = name
         #: What its tasks hold and will not release, and what is reserved for them; the part of it
         #: of tasks that cannot be preempted.
-        self.standing = self.firm = 0
+        self.allocated = self.non_preemptible = 0
         #: What its preempted tasks release and will request again; what its pending tasks request.
         self.returning = self.pending = 0
         #: Its groups with pending tasks, by the request of one task.
         self.waiting: dict[int, dict[Group, None]] = {}
 
     @property
-    def wish(self) -> int:
+    def demand(self) -> int:
         """The amount that its tasks hold and request."""
-        return self.standing + self.returning + self.pending
+        return self.allocated + self.returning + self.pending
 
     def part(self, level: int) -> int:
         """Its equal part of a pool that is divided up to `level`."""
-        return min(self.wish, max(self.firm, level))
+        return min(self.demand, max(self.non_preemptible, level))
 
 
 class OwnersIndex(ClaimingIndex[OwnerName]):
@@ -68,7 +68,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self.owners: dict[OwnerName, Owner] = {}
         #: The same, sorted by what they hold, then by name.
         self._sorted: list[tuple[int, OwnerName]] = []
-        #: Owners that are being counted, with firm and wish before.
+        #: Owners that are being counted, with non_preemptible and demand before.
         self._changing: dict[Owner, tuple[int, int]] = {}
         self._tasks: dict[Task, Milli] = {}
         #: The owner and the request of a task of each group, and what its tasks count as.
@@ -87,9 +87,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
                 self.wait_recorded(group, group.waits[pool.name][0].code)
         #: Owners whose amounts changed in this cycle, in order; `OwnerOrder` reads on from where it
         #: was.
-        self.touched: list[Owner] = []
+        self.changed_owners: list[Owner] = []
         #: Projects whose rank may have changed since they were ranked.
-        self.unranked: dict[str, None] = {}
+        self.rank_stale: dict[str, None] = {}
 
     def owner_of(self, job: Job) -> OwnerName:
         """Return the submitting user; or the project, also of a job whose user is not known."""
@@ -109,7 +109,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self.count()
         if self._level is None:
             total = usable(self._pool)[0]
-            self._level = equal_level(total, ((o.firm, o.wish) for o in self.owners.values()))
+            self._level = equal_level(
+                total, ((o.non_preemptible, o.demand) for o in self.owners.values())
+            )
         return self._level
 
     def part(self, owner: Owner) -> int:
@@ -119,21 +121,21 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def above(self) -> Iterator[Owner]:
         """Yield the owners that hold more than their equal parts, those with the most first."""
         level = self.level()
-        for standing, name in reversed(self._sorted):
-            if standing <= level:
+        for allocated, name in reversed(self._sorted):
+            if allocated <= level:
                 return
             owner = self.owners[name]
-            if standing > owner.part(level):
+            if allocated > owner.part(level):
                 yield owner
 
     def below(self) -> Iterator[Owner]:
         """Yield the owners that hold less than their equal parts, those with the fewest first."""
         level = self.level()
-        for standing, name in self._sorted:
-            if standing >= level:
+        for allocated, name in self._sorted:
+            if allocated >= level:
                 return
             owner = self.owners[name]
-            if standing < owner.part(level):
+            if allocated < owner.part(level):
                 yield owner
 
     def take_news(self) -> bool:
@@ -163,8 +165,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         for group in self._stale_groups:
             self._count_group(group)
         self._stale_groups.clear()
-        for owner, (firm, wish) in self._changing.items():
-            self._note_change(owner, firm, wish)
+        for owner, (non_preemptible, demand) in self._changing.items():
+            self._note_change(owner, non_preemptible, demand)
         self._changing.clear()
 
     def _build(self) -> None:
@@ -173,8 +175,10 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._sorted.clear()
         self._tasks.clear()
         self._groups.clear()
-        self.touched.clear()
-        self.unranked = {each.name: None for each in self._pool.ranked if isinstance(each, Project)}
+        self.changed_owners.clear()
+        self.rank_stale = {
+            each.name: None for each in self._pool.ranked if isinstance(each, Project)
+        }
         self._level = None
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
@@ -188,9 +192,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     def _count_task(self, task: Task) -> None:
         before = self._tasks.get(task, NOTHING)
-        held, firm, _, returning, reserved = counted(task, self._pool.name)
-        standing = held[0] + reserved[0]
-        now = (standing, standing if firm[0] else 0, returning[0])
+        held, non_preemptible, _, returning, reserved = counted(task, self._pool.name)
+        allocated = held[0] + reserved[0]
+        now = (allocated, allocated if non_preemptible[0] else 0, returning[0])
         if now == before:
             return
         if now == NOTHING:
@@ -219,7 +223,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._change(owner, pending=milli)
 
     def _counting(self, group: Group) -> int:
-        """The number of pending tasks of a group that count towards the wish of its owner: those
+        """The number of pending tasks of a group that count towards the demand of its owner: those
         that could start, and have no reserved slots.
         """
         if group in self._limited or group.shape.start_failed:
@@ -229,33 +233,40 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         return group.queue.live
 
     def _change(
-        self, owner: Owner, standing: int = 0, firm: int = 0, returning: int = 0, pending: int = 0
+        self,
+        owner: Owner,
+        allocated: int = 0,
+        non_preemptible: int = 0,
+        returning: int = 0,
+        pending: int = 0,
     ) -> None:
-        self._changing.setdefault(owner, (owner.firm, owner.wish))
-        owner.firm += firm
+        self._changing.setdefault(owner, (owner.non_preemptible, owner.demand))
+        owner.non_preemptible += non_preemptible
         owner.returning += returning
         owner.pending += pending
-        if standing:
-            del self._sorted[bisect_left(self._sorted, (owner.standing, owner.name))]
-            owner.standing += standing
-            insort(self._sorted, (owner.standing, owner.name))
+        if allocated:
+            del self._sorted[bisect_left(self._sorted, (owner.allocated, owner.name))]
+            owner.allocated += allocated
+            insort(self._sorted, (owner.allocated, owner.name))
 
-    def _note_change(self, owner: Owner, firm: int, wish: int) -> None:
-        """Note that an owner may have another place and part; before, it had this firm and wish.
+    def _note_change(self, owner: Owner, non_preemptible: int, demand: int) -> None:
+        """Note that an owner may have another place and part.
 
-        A task that starts changes what its owner holds and requests, but not the wish.
+        `non_preemptible` and `demand`: its amounts before.
+
+        A task that starts changes what its owner holds and requests, but not the demand.
         """
-        level, now = self._level, owner.wish
-        changed = (firm, wish) != (owner.firm, now)
+        level, now = self._level, owner.demand
+        changed = (non_preemptible, demand) != (owner.non_preemptible, now)
         if (
             changed
             and level is not None
-            and (min(wish, now) <= level or max(firm, owner.firm) > level)
+            and (min(demand, now) <= level or max(non_preemptible, owner.non_preemptible) > level)
         ):
             self._level = None
-        self.touched.append(owner)
+        self.changed_owners.append(owner)
         if not self.per_user:
-            self.unranked[owner.name[1]] = None
+            self.rank_stale[owner.name[1]] = None
         if not now and not owner.waiting:
             del self.owners[owner.name]
             del self._sorted[bisect_left(self._sorted, (0, owner.name))]
@@ -286,7 +297,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def cycle_ended(self) -> None:
         super().cycle_ended()
         self._level_before, self._level_now = self._level_now, None
-        self.touched.clear()
+        self.changed_owners.clear()
 
 
 def index_of(view: PoolView) -> OwnersIndex:

@@ -71,12 +71,12 @@ class OwnerOrder:
         """Compute the places of owners again that may have changed."""
         index = index_of(self._view)
         index.count()
-        self._stale.update(dict.fromkeys(index.touched[self._followed :]))
-        self._followed = len(index.touched)
+        self._stale.update(dict.fromkeys(index.changed_owners[self._followed :]))
+        self._followed = len(index.changed_owners)
         for owner in self._stale:
             number = self._newest[owner] = self._newest.get(owner, 0) + 1
             waiting = self._waiting.get(owner)
             if waiting:
                 (failed, _, *submitted), *_ = waiting[0]
-                heappush(self._heap, ((failed, owner.standing, *submitted), number, owner))
+                heappush(self._heap, ((failed, owner.allocated, *submitted), number, owner))
         self._stale.clear()

@@ -70,11 +70,11 @@ def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts: within the equal part of its owner, or beyond."""
     index = index_of(view)
     owner = index.owner(task.job)
-    part, standing = index.part(owner), owner.standing - index.held_by(task)
-    within = standing + view.pool.most_milli(task.job.shape) <= part
+    part, allocated = index.part(owner), owner.allocated - index.held_by(task)
+    within = allocated + view.pool.most_milli(task.job.shape) <= part
     return Start(
         rule="within_equal_part" if within else "beyond_equal_part",
-        numbers={"fair_share_milli": part, "used_milli": standing},
+        numbers={"fair_share_milli": part, "used_milli": allocated},
     )
 
 
@@ -83,7 +83,7 @@ def claims(_: StarvedFirstOptions) -> tuple[Claim, ...]:
     return (PREEMPT,)
 
 
-def claimants(view: PoolView) -> Iterator[Group]:
+def groups_to_wake(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may claim more than before."""
     index = index_of(view)
     most = next(index.above(), None) if index.take_news() else None
@@ -92,7 +92,7 @@ def claimants(view: PoolView) -> Iterator[Group]:
     pool = view.pool
     for owner in index.below():
         for asked, groups in owner.waiting.items():
-            if not asked or owner.standing + asked >= most.standing:
+            if not asked or owner.allocated + asked >= most.allocated:
                 continue
             for group in groups:
                 wait = group.waits.get(pool.name)
@@ -111,7 +111,7 @@ def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
 
 
 def failed_last(traits: QueueTraits) -> Rank:
-    """Tasks whose last starts failed after all others."""
+    """Return the place of a task: those whose last starts failed come after all others."""
     return (traits.failed,)
 
 
@@ -125,7 +125,7 @@ def by_priority(_: StarvedFirstOptions, traits: QueueTraits) -> Rank:
     return (traits.priority,)
 
 
-def ranked(options: StarvedFirstOptions) -> Among | None:
+def claimant_kind(options: StarvedFirstOptions) -> Among | None:
     """The kind of the claimants; users have no recorded ranks."""
     return Among.PROJECT if options.owners == "project" else None
 
@@ -133,25 +133,25 @@ def ranked(options: StarvedFirstOptions) -> Among | None:
 def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
     """Yield the projects whose rank is not the recorded one, with their rank: what they hold.
 
-    A project without pending tasks has none. A project stays in `unranked` until its recorded rank
-    is found to be right, because a draft may be rolled back.
+    A project without pending tasks has none. A project stays in `rank_stale` until its recorded
+    rank is found to be right, because a draft may be rolled back.
     """
     index = index_of(view)
     index.count()
-    for name in list(index.unranked):
+    for name in list(index.rank_stale):
         project = view.state.projects[name]
         owner = index.owners.get(("project", name))
-        rank = (owner.standing,) if owner is not None and owner.waiting else ()
+        rank = (owner.allocated,) if owner is not None and owner.waiting else ()
         if rank == project.ranks.get(view.pool.name, ()):
-            del index.unranked[name]
+            del index.rank_stale[name]
         else:
             yield project, rank
 
 
 def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
     """The order of the listed queue, which `OwnerOrder` replaces in a cycle."""
-    standing = index_of(view).owner(task.job).standing if view.options.owners == "project" else 0
-    return 0, standing, group.priority, task.key
+    allocated = index_of(view).owner(task.job).allocated if view.options.owners == "project" else 0
+    return 0, allocated, group.priority, task.key
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
@@ -174,12 +174,12 @@ STARVED_FIRST: Final = Policy(
     claims=claims,
     min_runtime_wait=protected_wait,
     equivalence=equivalence,
-    wake=claimants,
+    wake=groups_to_wake,
     index=owners_index,
     place=failed_last,
     in_rank=always_in_rank,
     within=by_priority,
-    claimants=ranked,
+    claimants=claimant_kind,
     ranks=changed_ranks,
     project_shares=project_shares,
 )

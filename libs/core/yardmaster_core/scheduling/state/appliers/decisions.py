@@ -56,6 +56,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
         if name != pool.name or not shape.preemptible:
             state.pools[name].index.input_changed(from_next_cycle=True)
     state.dirty[task] = None
+    # rule: victims: only preemptible tasks
     if task.job.spec.preemptible:
         state.may_be_preempted(task, pool)
     if state.journal is not None:
