@@ -65,7 +65,7 @@ async def test_an_installation_from_the_wheel_serves_the_same_wheel(
         timeout=60,
         check=True,
     )
-    module = tmp_path / "yardmaster_gateway" / "client_wheel.py"
+    module = tmp_path / "yardmaster_gateway" / "routes" / "client_wheel.py"
     assert done.stdout.split() == [str(module), hashlib.sha256(wheel).hexdigest()]
 
 
