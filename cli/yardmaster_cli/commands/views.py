@@ -1,7 +1,6 @@
 """`yard views rebuild`, and the comparison of views with the log for `yard replay verify --views`.
 
-Apart from the embedded mode this is the only module that imports a service: the follower of the
-views service rebuilds views and produces the rows for the comparison.
+The follower of the views service rebuilds views and produces the rows for the comparison.
 """
 
 import asyncio

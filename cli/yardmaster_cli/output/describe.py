@@ -419,11 +419,8 @@ def _pool_numbers(wait: Row) -> str:
 
 
 def _end_words(end: Row) -> str:
-    """`failed, exit 3`; from a log: `failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
-    text = f"{end['outcome']}, {ended(end)}"
-    if end.get("cycle") is not None:
-        text += f", in cycle {end['cycle']} ({end['ended_at']})"
-    return text
+    """`failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
+    return f"{end['outcome']}, {ended(end)}, in cycle {end['cycle']} ({end['ended_at']})"
 
 
 def _end_text(end: Row) -> list[str]:

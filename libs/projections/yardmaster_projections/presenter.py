@@ -10,7 +10,6 @@ from yardmaster_projections.rows import (
     CountersRow,
     CycleRow,
     DepartmentRow,
-    Ended,
     JobRow,
     NodeRow,
     PoolRow,
@@ -120,10 +119,18 @@ def _reserved(row: Reserved | None) -> api.ReservedShown | None:
     )
 
 
-def _end(row: Ended | None) -> api.End | None:
-    if row is None:
+def _end(row: TaskRow) -> api.End | None:
+    end = row.end
+    if end is None or row.ended_at_ms is None:
         return None
-    return api.End(outcome=row.outcome, code=row.code, exit_code=row.exit_code, signal=row.signal)
+    return api.End(
+        outcome=end.outcome,
+        code=end.code,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        cycle=end.cycle,
+        ended_at=rfc3339(row.ended_at_ms),
+    )
 
 
 def _checkpoint(checkpoint: Checkpoint | None, at_ms: int) -> api.CheckpointShown | None:
@@ -189,7 +196,7 @@ class Presenter:
             reserved=_reserved(row.reserved),
             stop=_stop(row.stopping),
             checkpoint=_checkpoint(row.checkpoint, row.checkpoint_at_ms),
-            end=_end(row.end),
+            end=_end(row),
             refusal=await self._task_refusal(row),
         )
 
@@ -294,7 +301,7 @@ class Presenter:
             start_numbers=dict(current.start.numbers) if current is not None else {},
             stop=_stop(row.stopping),
             last_stop=_stop(last_stop),
-            end=_end(row.end),
+            end=_end(row),
             refusal=await self._task_refusal(row),
             cycle=log.cycle if log is not None and log.cycle else None,
             cycle_at=rfc3339(log.now_ms) if log is not None and log.cycle else None,

@@ -79,6 +79,6 @@ class BeforeFirstCycle(MachineError):
 
 
 class UnknownTask(MachineError):
-    """There is no task {task_id} at {where}. It was not admitted yet, or it was rejected."""
+    """There is no task {task_id} at {where}. It was not submitted by then."""
 
     code = "unknown_task"

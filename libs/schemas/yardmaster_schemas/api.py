@@ -374,12 +374,14 @@ class ReservedShown(Answer):
 
 
 class End(Answer):
-    """How a task ended."""
+    """How a task ended, and which cycle decided it."""
 
     outcome: str
     code: str
     exit_code: int | None
     signal: int | None
+    cycle: int
+    ended_at: At
 
 
 class CheckpointShown(Answer):

@@ -229,6 +229,22 @@ class Follower:
         self._linked = []
         return self._saved
 
+    async def project_cycles(self, topic: str, beyond: Callable[[CountedCycle], bool]) -> None:
+        """Project a machine's cycles, with their inputs, up to the first one that is `beyond`.
+
+        No further cycle of the topic may be projected then. Raises: as `project`.
+        """
+        project = self._project_judged if topic == ADMISSIONS.name else self._project_decided
+        while (counted := await self._machines[topic].next()) and not beyond(counted):
+            await project(counted)
+        await self._save()
+
+    async def project_requests(self, until: int) -> None:
+        """Project the requests before the offset `until`. Raises: as `project`."""
+        while self._requests.offset < until and await self._project_requests(until):
+            pass
+        await self._save()
+
     async def check(self) -> None:
         """Check that the store is still at the position that this writer stored last.
 
@@ -275,7 +291,7 @@ class Follower:
         """
         offset = self._requests.offset
         wanted = 1 if until is None else until - offset
-        most = MAX_READ
+        most = MAX_READ if until is None else min(MAX_READ, wanted)
         if self._until is not None:
             most = min(most, (self._until.requests or 0) - offset)
         if wanted <= 0 or most <= 0:
@@ -349,6 +365,10 @@ class Follower:
         counted = await self._machines[ADMISSIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
+        await self._project_judged(counted)
+        return True
+
+    async def _project_judged(self, counted: CountedCycle) -> None:
         for taken in counted.commit.inputs:
             if taken.topic == REQUESTS.name:
                 while self._requests.offset < taken.next:
@@ -356,13 +376,16 @@ class Follower:
                         raise self._cut(REQUESTS.name, taken.next, counted)
         position = self._position.at(ADMISSIONS.name, counted.offset + 1)
         await self._apply_cycle(ADMISSIONS.name, counted, [], position, {})
-        return True
 
     async def _project_decisions(self, *, buffered_only: bool = False) -> bool:
         """Project the next counted cycle of the scheduler with its claims, if there is one."""
         counted = await self._machines[DECISIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
+        await self._project_decided(counted)
+        return True
+
+    async def _project_decided(self, counted: CountedCycle) -> None:
         claims: list[_Consumed] = []
         notes: Mapping[str, Any] = {}
         position = self._position.at(DECISIONS.name, counted.offset + 1)
@@ -377,7 +400,6 @@ class Follower:
                 claims, notes = await self._read_claims(counted, taken.next)
                 position = position.at(NODE_EVENTS.name, taken.next)
         await self._apply_cycle(DECISIONS.name, counted, claims, position, notes)
-        return True
 
     async def _read_claims(
         self, counted: CountedCycle, until: int

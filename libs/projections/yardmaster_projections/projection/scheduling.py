@@ -315,7 +315,11 @@ def _task_ended_v1(draft: Draft, envelope: Envelope[d.TaskEndedV1], _: object) -
         nodes=(),
         stopping=None,
         end=Ended(
-            outcome=data.outcome, code=data.code, exit_code=data.exit_code, signal=data.signal
+            outcome=data.outcome,
+            code=data.code,
+            exit_code=data.exit_code,
+            signal=data.signal,
+            cycle=draft.cycle,
         ),
     )
 

@@ -54,12 +54,13 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a task ended."""
+    """How a task ended, and the cycle that decided it."""
 
     outcome: Outcome
     code: EndCode
     exit_code: int | None
     signal: int | None
+    cycle: int
 
     @property
     def facet(self) -> str:

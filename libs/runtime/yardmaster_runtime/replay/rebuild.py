@@ -55,7 +55,7 @@ async def state_at(
         reached[:] = counted.commit.cycle, counted.commit.now_ms
         where[0] = fold.position
 
-    beyond = _after(fold.own.topic, position, time_ms, cycle)
+    beyond = after(fold.own.topic, position, time_ms, cycle)
 
     def until(counted: CountedCycle) -> bool:
         ends = beyond(counted)
@@ -69,7 +69,7 @@ async def state_at(
     return Replayed(fold.state, reached[0], reached[1], where[0])
 
 
-def _after(
+def after(
     topic: str, position: Position | None, time_ms: int | None, cycle: int | None
 ) -> Callable[[CountedCycle], bool]:
     """Return a predicate: whether a cycle is beyond one of the bounds."""

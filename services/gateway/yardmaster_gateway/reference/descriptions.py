@@ -303,7 +303,10 @@ _RESERVED: Final = {
     "reserved_at": _AT,
 }
 _CHECKPOINT: Final = {"uri": f"s3://runs/{_JOB}/step-12000", "step": 12_000, "at": _AT}
-_END: Final = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
+_END: Final = {
+    **{"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None},
+    **{"cycle": 88_121, "ended_at": _AT},
+}
 _RESOURCES: Final = {"gpus": 8, "gpu_milli": 1000, "cpu_milli": 32_000, "memory_mib": 262_144}
 _USED: Final = "The thousandths of a GPU that running tasks hold."
 _PENDING: Final = "The thousandths of a GPU that pending tasks ask for."
@@ -370,6 +373,7 @@ ANSWERS: Final[Texts] = {
     "disabled_slots": ("The numbers of the disabled slots.", [0]),
     "Shares.divided_at": ("When the pool was divided; null: it was not.", _AT),
     "end": ("How the task ended; null while it has not.", _END),
+    "End.cycle": ("The number of the cycle that ended it.", 88_121),
     "Attempt.end": ("How the attempt ended; null while it runs.", "requeued"),
     "ended_at": ("When it ended.", _AT),
     "enrolment": ("What the node may claim when it joins.", {"pool": "h100", "gpus": 8}),

@@ -257,8 +257,11 @@ def test_the_end_of_a_task_that_could_not_start_says_what_to_do() -> None:
     at = next(n for n, line in enumerate(shown) if line.startswith("Ended"))
     assert "failed, secret_missing" in shown[at]
     assert "the node does not have the secret" in shown[at + 1]
-    why = {"task_id": "x.0", "phase": "failed", "pools": [], "end": end}
-    assert any("does not have the secret" in line for line in explain_lines(out(), why, None))
+    end_at = {**end, "cycle": 12, "ended_at": "2026-01-01T09:42:00Z"}
+    why = {"task_id": "x.0", "phase": "failed", "pools": [], "end": end_at}
+    lines = explain_lines(out(), why, None)
+    assert lines[1].endswith("failed, secret_missing, in cycle 12 (2026-01-01T09:42:00Z)")
+    assert "does not have the secret" in lines[2]
 
 
 def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:
