@@ -46,7 +46,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.reasons import EndCode
-from yardmaster_simulation.fragments import WHOLE, Demand, FreeNode
+from yardmaster_simulation.fragments import Demand, FreeNode
 from yardmaster_simulation.records import Attempt, Job, Pool, Project, Task
 
 #: Values of `Attempt.end`, in addition to the outcomes of tasks.
@@ -69,7 +69,7 @@ _ALLOCATED, _STARTED, _EXITED, _CLOSED = range(4)
 
 class _Node:
     __slots__ = (
-        *("changed", "free", "held", "incarnation", "open", "pending", "pool", "reserved"),
+        *("changed", "free", "incarnation", "open", "pending", "pool", "reserved"),
         "reserved_idle",
     )
 
@@ -84,8 +84,7 @@ class _Node:
         #: counts once they have released them.
         self.pending: NodeJoinedV1 | None = None
         self.changed = False
-        #: Slot -> gpu_milli that tasks hold, and that is reserved for pending tasks.
-        self.held: dict[int, int] = {}
+        #: Slot -> gpu_milli that is reserved for pending tasks.
         self.reserved: dict[int, int] = {}
         #: The part of the pool's `reserved_idle` that is on this node.
         self.reserved_idle = 0
@@ -94,18 +93,17 @@ class _Node:
         """The gpu_milli that is reserved and that no task holds; 0 if the node is not up."""
         if self.free is None:
             return 0
-        held = self.held
-        return sum(min(milli, WHOLE - held.get(slot, 0)) for slot, milli in self.reserved.items())
+        slots = self.free.slots
+        return sum(min(milli, slots[slot]) for slot, milli in self.reserved.items())
 
-
-def _shift(slots: dict[int, int], placement: Placement, sign: int) -> None:
-    """Add a placement to the gpu_milli of each slot, or subtract it."""
-    for slot in placement.slots:
-        milli = slots.get(slot, 0) + sign * placement.gpu_milli
-        if milli:
-            slots[slot] = milli
-        else:
-            del slots[slot]
+    def reserve(self, placement: Placement, sign: int) -> None:
+        """Reserve a placement, or with `sign` -1 no longer."""
+        for slot in placement.slots:
+            milli = self.reserved.get(slot, 0) + sign * placement.gpu_milli
+            if milli:
+                self.reserved[slot] = milli
+            else:
+                del self.reserved[slot]
 
 
 class History:
@@ -384,12 +382,11 @@ class History:
     def _down(self, node: _Node) -> None:
         free = node.free
         if free is not None:
-            self._count_up(node.pool, -free.gpus * 1000)
+            self._count_up(node.pool, -len(free.slots) * 1000)
             node.pool.unusable -= free.unusable
             node.pool.reserved_idle -= node.reserved_idle
             node.reserved_idle = 0
             node.free = None
-            node.held.clear()
 
     def _drained(self, event: NodeDrainedV1) -> None:
         node = self._nodes.get(event.node)
@@ -428,7 +425,7 @@ class History:
             for placement in changed:
                 node = self._nodes.get(placement.node)
                 if node is not None and node.incarnation == placement.incarnation:
-                    _shift(node.reserved, placement, sign)
+                    node.reserve(placement, sign)
                     self._touch_node(node)
         task.reserved = placements
 
@@ -449,7 +446,6 @@ class History:
                 node.open += 1
                 if node.free is not None and node.incarnation == placement.incarnation:
                     node.free.allocate(placement)
-                    _shift(node.held, placement, 1)
                     self._touch_node(node)
         if held:
             pool.allocated += held
@@ -532,8 +528,7 @@ class History:
         if node is not None:
             node.open -= 1
             if node.free is not None and node.incarnation == placement.incarnation:
-                node.free.release(placement)
-                _shift(node.held, placement, -1)
+                node.free.allocate(placement, -1)
                 self._touch_node(node)
             if node.pending is not None:
                 self._joined(node.pending)

@@ -59,7 +59,7 @@ def test_too_few_gpus_are_of_no_use_to_those_who_want_more() -> None:
     free = node()
     free.allocate(place(0, 1, 2, 3, 4))
     assert wanted.unusable(free) / wanted.weight == 3000 * 3 / 4
-    free.release(place(3, 4))
+    free.allocate(place(3, 4), -1)
     assert wanted.unusable(free) == 0
 
 
@@ -71,9 +71,8 @@ def test_parts_of_slots_are_of_use_to_small_shares_alone() -> None:
     assert wanted.unusable(free) == 300 + 300
     free.allocate(place(1))
     assert wanted.unusable(free) == 300 + 300
-    free.release(place(0, gpu_milli=700))
-    assert free.parts == {}
-    assert free.whole == 1
+    free.allocate(place(0, gpu_milli=700), -1)
+    assert free.slots == [1000, 0]
 
 
 def test_without_cpu_no_gpu_is_of_use() -> None:
