@@ -6,9 +6,14 @@ of the state, when the policy next reads it, so a cycle costs what changed.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.carried_over import (
+    CarriedOver,
+    CarriedOverFlag,
+    dump_all,
+)
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     UNITS,
@@ -77,11 +82,14 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             if task.job.spec.preemptible:
                 for _ in self._may_be_preempted(task):
                     pass
-        self._due = True
-        self._due_next = False
-        #: The same, of changes of the tasks that hold slots.
-        self._victims_due = True
-        self._victims_due_next = False
+        #: Whether a task may claim more than before.
+        self._due = CarriedOverFlag("due")
+        #: Whether a task may find other victims than before: tasks hold other slots, or others may
+        #: be preempted.
+        self._victims_due = CarriedOverFlag("victims_due")
+        self._carried: list[CarriedOver[Any]] = [self._due, self._victims_due]
+        self._due.set_for_this_cycle()
+        self._victims_due.set_for_this_cycle()
 
     def owner_of(self, job: Job) -> O:
         """Return the owner of a job's tasks."""
@@ -105,19 +113,19 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             yield from (task for task in scan if task not in view.placed)
 
     def allocation_changed(self, task: Task) -> None:
-        self._due = self._due_next = True
-        self._victims_due = self._victims_due_next = True
+        self._due.set()
+        self._victims_due.set()
         if self._built:
             self._stale_tasks[task] = None
 
     def queue_changed(self, group: Group, job: Job) -> None:
-        self._due = self._due_next = True
+        self._due.set()
         if self._built:
             self._stale_groups[group] = None
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
-        self._due = self._due_next = True
-        self._victims_due = self._victims_due_next = True
+        self._due.set()
+        self._victims_due.set()
         return self._may_be_preempted(task)
 
     def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
@@ -130,32 +138,27 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         return iter((found,))
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
-        self._due = True
-        self._due_next |= from_next_cycle
-        self._victims_due = True
-        self._victims_due_next |= from_next_cycle
+        if from_next_cycle:
+            self._due.set()
+            self._victims_due.set()
+        else:
+            self._due.set_for_this_cycle()
+            self._victims_due.set_for_this_cycle()
 
     @property
     def due(self) -> bool:
-        """Whether a task may claim more than before."""
-        return self._due
+        return bool(self._due)
 
     def cycle_ended(self) -> None:
-        self._due, self._due_next = self._due_next, False
-        self._victims_due, self._victims_due_next = self._victims_due_next, False
+        for carried in self._carried:
+            carried.cycle_ended()
 
-    def dump(self) -> Mapping[str, bool]:
-        return {
-            "due": self._due,
-            "due_next": self._due_next,
-            "victims_due": self._victims_due,
-            "victims_due_next": self._victims_due_next,
-        }
+    def dump(self) -> Mapping[str, Any]:
+        return dump_all(self._carried)
 
-    def load(self, dump: Mapping[str, bool]) -> None:
-        self._due, self._due_next = dump["due"], dump["due_next"]
-        self._victims_due = dump["victims_due"]
-        self._victims_due_next = dump["victims_due_next"]
+    def load(self, dump: Mapping[str, Any]) -> None:
+        for carried in self._carried:
+            carried.load(dump)
 
 
 def holders(pool: Pool) -> dict[Task, None]:

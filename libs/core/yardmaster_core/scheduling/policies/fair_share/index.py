@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.carried_over import CarriedOverFlag
 from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -51,9 +52,9 @@ class FairShareIndex(PolicyIndex):
             record = group.waits.get(pool.name)
             if record is not None and group.queue.live:
                 self.wait_recorded(group, record[0].code)
-        self._due = True
-        #: Whether the planner changed an input, so that the next cycle divides the pool again.
-        self._due_next = False
+        #: Whether an input of the division changed.
+        self._due = CarriedOverFlag("due")
+        self._due.set_for_this_cycle()
 
     def current_demands(self, state: ClusterState) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
@@ -118,22 +119,23 @@ class FairShareIndex(PolicyIndex):
         self.demands = None
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
-        self._due = True
-        self._due_next |= from_next_cycle
+        if from_next_cycle:
+            self._due.set()
+        else:
+            self._due.set_for_this_cycle()
 
     @property
     def due(self) -> bool:
-        """Whether an input of the division changed."""
-        return self._due
+        return bool(self._due)
 
     def cycle_ended(self) -> None:
-        self._due, self._due_next = self._due_next, False
+        self._due.cycle_ended()
 
     def dump(self) -> Mapping[str, bool]:
-        return {"due": self._due, "due_next": self._due_next}
+        return self._due.dump()
 
     def load(self, dump: Mapping[str, bool]) -> None:
-        self._due, self._due_next = dump["due"], dump["due_next"]
+        self._due.load(dump)
 
 
 def index_of(view: PoolView) -> FairShareIndex:

@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.carried_over import CarriedOver, CarriedOverFlag
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
@@ -112,10 +113,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.changed_leaves: list[Queue] = []
         #: Queues whose `place` may have changed since projects were ranked.
         self.rank_stale: dict[Queue, None] = {}
-        #: Names of projects whose allocated amounts changed since the last cycle, or in it: their
-        #: groups in other pools may claim more than before, or less.
-        self._reallocated: dict[str, None] = {}
-        self._reallocated_next: dict[str, None] = {}
+        #: Names of projects whose allocated amounts changed: their groups in other pools may claim
+        #: more than before, or less.
+        self._reallocated = CarriedOver[str]("moved")
         #: The groups that did not fit, or have reserved slots, by request.
         self.by_request: dict[Request, dict[Group, None]] = {}
         self._request_of: dict[Group, Request] = {}
@@ -136,16 +136,13 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Queues that may belong in or out of these three sets.
         self._unchecked: dict[Queue, None] = {}
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
-        #: may be preempted, since the last cycle, or in it.
-        self._changed: dict[str, None] = {}
-        self._changed_next: dict[str, None] = {}
-        #: Whether settings of owners changed since the last cycle, or in it.
-        self.reconfigured = False
-        self._reconfigured_next = False
-        #: Ordinals of nodes with another capacity, or other tasks that may be preempted, since the
-        #: last cycle, or in it.
-        self._changed_nodes: dict[int, None] = {}
-        self._changed_nodes_next: dict[int, None] = {}
+        #: may be preempted.
+        self._changed = CarriedOver[str]("changed")
+        #: Whether settings of owners changed.
+        self.reconfigured = CarriedOverFlag("reconfigured")
+        #: Ordinals of nodes with another capacity, or other tasks that may be preempted.
+        self._changed_nodes = CarriedOver[int]("changed_nodes", ascending=True)
+        self._carried += self._reallocated, self._changed, self.reconfigured, self._changed_nodes
         #: Whether the shares may differ from those that were recorded.
         self._shares_stale = True
 
@@ -477,7 +474,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._stale_groups[group] = None
 
     def node_changed(self, node: Node) -> None:
-        self._changed_nodes[node.ordinal] = self._changed_nodes_next[node.ordinal] = None
+        self._changed_nodes.add(node.ordinal)
 
     def owner_of(self, job: Job) -> Project:
         return job.project
@@ -486,7 +483,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().allocation_changed(task)
         self._shares_stale = True
         name = task.job.project.name
-        self._reallocated[name] = self._reallocated_next[name] = None
+        self._reallocated.add(name)
         self._project_changed(name)
 
     def may_be_preempted(self, task: Task) -> Iterator[Victims]:
@@ -498,7 +495,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         return super().may_be_preempted(task)
 
     def _project_changed(self, project: str) -> None:
-        self._changed[project] = self._changed_next[project] = None
+        self._changed.add(project)
 
     def queue_changed(self, group: Group, job: Job) -> None:
         super().queue_changed(group, job)
@@ -509,11 +506,12 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._root = None
         self._built = False
         self._shares_stale = True
-        self.reconfigured = self._reconfigured_next = True
+        self.reconfigured.set()
 
     def usages_counted(self) -> None:
         self._usage_stale = self._shares_stale = True
-        self._due |= self.follows_usage
+        if self.follows_usage:
+            self._due.set_for_this_cycle()
 
     def nodes_changed(self) -> None:
         self._shares_stale = True
@@ -527,37 +525,14 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def cycle_ended(self) -> None:
         super().cycle_ended()
-        self._reallocated, self._reallocated_next = self._reallocated_next, {}
-        self._changed, self._changed_next = self._changed_next, {}
-        self.reconfigured, self._reconfigured_next = self._reconfigured_next, False
-        self._changed_nodes, self._changed_nodes_next = self._changed_nodes_next, {}
         self.changed_leaves.clear()
 
     def dump(self) -> Mapping[str, Any]:
-        return {
-            **super().dump(),
-            "shares_stale": self._shares_stale,
-            "moved": list(self._reallocated),
-            "moved_next": list(self._reallocated_next),
-            "changed": list(self._changed),
-            "changed_next": list(self._changed_next),
-            "reconfigured": self.reconfigured,
-            "reconfigured_next": self._reconfigured_next,
-            "changed_nodes": sorted(self._changed_nodes),
-            "changed_nodes_next": sorted(self._changed_nodes_next),
-        }
+        return {**super().dump(), "shares_stale": self._shares_stale}
 
     def load(self, dump: Mapping[str, Any]) -> None:
         super().load(dump)
         self._shares_stale = dump["shares_stale"]
-        self._reallocated = dict.fromkeys(dump["moved"])
-        self._reallocated_next = dict.fromkeys(dump["moved_next"])
-        self._changed = dict.fromkeys(dump["changed"])
-        self._changed_next = dict.fromkeys(dump["changed_next"])
-        self.reconfigured = dump["reconfigured"]
-        self._reconfigured_next = dump["reconfigured_next"]
-        self._changed_nodes = dict.fromkeys(dump["changed_nodes"])
-        self._changed_nodes_next = dict.fromkeys(dump["changed_nodes_next"])
 
 
 def _demand_changed(queue: Queue, before: Amounts) -> None:

@@ -141,7 +141,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def take_news(self) -> bool:
         """Whether the parts, or the tasks that may be preempted, changed since the last cycle."""
         self._level_now = self.level()
-        return self._level_now != self._level_before or self._victims_due
+        return self._level_now != self._level_before or bool(self._victims_due)
 
     def held_by(self, task: Task) -> int:
         """Return what a task holds and will not release, and what is reserved for it."""
@@ -284,7 +284,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             self._limits_changed(group)
 
     def _limits_changed(self, group: Group) -> None:
-        self._due = self._due_next = True
+        self._due.set()
         if self._built:
             self._stale_groups[group] = None
 
@@ -292,7 +292,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._built = False
 
     def nodes_changed(self) -> None:
-        self._due = True
+        self._due.set_for_this_cycle()
 
     def cycle_ended(self) -> None:
         super().cycle_ended()
