@@ -274,7 +274,7 @@ class ClusterState:
     def input_changed(self, shape: Shape, *, from_next_cycle: bool = False) -> None:
         """Tell the policies of all pools that tasks of `shape` may use that an input changed.
 
-        `from_next_cycle`: the planner changed it, so that it counts only in the next cycle.
+        `from_next_cycle`: the planner changed it, so the next cycle must consider it too.
         """
         for name in shape.pools:
             self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)

@@ -88,7 +88,7 @@ class PolicyIndex:
     def input_changed(self, *, from_next_cycle: bool) -> None:
         """Something changed on which the result for other tasks may depend.
 
-        `from_next_cycle`: the planner changed it, so that it counts only in the next cycle.
+        `from_next_cycle`: the planner changed it, so the next cycle must consider it too.
         """
 
     def wakes_behind(self, code: WaitCode) -> bool:

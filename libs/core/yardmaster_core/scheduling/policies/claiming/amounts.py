@@ -15,14 +15,14 @@ Amounts = tuple[int, int, int]
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
-#: Some of each resource.
+#: 1 of each resource, for functions that count the resources of which there is some.
 EVERY: Final[Amounts] = (1, 1, 1)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)
 GPU, CPU, MEMORY = RESOURCES
-#: Shares beyond what is deserved are multiples of these.
+#: Shares beyond what is deserved are multiples of these amounts.
 UNITS: Final[Amounts] = (WHOLE, 1, 1)
-#: How the names of numbers about each resource end.
+#: The endings of the names of numbers about each resource.
 SUFFIXES: Final = AMOUNTS
 
 

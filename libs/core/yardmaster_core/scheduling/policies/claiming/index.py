@@ -1,8 +1,10 @@
-"""The base of indexes of policies under which tasks claim slots from other owners: what each task
-counts as, which tasks may be preempted, and whether tasks may claim more than before.
+"""The base of the indexes of policies under which tasks take slots from other owners: the amounts
+that each task counts as, the tasks that may be preempted, and whether tasks may take more than
+before.
 
 Changes only mark tasks and groups as stale. The index of a policy counts them again, from the facts
-of the state, when the policy next reads it, so a cycle costs what changed.
+of the state, when the policy next reads it. So the cost of a cycle depends on the number of
+changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,17 +68,17 @@ def counted(task: Task, pool: str) -> Counted:
 
 
 class ClaimingIndex(PolicyIndex, Generic[O]):
-    """The changed tasks and groups of owners, and the tasks that may be preempted."""
+    """The stale tasks and groups of owners, and the tasks that may be preempted."""
 
     preempts = True
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        #: Whether all was counted once; before, changes are not noted.
+        #: Whether all tasks and groups were counted once; until then none are marked as stale.
         self._built = False
         self._stale_tasks: dict[Task, None] = {}
         self._stale_groups: dict[Group, None] = {}
-        #: By owner and priority.
+        #: The tasks that may be preempted, by owner and priority.
         self.victims: dict[O, dict[int, Victims]] = {}
         for task in holders(pool):
             if task.job.spec.preemptible:
@@ -96,8 +98,8 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         raise NotImplementedError
 
     def running(self, view: PoolView, owner: O, *, below: int | None = None) -> Iterator[Task]:
-        """Yield the preemptible tasks of an owner, the lowest priority and latest submission first;
-        with `below` those of a lower priority only.
+        """Yield the preemptible tasks of an owner that hold slots: the lowest priority first, then
+        the latest submission. `below`: only tasks of a lower priority than this one.
         """
         of = self.victims.get(owner, {})
         # rule: victims: lowest priority first
@@ -109,7 +111,8 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             if scan is None:
                 # rule: victims: latest submission first
                 scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
-            # Whether the scan has a task that started since it began depends on former entries.
+            # Tasks that this cycle placed are not preempted. The scan may have some of them, by the
+            # entries that the collection had before.
             yield from (task for task in scan if task not in view.placed)
 
     def allocation_changed(self, task: Task) -> None:
@@ -167,7 +170,7 @@ def holders(pool: Pool) -> dict[Task, None]:
 
 
 def usable(pool: Pool) -> Amounts:
-    """Return the amounts of the nodes that take tasks."""
+    """Return the sum of the amounts of the nodes that take tasks."""
     key = "usable"
     known: tuple[int, Amounts] | None = pool.policy_cache.get(key)
     if known is None or known[0] != pool.topology:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-#: Without decayed usages.
+#: The usage of a queue, and the weight of usages, where decayed usages do not count.
 NO_USAGE: Final = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDemand:
-    """A queue's request of one resource, and the rules for its share.
+    """The demand of a queue for one resource, and the settings for its share.
 
     Attributes:
         rank: what is left goes to queues of a higher rank before those of a lower one.
@@ -53,7 +53,7 @@ def divide(
 
     Args:
         total: the amount of the resource, in the unit of all amounts here.
-        queues: with different names.
+        queues: the siblings, with different names.
         unit: where a demand is not met, the share beyond what is deserved is a multiple of it.
         usage_weight: how much usages count in the weights (`_parts`).
     """
@@ -143,8 +143,8 @@ def _round(
 def _parts(queues: Sequence[QueueDemand], usage_weight: Fraction) -> list[int | Fraction]:
     """Return the weights of queues, relative to each other.
 
-    Queues that used more than their part in the past get less now: with `w` the part of a queue in
-    all weights, it counts `max(0, w + usage_weight * (w - usage))`, here times the sum of all.
+    A queue that used more than its part in the past gets less now. With `w` as its part of the sum
+    of all weights, its weight becomes `max(0, w + usage_weight * (w - usage))`, times that sum.
     """
     # rule: shares: past use
     if not usage_weight:

@@ -1,32 +1,26 @@
 """The index of `quota`: the tree of queues with the amounts that their tasks hold and request, the
 tasks that may be preempted, and the groups that did not fit.
 
-Changes only mark tasks and groups as stale. Their amounts are counted again, from the facts of the
-state, when the policy next reads the tree, so the cost of a cycle depends on the number of changes.
+Hooks only mark tasks and groups as stale: `allocation_changed` a task; `queue_changed`,
+`wait_recorded` and `wait_cleared` a group. Their amounts are counted again, from the facts of the
+state, when the policy next reads the tree. So the cost of a cycle depends on the number of changes.
 
-What each cache follows from, and when it is brought up to date:
+| cache | follows from | is brought up to date |
+| --- | --- | --- |
+| the tree and its settings | departments, projects, quotas | after `claimants_changed`, at a read |
+| held, leaving, reserved amounts | slots held by and reserved for tasks | stale tasks, at a read |
+| pending amounts | pending tasks, the nodes they fit on | stale groups, at a read |
+| `usage_milli` of queues | decayed usages of projects | after `usages_counted`, at a read |
+| `fair`, `allocatable` of queues | settings, demands, usages, nodes | by `divide` |
+| `place` of queues | amounts, shares | queues in `rank_stale`, by `ranks.py` |
+| `blocked` of queues, `by_request` | waits, reserved slots | stale groups, at a read |
+| `groups_by_place` | `blocked`, priorities | emptied for the leaf of a stale group |
+| `_orders` | `place`s, `groups_by_place`, other pools | queues that changed, by `first_blocked` |
+| `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
+| sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
-- the tree and its settings: departments, projects and their quotas. Built again after
-  `claimants_changed`; a project that has no queue yet gets one when it is read.
-- held, leaving, returning and reserved amounts of queues (`_tasks`): the slots that tasks hold or
-  have reserved. Stale tasks are counted at the next read (`allocation_changed`).
-- pending amounts of queues (`_groups`): pending tasks, and whether they exceed all nodes. Stale
-  groups are counted at the next read (`queue_changed`, `wait_recorded`, `wait_cleared`); all groups
-  after a change of nodes.
-- `usage_milli` of queues: the decayed usages of projects. Copied at the next read after
-  `usages_counted`.
-- `fair` and `allocatable` of queues: settings, demands, usages and the nodes that take tasks.
-  `divide` divides again among the children of a queue that is not `divided`.
-- `place` of queues (`ranks.py`): amounts and shares. Those of queues in `rank_stale` are computed
-  again when projects are ranked.
-- `blocked` of queues, `by_request`, `groups_by_place`: the waits and reserved slots of groups.
-  Brought up to date with the pending amounts.
-- `_orders`: places of queues, `groups_by_place`, and what projects hold in other pools. Each order
-  notes the queues that changed, and `first_blocked` computes their places again.
-- `_never_starts`: nodes, limits and deserved amounts. Emptied after a change of nodes and with the
-  tree.
-- `below_share`, `may_preempt_own`, `reason_stale`: amounts and share of a project, its blocked
-  groups and its preemptible tasks. `take_unchecked` returns the projects that changed.
+The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A project without a
+queue gets one when it is read. After a change of nodes all groups are stale.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -80,7 +74,7 @@ MAX_ORDERS: Final = 32
 
 
 class QuotaIndex(ClaimingIndex[Project]):
-    """The queues of a pool."""
+    """The tree of queues of a pool, and the caches that the table above lists."""
 
     follows_pools = True
     finds_fitting_groups = True
@@ -100,7 +94,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.follows_usage = bool(self._usage_weight)
         #: Whether the usages of projects changed since the queues got theirs.
         self._usage_stale = True
-        #: Built on first use.
+        #: The root of the tree, built at the first read.
         self._root: Queue | None = None
         self._queues: dict[Department | Project, Queue] = {}
         self._tasks: dict[Task, Counted] = {}
@@ -186,7 +180,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         return root
 
     def never_starts(self, state: ClusterState, group: Group) -> bool:
-        """Whether one task of a group exceeds all nodes, or a bound of a queue by itself."""
+        """Whether a single task of the group exceeds each node, or a bound of a queue above it."""
         self.root(state)
         never = self._never_starts.get(group)
         if never is None:
@@ -536,8 +530,8 @@ class QuotaIndex(ClaimingIndex[Project]):
 
 
 def _demand_changed(queue: Queue, before: Amounts) -> None:
-    """Mark the siblings of a queue for division if its demand changed and was met before, or is met
-    now: a demand that stays above the share changes no share.
+    """Mark the siblings of a queue for division if its demand changed, and was met before or is met
+    now. A demand that stays above the share changes no share.
     """
     now, fair, parent = queue.demand, queue.fair, queue.parent
     assert parent is not None

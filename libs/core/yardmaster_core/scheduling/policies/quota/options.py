@@ -17,7 +17,7 @@ ACTIONS: Final[dict[str, tuple[Action, ...]]] = {
     "kai": ("allocate", "consolidation", "reclaim", "preempt"),
 }
 
-#: A year.
+#: The longest half-life: a year.
 MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
 
 
@@ -25,17 +25,23 @@ MAX_HALF_LIFE_S: Final = 366 * 24 * 3600
 class QuotaOptions:
     """The options of `quota`.
 
-    `order`: `document`, tasks that cannot be preempted come first in their project and may preempt
-    its others, or `kai`, only the priority counts. `actions`: what is done for tasks, in order;
-    without `allocate` they start only on slots that others release. `over_quota`: what is left is
-    divided in proportion to what is deserved, or by `weight`. `max_moves`: the most tasks that are
-    moved for one (0: none). `saturation_permille`: a queue above its share must stay less full than
-    the queues that it reclaims from; how much its fullness counts, 1000 for equally.
-    `preemption_delay_s`: for how long a task must be pending before it preempts. `min_runtime_of`:
-    the minimum run time against reclaim is that of the queue below the lowest common ancestor
-    (`lca`), or of the victim's own queue. `usage_half_life_s`: after how long what a
-    project held counts half as much (0: it does not count); `usage_weight_permille`: how much that
-    counts when GPUs are divided beyond what is deserved.
+    Attributes:
+        order: `document`: tasks that cannot be preempted come first in their project and may
+            preempt its other tasks; `kai`: only the priority counts.
+        actions: the actions for tasks, in order. Without `allocate`, tasks start only on slots
+            that others release.
+        over_quota: the rest beyond what is deserved is divided in proportion to what is deserved,
+            or by `weight`.
+        max_moves: the most tasks that are moved for one task; 0: none.
+        saturation_permille: a queue above its share must stay less full than the queues that it
+            reclaims from. Its fullness is multiplied by this; 1000: it counts as it is.
+        preemption_delay_s: how long a task must be pending before it preempts others.
+        min_runtime_of: the minimum run time of a task against reclaim is that of its ancestor below
+            the lowest common ancestor (`lca`), or of its own queue.
+        usage_half_life_s: the half-life of the amounts that projects held in the past; 0: they do
+            not count.
+        usage_weight_permille: how much these amounts count when GPUs are divided beyond what is
+            deserved.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -61,15 +67,15 @@ class QuotaOptions:
 
     @property
     def in_order(self) -> tuple[Action, ...]:
-        """The actions that can do something."""
+        """The actions that can have an effect."""
         # rule: actions: only those listed
         actions = self.actions if self.actions is not None else ACTIONS[self.order]
-        return tuple(each for each in actions if each != "consolidation" or self.max_moves)
+        return tuple(action for action in actions if action != "consolidation" or self.max_moves)
 
     @property
     def claiming(self) -> tuple[Action, ...]:
         """The actions for tasks that do not fit."""
-        return tuple(each for each in self.in_order if each != "allocate")
+        return tuple(action for action in self.in_order if action != "allocate")
 
 
 def follows_kai(view: PoolView) -> bool:

@@ -2,7 +2,8 @@
 
 A queue knows what it deserves, its limit, its share, and the amounts that its tasks hold and
 request, all of one pool. The amounts of a queue include those of the queues below it, so a change
-of a task costs one step per level.
+of a task costs one step per level. A leaf is a queue without children: a project, or a department
+without projects.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,23 +1,25 @@
-"""`quota`: departments and projects with guaranteed quotas, and what is left divided among them.
+"""`quota`: departments and projects with guaranteed quotas, and the rest divided among them.
 
 After Run:ai's scheduler, as its documentation describes it, and its open descendant KAI-Scheduler
 at d5bc503a. Where the two differ, an option selects; `order: document` and `order: kai` select for
 all options that are not set.
 
 - Each queue (a department or project) deserves amounts of GPUs, CPUs and memory, and may have
-  limits. Per pool, the total is divided level by level: first what is deserved and requested, then
-  the rest by rank and weight (`division.py`). That is the queue's share.
-- The most deprived queue starts a task first (`order.py`); within a project tasks come by priority,
-  then by submission. Tasks start on any idle capacity, also beyond their project's share.
-- A task that cannot be preempted starts only within what its project, and every department above
-  it, deserves (`at_deserved`).
-- A task that does not fit may, in the order of `actions`: preempt tasks of lower priority of its
-  own project (`preempt`); have preemptible tasks moved to other slots (`consolidation`); reclaim
-  slots from other queues that hold more than is theirs (`reclaim`), if its project stays within its
-  share.
+  limits. The total of a pool is divided level by level: first each queue gets what it deserves and
+  requests, then the rest is divided by rank and weight (`division.py`). The result is the share of
+  the queue.
+- The most deprived queue starts a task first (`order.py`). Within a project, tasks come by
+  priority, then by submission (`project_order.py`). Tasks start on any idle capacity, also beyond
+  the share of their project.
+- A task that cannot be preempted starts only if its project, and every department above it, then
+  holds no more than it deserves (`start.py`).
+- A task that does not fit tries, in the order of `actions`: to preempt tasks of lower priority of
+  its own project (`preempt.py`); to have preemptible tasks moved to other slots
+  (`consolidation.py`); if its project stays within its share, to reclaim slots from queues that
+  hold more than their share or than they deserve (`reclaim.py`).
 
-The planner asks, in this order: `wake` (groups that may claim more than before), then for each
-group in the order of the queues `may_start`, then the `claims`.
+In a cycle the planner first asks for the groups to wake (`wake.py`). Then, for each group in the
+order of queues, it asks whether the group may start, and tries the claims.
 """
 
 from collections.abc import Hashable
@@ -53,7 +55,7 @@ from yardmaster_core.scheduling.state.tasks import Group
 
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
-    """Return the order of one cycle."""
+    """Return the order of pending groups in one cycle."""
     claiming = view.options.claiming
     after = 1 + claiming.index("preempt") if "preempt" in claiming else 0
     within = order_in_project(view)

@@ -55,7 +55,7 @@ def place_of(queue: Queue, *, over_in_all: bool) -> Rank:
 
 
 def rank_of(view: PoolView, project: Project) -> Rank:
-    """Return the rank of a project now."""
+    """Return the present rank of a project."""
     index = index_of(view)
     index.divide(view.state)
     leaf = index.queue_of(view.state, project)

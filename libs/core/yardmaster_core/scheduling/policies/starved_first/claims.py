@@ -1,10 +1,11 @@
 """The victims that a task of a starved owner may take slots from.
 
-A task may preempt others if its owner holds less than its equal part. Each victim leaves an owner
-that holds more than its part, and more than the task's owner will hold with it; and afterwards no
-such owner holds less than the task's owner did before. So a preemption starves none more than the
-owner that it helps was, and lowers the larger one of two owners: no two owners take slots from each
-other in turn, also where equal parts are no whole tasks, or tasks differ in size.
+A task may preempt others if its owner holds less than its equal part. Each victim must belong to an
+owner that, without the victims before it, holds more than its equal part, and more than the task's
+owner will hold with the task. Afterwards no owner of a victim may hold less than the task's owner
+did before. So a preemption leaves no owner with less than the owner that it helps had, and takes
+from the larger one of two owners. Therefore no two owners take slots from each other in turn, also
+where equal parts are no whole tasks, or tasks differ in size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +35,9 @@ def may_claim(view: PoolView, task: Task) -> bool:
 
 
 def victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks that `task` may preempt, each time the next one of the owner that would hold
-    the most without those before: the lowest priority first, then the latest submission.
+    """Yield the tasks that `task` may preempt: each time one of the owner that would hold the most
+    without the tasks yielded before; of an owner, the lowest priority first, then the latest
+    submission.
     """
     if not may_claim(view, task):
         return
@@ -45,7 +47,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     owners = takewhile(lambda owner: owner.allocated > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
-    # By what owners hold without those before.
+    # Owners by the amount that they hold without the tasks yielded before.
     heap = [] if following is None else [(-following.allocated, following.name, following)]
     while heap:
         negative, name, owner = heappop(heap)
@@ -66,9 +68,9 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted together: each one leaves an owner that, with those
-    before it gone, still holds more than its equal part, and more than the task's owner will; and
-    none of these owners holds less than the task's owner does now.
+    """Whether the victims may be preempted together: the owner of each one, without the victims
+    before it, holds more than its equal part, and more than the task's owner will hold; and none of
+    these owners is left with less than the task's owner holds now.
     """
     index = index_of(view)
     now = index.owner(task.job).allocated

@@ -1,4 +1,5 @@
-"""The index of `starved_first`: what the tasks of each owner hold and request, and the equal parts.
+"""The index of `starved_first`: the GPUs that the tasks of each owner hold and request, and the
+equal parts.
 
 A change of an owner costs a search in the sorted list of owners. The level up to which the pool is
 divided is computed again, in n log n of the owners, only if it may have moved: an owner whose
@@ -24,9 +25,9 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import WaitCode
 
-#: `user` or `project`, and the id or name.
+#: `user` and its id, or `project` and its name.
 OwnerName = tuple[str, str]
-#: What a task counts as, in gpu_milli: allocated, non_preemptible, returning.
+#: The amounts that a task counts as (gpu_milli): allocated, non_preemptible, returning.
 Milli = tuple[int, int, int]
 NOTHING: Final[Milli] = (0, 0, 0)
 #: A limit keeps tasks with these wait reasons from starting.
@@ -40,10 +41,11 @@ class Owner:
 
     def __init__(self, name: OwnerName) -> None:
         self.name = name
-        #: What its tasks hold and will not release, and what is reserved for them; the part of it
-        #: of tasks that cannot be preempted.
+        #: The amount that its tasks hold and will not release, or that is reserved for them; and
+        #: the part of it that belongs to tasks that cannot be preempted.
         self.allocated = self.non_preemptible = 0
-        #: What its preempted tasks release and will request again; what its pending tasks request.
+        #: The amount that its preempted tasks release and will request again; and the amount that
+        #: its pending tasks request.
         self.returning = self.pending = 0
         #: Its groups with pending tasks, by the request of one task.
         self.waiting: dict[int, dict[Group, None]] = {}
@@ -54,7 +56,7 @@ class Owner:
         return self.allocated + self.returning + self.pending
 
     def part(self, level: int) -> int:
-        """Its equal part of a pool that is divided up to `level`."""
+        """Return its equal part of a pool that is divided up to `level`."""
         return min(self.demand, max(self.non_preemptible, level))
 
 
@@ -66,16 +68,18 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         super().__init__(pool)
         #: Owners that hold or request something, or have pending tasks.
         self.owners: dict[OwnerName, Owner] = {}
-        #: The same, sorted by what they hold, then by name.
+        #: These owners by the amount that they hold, then by name.
         self._sorted: list[tuple[int, OwnerName]] = []
         #: Owners that are being counted, with non_preemptible and demand before.
         self._changing: dict[Owner, tuple[int, int]] = {}
         self._tasks: dict[Task, Milli] = {}
-        #: The owner and the request of a task of each group, and what its tasks count as.
+        #: By group: its owner, the request of one of its tasks, and the amount that counts as
+        #: pending.
         self._groups: dict[Group, tuple[Owner, int, int]] = {}
-        #: The set of nodes for which groups were counted: those that can never fit request nothing.
+        #: The number of the set of nodes for which groups were counted: a group that exceeds all
+        #: nodes requests nothing.
         self._topology = -1
-        #: None: it must be computed again.
+        #: The level up to which the pool is divided; None: it must be computed again.
         self._level: int | None = None
         #: The level when groups were woken in this cycle, and in the last complete one.
         self._level_now: int | None = None
@@ -85,8 +89,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         for group in pool.groups.values():
             if group.queue.live and pool.name in group.waits:
                 self.wait_recorded(group, group.waits[pool.name][0].code)
-        #: Owners whose amounts changed in this cycle, in order; `OwnerOrder` reads on from where it
-        #: was.
+        #: Owners whose amounts changed in this cycle, in the order of the changes. An `OwnerOrder`
+        #: remembers up to where it has read them.
         self.changed_owners: list[Owner] = []
         #: Projects whose rank may have changed since they were ranked.
         self.rank_stale: dict[str, None] = {}
@@ -144,14 +148,14 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         return self._level_now != self._level_before or bool(self._victims_due)
 
     def held_by(self, task: Task) -> int:
-        """Return what a task holds and will not release, and what is reserved for it."""
+        """Return the amount that a task holds and will not release, or that is reserved for it."""
         self.count()
         return self._tasks.get(task, NOTHING)[0]
 
     # Counting
 
     def count(self) -> None:
-        """Count what changed."""
+        """Count stale tasks and groups again."""
         pool = self._pool
         if not self._built:
             self._build()
@@ -223,8 +227,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._change(owner, pending=milli)
 
     def _counting(self, group: Group) -> int:
-        """The number of pending tasks of a group that count towards the demand of its owner: those
-        that could start, and have no reserved slots.
+        """Return the number of pending tasks of a group that count towards the demand of its owner:
+        those that could start and have no reserved slots.
         """
         if group in self._limited or group.shape.start_failed:
             return 0

@@ -13,11 +13,11 @@ Waiting = tuple[OrderKey, int, int, Candidate]
 
 
 class OwnerOrder:
-    """`CandidateOrder` by owner, evaluated again after each start.
+    """The `CandidateOrder` by owner, evaluated again after each start.
 
     An owner is represented by its first task, by priority, then by submission. That task has all
-    its turns, so that it also preempts others, before the next task is considered. Of owners that
-    hold equally much the one comes first whose task was submitted first. Groups whose last starts
+    its turns, so that it also preempts others, before the next task is considered. If owners hold
+    the same amount, the owner whose task was submitted first comes first. Groups whose last starts
     failed come after all others.
     """
 
@@ -27,7 +27,7 @@ class OwnerOrder:
         #: Owners, each by its newest entry; older entries are skipped.
         self._heap: list[tuple[OrderKey, int, Owner]] = []
         self._newest: dict[Owner, int] = {}
-        #: Owners whose place may be another one now, and how many changes of owners are known.
+        #: Owners whose place may have changed, and how many changes of owners were read.
         self._stale: dict[Owner, None] = {}
         self._followed = 0
 
@@ -68,7 +68,7 @@ class OwnerOrder:
         return False
 
     def _refresh(self) -> None:
-        """Compute the places of owners again that may have changed."""
+        """Compute the places that may have changed again."""
         index = index_of(self._view)
         index.count()
         self._stale.update(dict.fromkeys(index.changed_owners[self._followed :]))

@@ -6,11 +6,12 @@ to them, and for each owner a heap of its tasks by priority, then by submission.
 - After each start the owners are compared again (`order.py`). Tasks start on any idle capacity.
 - The pool is divided equally among the owners that hold or request GPUs (`equal_parts.py`). What an
   owner does not request goes to the others.
-- A task that does not fit, of an owner below its equal part, may preempt tasks of owners above
-  theirs, if it starts then (`claims.py`). These return to the queue of their owner.
+- If a task does not fit and its owner is below its equal part, the task may preempt tasks of
+  owners above their equal parts, if it starts then (`claims.py`). The preempted tasks return to
+  the queue of their owner.
 
-So neither more tasks nor higher priorities give an owner more: a priority only orders the tasks of
-one owner. Tasks without GPUs start where they fit; they hold nothing and preempt nothing.
+So an owner gets no more GPUs by more tasks or higher priorities: a priority only orders the tasks
+of one owner. Tasks without GPUs start where they fit; they hold nothing and preempt nothing.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -63,7 +64,7 @@ def candidates(view: PoolView, _: int) -> CandidateOrder:
 
 
 def may_start(_: PoolView, __: Group, ___: Task) -> None:
-    """A task starts wherever it fits: only its place in the order depends on its owner."""
+    """Return no reason to wait: a task starts where it fits. Its owner only decides its place."""
 
 
 def start_reason(view: PoolView, task: Task) -> Start:
@@ -84,7 +85,7 @@ def claims(_: StarvedFirstOptions) -> tuple[Claim, ...]:
 
 
 def groups_to_wake(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that did not fit and may claim more than before."""
+    """Yield the groups that did not fit and may find victims now."""
     index = index_of(view)
     most = next(index.above(), None) if index.take_news() else None
     if most is None:
@@ -121,17 +122,17 @@ def always_in_rank(_: QueueTraits) -> bool:
 
 
 def by_priority(_: StarvedFirstOptions, traits: QueueTraits) -> Rank:
-    """Order within an owner, before the submission."""
+    """Return the place of a task of an owner, before the submission: by priority."""
     return (traits.priority,)
 
 
 def claimant_kind(options: StarvedFirstOptions) -> Among | None:
-    """The kind of the claimants; users have no recorded ranks."""
+    """Return the kind of the claimants with recorded ranks: projects, or none if users own."""
     return Among.PROJECT if options.owners == "project" else None
 
 
 def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
-    """Yield the projects whose rank is not the recorded one, with their rank: what they hold.
+    """Yield the projects whose rank is not the recorded one, with their rank: the GPUs they hold.
 
     A project without pending tasks has none. A project stays in `rank_stale` until its recorded
     rank is found to be right, because a draft may be rolled back.
@@ -149,14 +150,14 @@ def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
 
 
 def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """The order of the listed queue, which `OwnerOrder` replaces in a cycle."""
+    """Return the place of a task in the listed queue; in a cycle `OwnerOrder` replaces it."""
     allocated = index_of(view).owner(task.job).allocated if view.options.owners == "project" else 0
     return 0, allocated, group.priority, task.key
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
-    """Return the equal parts of projects that hold or request GPUs; those of users have no names
-    that a metric may show.
+    """Return the equal parts of the projects that hold or request GPUs. Those of users are left
+    out: metrics do not show the ids of users.
     """
     index = index_of(view)
     level = index.level()
