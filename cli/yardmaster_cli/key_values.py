@@ -6,12 +6,23 @@ Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs or 
 times have units.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster.yaml_tree import nearest, scalar
 from yardmaster_cli.errors import BadUsage
+from yardmaster_schemas.about import USER_UNITS, abouts
+from yardmaster_schemas.events.requests import (
+    CONFIGURATIONS,
+    CellConfig,
+    DepartmentConfig,
+    PolicyRef,
+    PoolConfig,
+    ProjectConfig,
+    Quota,
+)
 from yardmaster_schemas.quantities import duration_s, memory_mib, milli
 
 Body = dict[str, Any]
@@ -131,174 +142,107 @@ class Key:
     about: str = ""
 
 
+#: The names of fields as keys, for texts that refer to them.
+_KEYS: Final = {
+    name: name.removesuffix("_s").replace("_", "-")
+    for model in CONFIGURATIONS
+    for name in abouts(model)
+}
+
+
+def _of(
+    model: type,
+    name: str,
+    read: Callable[[str], Any],
+    value: str,
+    also: str = "",
+    *,
+    path: tuple[str, ...] | None = None,
+) -> Key:
+    """The key of a field, with the text of the field; `also` is about the command line alone."""
+    none = next((word for word in ("none", "unlimited") if word in value.split("|")), "default")
+    text = abouts(model)[name].written(USER_UNITS, none)
+    text = re.sub(r"`(\w+)`", lambda found: f"`{_KEYS.get(found[1], found[1])}`", text)
+    return Key(path or (name,), read, value, f"{text} {also}".rstrip())
+
+
 _POLICY: Final = ("policy", "name")
 POOL: Final[Mapping[str, Key]] = {
-    "policy": Key(
-        _POLICY, _text, "NAME", "Policy (new pool: priority). A change drops its options."
+    "policy": _of(
+        *(PolicyRef, "name", _text, "NAME"),
+        "New pool: priority. A change drops its options.",
+        path=_POLICY,
     ),
-    "policy-version": Key(("policy", "version"), _whole, "N", "Version of the policy."),
-    "placement": Key(
-        ("placement",), _text, "NAME", "Placement, which selects nodes: best_fit, worst_fit, ..."
+    "policy-version": _of(PolicyRef, "version", _whole, "N", path=("policy", "version")),
+    "placement": _of(PoolConfig, "placement", _text, "NAME"),
+    "default-priority": _of(PoolConfig, "default_priority", _whole, "N"),
+    "node-timeout": _of(PoolConfig, "node_timeout_s", _seconds, "TIME"),
+    "start-timeout": _of(PoolConfig, "start_timeout_s", _seconds, "TIME"),
+    "max-grace": _of(PoolConfig, "max_grace_s", _seconds, "TIME"),
+    "fence": _of(PoolConfig, "fence", _text, "none|kill"),
+    "unequal-gangs": _of(PoolConfig, "unequal_gangs", scalar, "true|false"),
+    "gpuless-per-node": _of(PoolConfig, "gpuless_per_node", _limit, "N|none"),
+    "seed": _of(PoolConfig, "seed", _whole, "N"),
+    "pool-order": _of(PoolConfig, "pool_order", _text, "idle_first|strict"),
+    "gpu-placement": _of(PoolConfig, "gpu_placement", _optional_text, "packed|spread|none"),
+}
+_QUEUE: Final[Mapping[str, Key]] = {
+    "rank": _of(DepartmentConfig, "rank", _whole, "N"),
+    "preempt-min-runtime": _of(
+        DepartmentConfig, "preempt_min_runtime_s", _optional_seconds, "TIME|none"
     ),
-    "default-priority": Key(
-        *(("default_priority",), _whole, "N"),
-        "Priority of jobs if neither job nor project has one.",
-    ),
-    "node-timeout": Key(
-        ("node_timeout_s",), _seconds, "TIME", "A node that is silent for this long is lost."
-    ),
-    "start-timeout": Key(
-        *(("start_timeout_s",), _seconds, "TIME"),
-        "A task that has not started after this time is requeued.",
-    ),
-    "max-grace": Key(("max_grace_s",), _seconds, "TIME", "Longest grace period of a task."),
-    "fence": Key(
-        *(("fence",), _text, "none|kill"),
-        "kill: agents kill their tasks before their node counts as lost.",
-    ),
-    "unequal-gangs": Key(
-        *(("unequal_gangs",), scalar, "true|false"),
-        "Whether a job with `replicas: auto` may use nodes of unequal size.",
-    ),
-    "gpuless-per-node": Key(
-        *(("gpuless_per_node",), _limit, "N|none"),
-        "Maximum number of tasks without GPUs on a node, up to 2048; none: 512.",
-    ),
-    "seed": Key(("seed",), _whole, "N", "Seed of policies and placements that draw at random."),
-    "pool-order": Key(
-        *(("pool_order",), _text, "idle_first|strict"),
-        "strict: victims in it come before idle capacity of pools that a job lists after it.",
-    ),
-    "gpu-placement": Key(
-        *(("gpu_placement",), _optional_text, "packed|spread|none"),
-        "GPU of a node for a share: the fullest or the emptiest; none: the placement chooses.",
+    "reclaim-min-runtime": _of(
+        DepartmentConfig, "reclaim_min_runtime_s", _optional_seconds, "TIME|none"
     ),
 }
-_RANK: Final = Key(
-    ("rank",), _whole, "N", "Siblings with a higher rank get unused capacity first (policy quota)."
-)
-_PREEMPT_MIN_RUNTIME: Final = Key(
-    *(("preempt_min_runtime_s",), _optional_seconds, "TIME|none"),
-    "Minimum run time before its own project preempts a task (policy quota); none: the parent's.",
-)
-_RECLAIM_MIN_RUNTIME: Final = Key(
-    *(("reclaim_min_runtime_s",), _optional_seconds, "TIME|none"),
-    "Minimum run time before a task is reclaimed for others (policy quota); none: the parent's.",
-)
 PROJECT: Final[Mapping[str, Key]] = {
-    "department": Key(("department",), _text, "NAME", "Department (new project: default)."),
-    "weight": Key(("weight",), _whole, "N", "Weight in fair sharing among projects."),
-    "rank": _RANK,
-    "preempt-min-runtime": _PREEMPT_MIN_RUNTIME,
-    "reclaim-min-runtime": _RECLAIM_MIN_RUNTIME,
-    "pools": Key(("pools",), _names, "NAME,...", "Pools that jobs may use; empty: all."),
-    "node-types": Key(
-        ("node_types",), _names, "NAME,...", "Node types that jobs may request; empty: all."
+    "department": _of(ProjectConfig, "department", _text, "NAME", "New project: default."),
+    "weight": _of(ProjectConfig, "weight", _whole, "N"),
+    **_QUEUE,
+    "pools": _of(ProjectConfig, "pools", _names, "NAME,..."),
+    "node-types": _of(ProjectConfig, "node_types", _names, "NAME,..."),
+    "kinds": _of(
+        ProjectConfig, "kinds", _names, "KIND,...", "Kinds: training, interactive, inference."
     ),
-    "kinds": Key(
-        ("kinds",),
-        _names,
-        "KIND,...",
-        "Kinds of jobs: training, interactive, inference; empty: all.",
-    ),
-    "best-priority": Key(
-        ("best_priority",), _whole, "N", "Highest priority (smallest number) of its jobs."
-    ),
-    "default-priority": Key(
-        ("default_priority",), _whole, "N", "Priority of jobs that have none; default: the pool's."
-    ),
-    "max-slots": Key(
-        ("limit_milli",),
-        _gpus,
-        "N|none",
-        "Maximum GPUs that its tasks hold, in all pools together.",
-    ),
-    "max-min-runtime": Key(
-        ("max_min_runtime_s",), _seconds, "TIME", "Longest min_runtime of a job."
-    ),
-    "max-pending": Key(
-        ("max_pending",),
-        _whole,
-        "N",
-        "Maximum number of tasks of one job; quota refuses a larger job.",
-    ),
-    "max-unfinished": Key(
-        ("max_unfinished",),
-        _limit,
-        "N|none",
-        "Maximum number of its tasks that have not ended; none: the cell's project-tasks.",
-    ),
-    "checkpoint-prefixes": Key(
-        ("checkpoint_prefixes",),
-        _names,
-        "URI,...",
-        "What the URIs of its checkpoints must be within; empty: any URI.",
-    ),
-    "default-pools": Key(
-        ("default_pools",),
-        _names,
-        "NAME,...",
-        "Pools of jobs that name none; empty: the cell's default pools.",
-    ),
+    "best-priority": _of(ProjectConfig, "best_priority", _whole, "N"),
+    "default-priority": _of(ProjectConfig, "default_priority", _whole, "N"),
+    "max-slots": _of(ProjectConfig, "limit_milli", _gpus, "N|none"),
+    "max-min-runtime": _of(ProjectConfig, "max_min_runtime_s", _seconds, "TIME"),
+    "max-pending": _of(ProjectConfig, "max_pending", _whole, "N"),
+    "max-unfinished": _of(ProjectConfig, "max_unfinished", _limit, "N|none"),
+    "checkpoint-prefixes": _of(ProjectConfig, "checkpoint_prefixes", _names, "URI,..."),
+    "default-pools": _of(ProjectConfig, "default_pools", _names, "NAME,..."),
 }
 CELL: Final[Mapping[str, Key]] = {
-    "default-pools": Key(
-        *(("default_pools",), _names, "NAME,..."),
-        "Pools of jobs that name none, in projects without default pools.",
-    ),
-    "project-tasks": Key(
-        ("project_tasks",), _whole, "N", "Maximum number of a project's tasks that have not ended."
-    ),
-    "user-tasks": Key(
-        ("user_tasks",), _whole, "N", "Maximum number of a user's tasks that have not ended."
-    ),
+    "default-pools": _of(CellConfig, "default_pools", _names, "NAME,..."),
+    "project-tasks": _of(CellConfig, "project_tasks", _whole, "N"),
+    "user-tasks": _of(CellConfig, "user_tasks", _whole, "N"),
 }
-_USER: Final = Key(("tasks_of", "USER"), _limit, "N|none", "The same for one user.")
+_USER: Final = _of(CellConfig, "tasks_of", _limit, "N|none", path=("tasks_of", "USER"))
 DEPARTMENT: Final[Mapping[str, Key]] = {
     "weight": Key(("weight",), _whole, "N"),
-    "parent": Key(("parent",), _name, "NAME|none", "Department that it is a part of."),
-    "rank": _RANK,
-    "preempt-min-runtime": _PREEMPT_MIN_RUNTIME,
-    "reclaim-min-runtime": _RECLAIM_MIN_RUNTIME,
+    "parent": _of(DepartmentConfig, "parent", _name, "NAME|none"),
+    **_QUEUE,
 }
 
 #: Of one quota; the policy `quota` alone reads them, except `limit`.
 QUOTA: Final[Mapping[str, Key]] = {
-    "deserved": Key(
-        *(("deserved_milli",), _deserved, "N|unlimited|none"),
-        "GPUs that its tasks get back from others when they need them.",
+    "deserved": _of(Quota, "deserved_milli", _deserved, "N|unlimited|none"),
+    "limit": _of(Quota, "limit_milli", _gpus, "N|none"),
+    "over-quota-weight": _of(
+        *(Quota, "over_quota_weight", _weight, "none|low|medium|high|N"),
+        "none, low, medium and high are 0 to 3.",
     ),
-    "limit": Key(
-        ("limit_milli",), _gpus, "N|none", "Maximum GPUs that its tasks hold in this pool."
-    ),
-    "over-quota-weight": Key(
-        *(("over_quota_weight",), _weight, "none|low|medium|high|N"),
-        "Part of the unused capacity, relative to siblings; none to high are 0 to 3.",
-    ),
-    "over-quota": Key(
-        *(("over_quota",), _switch, "on|off"), "Whether its tasks may hold more than it deserves."
-    ),
-    "deserved-cpus": Key(
-        *(("deserved_cpu_milli",), _deserved_cpus, "N|unlimited"), "CPUs that it deserves."
-    ),
-    "deserved-memory": Key(
-        *(("deserved_memory_mib",), _deserved_memory, "SIZE|unlimited"),
-        "Memory that it deserves, such as 512Gi.",
-    ),
-    "limit-cpus": Key(
-        *(("limit_cpu_milli",), _cpus, "N|none"), "Maximum CPUs that its tasks hold in this pool."
-    ),
-    "limit-memory": Key(
-        *(("limit_memory_mib",), _memory, "SIZE|none"),
-        "Maximum memory that its tasks hold in this pool.",
-    ),
+    "over-quota": _of(Quota, "over_quota", _switch, "on|off"),
+    "deserved-cpus": _of(Quota, "deserved_cpu_milli", _deserved_cpus, "N|unlimited"),
+    "deserved-memory": _of(Quota, "deserved_memory_mib", _deserved_memory, "SIZE|unlimited"),
+    "limit-cpus": _of(Quota, "limit_cpu_milli", _cpus, "N|none"),
+    "limit-memory": _of(Quota, "limit_memory_mib", _memory, "SIZE|none"),
 }
-_OPTION: Final = Key(("policy", "options"), scalar, "VALUE", "Option of the policy.")
-_KIND_NODE_TYPES: Final = Key(
-    ("kind_node_types", "KIND"),
-    _names_or_none,
-    "NAME,...|none",
-    "Node types that jobs of this kind may request; empty: all; none: node-types.",
+_OPTION: Final = _of(PolicyRef, "options", scalar, "VALUE", path=("policy", "options"))
+_KIND_NODE_TYPES: Final = _of(
+    *(ProjectConfig, "kind_node_types", _names_or_none, "NAME,...|none"),
+    path=("kind_node_types", "KIND"),
 )
 
 

@@ -28,9 +28,11 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from yardmaster_schemas import reasons
+from yardmaster_schemas.about import API_UNITS, abouts
 from yardmaster_schemas.asyncapi import document
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events.requests import CONFIGURATIONS
 from yardmaster_schemas.topics import TOPICS
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -57,6 +59,11 @@ def event_schema(cls: type[Event]) -> Json:
     definitions[cls.TYPE] = body
     for definition in definitions.values():
         _describe_fields(definition)
+    for model in CONFIGURATIONS:
+        if model.__name__ in definitions:
+            fields = definitions[model.__name__]["properties"]
+            for name, each in abouts(model).items():
+                fields[name]["description"] = each.written(API_UNITS, "null")
     schema["description"] = cleandoc(Envelope.__doc__ or "")
     _describe_fields(schema)
     schema = _plain(schema)

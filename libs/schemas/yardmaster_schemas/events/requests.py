@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field
 
+from yardmaster_schemas.about import about
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
@@ -188,9 +189,16 @@ class PolicyRef:
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    name: Name
-    version: Annotated[int, Field(ge=1, le=999)] = 1
-    options: PolicyOptions = field(default_factory=dict)
+    name: Name = field(metadata=about("The name of the policy.", "fair_share"))
+    version: Annotated[int, Field(ge=1, le=999)] = field(
+        default=1, metadata=about("The version of its meaning.", 1)
+    )
+    options: PolicyOptions = field(
+        default_factory=dict,
+        metadata=about(
+            "The options of the policy; an unknown one is refused.", {"among": "project"}
+        ),
+    )
 
 
 #: The rank of queues that have no other.
@@ -199,55 +207,121 @@ DEFAULT_RANK: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """How a pool is scheduled.
-
-    `placement` names a placement strategy (best_fit, worst_fit). A node silent for `node_timeout_s`
-    is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
-    `fence: kill` needs a `node_timeout_s` that is long enough for the kill before the loss.
-    `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
-    most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: the seed of policies
-    and placements that use random numbers.
-    `pool_order`: the order of a task that lists this pool before others. `gpu_placement`: which of
-    a node's GPUs a share gets (None: `placement` chooses).
-    """
+    """How a pool is scheduled."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    policy: PolicyRef
-    placement: Name = "best_fit"
-    default_priority: Priority = 42
-    node_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = 60
-    start_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = 300
-    max_grace_s: Annotated[int, Field(ge=0, le=86_400)] = 3600
-    fence: Fence = Fence.NONE
-    unequal_gangs: bool = False
-    gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    seed: Count = 0
-    pool_order: PoolOrder = PoolOrder.IDLE_FIRST
-    gpu_placement: GpuPlacement | None = None
+    policy: PolicyRef = field(metadata=about("The policy of the pool.", {"name": "priority"}))
+    placement: Name = field(
+        default="best_fit",
+        metadata=about("The name of the placement, which chooses nodes and GPUs.", "worst_fit"),
+    )
+    default_priority: Priority = field(
+        default=42,
+        metadata=about("The priority of jobs for which neither job nor project names one.", 42),
+    )
+    node_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = field(
+        default=60, metadata=about("A node that is silent for so long is lost.", 60)
+    )
+    start_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = field(
+        default=300,
+        metadata=about("An attempt that has not started after so long is revoked.", 300),
+    )
+    max_grace_s: Annotated[int, Field(ge=0, le=86_400)] = field(
+        default=3600, metadata=about("The longest grace period that a job may have.", 3600)
+    )
+    fence: Fence = field(
+        default=Fence.NONE,
+        metadata=about(
+            "`kill`: an agent that cannot reach the log kills its tasks before their node is lost. "
+            "It needs a `node_timeout_s` of at least 11 s.",
+            "kill",
+        ),
+    )
+    unequal_gangs: bool = field(
+        default=False,
+        metadata=about("`replicas: auto` may use nodes of unequal size.", True),
+    )
+    gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = field(
+        default=None,
+        metadata=about(
+            "The most tasks without GPUs on a node at once, up to 2,048.", 64, none="512"
+        ),
+    )
+    seed: Count = field(
+        default=0, metadata=about("The seed of policies and placements that draw at random.", 7)
+    )
+    pool_order: PoolOrder = field(
+        default=PoolOrder.IDLE_FIRST,
+        metadata=about(
+            "For tasks that list this pool before others. `idle_first`: idle capacity of a later "
+            "pool comes before victims in this one. `strict`: victims in this one come first.",
+            "strict",
+        ),
+    )
+    gpu_placement: GpuPlacement | None = field(
+        default=None,
+        metadata=about(
+            "Which of a node's GPUs a share gets. `packed`: the fullest that holds it. `spread`: "
+            "the emptiest.",
+            "spread",
+            none="the placement chooses",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """The quota of a project or department in one pool.
-
-    Limits: None is no limit. What is deserved: of GPUs, None is nothing, unless
-    `deserved_unlimited`; of CPUs and memory, None is unlimited. `over_quota`: whether its tasks may
-    hold more than is deserved. `over_quota_weight`: its part of what is left, relative to its
-    siblings.
-    """
+    """The quota of a project or department in one pool."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    deserved_milli: Count | None = None
-    limit_milli: Count | None = None
-    over_quota_weight: Count = 1
-    deserved_unlimited: bool = False
-    deserved_cpu_milli: Count | None = None
-    deserved_memory_mib: Count | None = None
-    limit_cpu_milli: Count | None = None
-    limit_memory_mib: Count | None = None
-    over_quota: bool = True
+    deserved_milli: Count | None = field(
+        default=None,
+        metadata=about(
+            "The {gpus} that it deserves in the pool (policy `quota`).", 4000, none="none"
+        ),
+    )
+    limit_milli: Count | None = field(
+        default=None,
+        metadata=about("The most {gpus} held at once in the pool.", 8000, none="no limit"),
+    )
+    over_quota_weight: Count = field(
+        default=1,
+        metadata=about(
+            "Its part of what siblings of its rank leave over, relative to them; 0: none (policy "
+            "`quota`).",
+            2,
+        ),
+    )
+    deserved_unlimited: bool = field(
+        default=False,
+        metadata=about("It deserves all GPUs of the pool; then omit `deserved_milli`.", False),
+    )
+    deserved_cpu_milli: Count | None = field(
+        default=None,
+        metadata=about("The {cpus} that it deserves (policy `quota`).", 64_000, none="unlimited"),
+    )
+    deserved_memory_mib: Count | None = field(
+        default=None,
+        metadata=about(
+            "The {memory} that it deserves (policy `quota`).", 524_288, none="unlimited"
+        ),
+    )
+    limit_cpu_milli: Count | None = field(
+        default=None,
+        metadata=about("The most {cpus} held at once (policy `quota`).", 128_000, none="no limit"),
+    )
+    limit_memory_mib: Count | None = field(
+        default=None,
+        metadata=about(
+            "The most {memory} held at once (policy `quota`).", 1_048_576, none="no limit"
+        ),
+    )
+    over_quota: bool = field(
+        default=True,
+        metadata=about("Whether its tasks may hold more than it deserves (policy `quota`).", True),
+    )
 
 
 #: A limit on tasks that have not ended.
@@ -257,96 +331,187 @@ CheckpointPrefixes = Annotated[tuple[CheckpointPrefix, ...], Field(max_length=MA
 KindNodeTypes = Annotated[dict[Kind, Names], Field(max_length=3)]
 
 
+_QUOTAS: Final = about(
+    "The quota in each pool, by the name of the pool.", {"default": {"limit_milli": 8000}}
+)
+_RANK: Final = about(
+    "Siblings with a higher rank get what is left over before the others (policy `quota`).", 200
+)
+_PREEMPT_MIN_RUNTIME: Final = about(
+    "For {time} a task is not preempted for the same project (policy `quota`).",
+    600,
+    none="as in the department above, else 0",
+)
+_RECLAIM_MIN_RUNTIME: Final = about(
+    "For {time} a task is not reclaimed for another project (policy `quota`).",
+    1800,
+    none="as in the department above, else 0",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentConfig:
-    """A department: the resources that its projects may use together.
-
-    `parent`: the department that it is a part of. Under the policy `quota`: `rank`, siblings with a
-    higher one get what is left first; `preempt_min_runtime_s`, `reclaim_min_runtime_s`: for how
-    long its tasks are neither preempted for the same project nor reclaimed for another one (None:
-    as in the parent, else 0).
-    """
+    """A department: the resources that its projects may use together."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    weight: Positive = 1
-    quotas: Quotas = field(default_factory=dict)
-    parent: Name | None = None
-    rank: Rank = DEFAULT_RANK
-    preempt_min_runtime_s: Seconds | None = None
-    reclaim_min_runtime_s: Seconds | None = None
+    weight: Positive = field(default=1, metadata=about("Not supported: omit it.", 1))
+    quotas: Quotas = field(default_factory=dict, metadata=_QUOTAS)
+    parent: Name | None = field(
+        default=None,
+        metadata=about(
+            "The department that it is a part of, in at most 8 levels.", "company", none="none"
+        ),
+    )
+    rank: Rank = field(default=DEFAULT_RANK, metadata=_RANK)
+    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=_PREEMPT_MIN_RUNTIME)
+    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=_RECLAIM_MIN_RUNTIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectConfig:
-    """A project: what its jobs may request and use.
-
-    Empty `pools`, `kinds` or `node_types` allow all. `best_priority` is the lowest number (the
-    highest priority) that its jobs may request. `limit_milli` limits its running GPUs in all pools.
-    `default_pools`: the pools of jobs that name none (empty: those of the cell that it may use).
-    `kind_node_types`: the node types that jobs of a kind may use (empty: all); kinds that it does
-    not name follow `node_types`.
-    `rank`, `preempt_min_runtime_s`, `reclaim_min_runtime_s`: see `DepartmentConfig`.
-    `checkpoint_prefixes`: the URIs of its checkpoints are within one of them (empty: any URI).
-    """
+    """A project: what its jobs may request and use."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    department: Name
-    weight: Positive = 1
-    pools: Names = ()
-    node_types: Names = ()
-    kinds: Annotated[tuple[Kind, ...], Field(max_length=3)] = ()
-    best_priority: Priority = 1
-    default_priority: Priority | None = None
-    limit_milli: Count | None = None
-    max_min_runtime_s: Seconds = 86_400
-    max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
-    quotas: Quotas = field(default_factory=dict)
-    max_unfinished: MaxUnfinished | None = None
-    rank: Rank = DEFAULT_RANK
-    preempt_min_runtime_s: Seconds | None = None
-    reclaim_min_runtime_s: Seconds | None = None
-    default_pools: Names = ()
-    kind_node_types: KindNodeTypes = field(default_factory=dict)
-    checkpoint_prefixes: CheckpointPrefixes = ()
+    department: Name = field(metadata=about("The department of the project.", "research"))
+    weight: Positive = field(
+        default=1,
+        metadata=about("The weight of the project in a fair share among projects.", 2),
+    )
+    pools: Names = field(
+        default=(),
+        metadata=about("The pools that it may use, in order of preference; empty: all.", ["h100"]),
+    )
+    node_types: Names = field(
+        default=(), metadata=about("The types of node that it may use; empty: all.", ["sxm"])
+    )
+    kinds: Annotated[tuple[Kind, ...], Field(max_length=3)] = field(
+        default=(), metadata=about("The kinds of jobs that it may run; empty: all.", ["training"])
+    )
+    best_priority: Priority = field(
+        default=1,
+        metadata=about(
+            "The smallest number, which is the highest priority, that its jobs may ask for.", 20
+        ),
+    )
+    default_priority: Priority | None = field(
+        default=None,
+        metadata=about("The priority of its jobs that name none.", 50, none="that of the pool"),
+    )
+    limit_milli: Count | None = field(
+        default=None,
+        metadata=about("The most {gpus} held at once in all pools.", 8000, none="no limit"),
+    )
+    max_min_runtime_s: Seconds = field(
+        default=86_400,
+        metadata=about("The longest `min_runtime` that counts for its jobs.", 3600),
+    )
+    max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = field(
+        default=1_000_000,
+        metadata=about("The maximum number of tasks of one job; a larger job is refused.", 10_000),
+    )
+    quotas: Quotas = field(default_factory=dict, metadata=_QUOTAS)
+    max_unfinished: MaxUnfinished | None = field(
+        default=None,
+        metadata=about(
+            "The most tasks of the project that have not ended.",
+            50_000,
+            none="the cell's `project_tasks`",
+        ),
+    )
+    rank: Rank = field(default=DEFAULT_RANK, metadata=_RANK)
+    preempt_min_runtime_s: Seconds | None = field(default=None, metadata=_PREEMPT_MIN_RUNTIME)
+    reclaim_min_runtime_s: Seconds | None = field(default=None, metadata=_RECLAIM_MIN_RUNTIME)
+    default_pools: Names = field(
+        default=(),
+        metadata=about(
+            "The pools of its jobs that name none, in order of preference; empty: those of the "
+            "cell's `default_pools` that it may use, else all that it may use.",
+            ["h100"],
+        ),
+    )
+    kind_node_types: KindNodeTypes = field(
+        default_factory=dict,
+        metadata=about(
+            "The types of node that its jobs of a kind may use, by kind; empty: all. Other kinds "
+            "follow `node_types`.",
+            {"interactive": ["pcie"]},
+        ),
+    )
+    checkpoint_prefixes: CheckpointPrefixes = field(
+        default=(),
+        metadata=about(
+            "The URIs of checkpoints of its tasks are within one of these; empty: any URI.",
+            ["s3://runs/nlp"],
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellConfig:
-    """The configuration of a whole cell.
-
-    `project_tasks`, `user_tasks`: the most tasks of one project, and of one user, that have not
-    ended. `tasks_of`: other limits of single users; a project's own is `max_unfinished`.
-    `default_pools`: the pools of jobs that name none, in projects that name none.
-    """
+    """The configuration of a whole cell."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    project_tasks: MaxUnfinished = 200_000
-    user_tasks: MaxUnfinished = 100_000
-    tasks_of: Annotated[dict[PrincipalId, MaxUnfinished], Field(max_length=1_000)] = field(
-        default_factory=dict
+    project_tasks: MaxUnfinished = field(
+        default=200_000,
+        metadata=about(
+            "The most tasks of a project that have not ended; for projects without "
+            "`max_unfinished`.",
+            200_000,
+        ),
     )
-    default_pools: Names = ()
+    user_tasks: MaxUnfinished = field(
+        default=100_000,
+        metadata=about("The most tasks of a user that have not ended, over all projects.", 100_000),
+    )
+    tasks_of: Annotated[dict[PrincipalId, MaxUnfinished], Field(max_length=1_000)] = field(
+        default_factory=dict,
+        metadata=about("Other limits of single users.", {"ada": 250_000}),
+    )
+    default_pools: Names = field(
+        default=(),
+        metadata=about(
+            "The pools of jobs that name none, in projects without `default_pools`, in order of "
+            "preference.",
+            ["default"],
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """The limits of a node that joins: this pool, at most so many GPUs, only these labels.
-
-    `node_type` and `address`: with None the node chooses. `keys`: digests (SHA-256 of the public
-    key in DER) of the keys that the node may sign with; two, so that a key can be replaced.
-    """
+    """The limits of a node that joins."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    pool: Name
-    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)]
-    node_type: Name | None = None
-    labels: Labels = field(default_factory=dict)
-    address: Address | None = None
-    keys: Annotated[tuple[Digest, ...], Field(max_length=2)] = ()
+    pool: Name = field(metadata=about("The pool that the node may join.", "h100"))
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] = field(
+        metadata=about("The most GPUs that it may have.", 8)
+    )
+    node_type: Name | None = field(
+        default=None, metadata=about("The type that it must have.", "sxm", none="any")
+    )
+    labels: Labels = field(
+        default_factory=dict, metadata=about("The labels that it may have.", {"rack": "r1"})
+    )
+    address: Address | None = field(
+        default=None, metadata=about("The address that it must have.", "10.0.0.7", none="any")
+    )
+    keys: Annotated[tuple[Digest, ...], Field(max_length=2)] = field(
+        default=(),
+        metadata=about(
+            "Digests of its public keys (SHA-256 of the key in DER, hex); two during a rotation.",
+            ["0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c4b5a69788796a5b4c3d2e1f0"],
+        ),
+    )
+
+
+#: The configurations, whose fields have their texts (`abouts`).
+CONFIGURATIONS: Final = (
+    *(PolicyRef, PoolConfig, Quota, DepartmentConfig, ProjectConfig, CellConfig, Enrolment),
+)
 
 
 @event(REQUESTS, name="LogCreated")

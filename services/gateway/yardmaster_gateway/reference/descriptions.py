@@ -1,12 +1,12 @@
-"""The description and an example of each parameter, and of each field of the configurations.
+"""The description and an example of each parameter, and of each field of bodies and answers.
 
-The other bodies have them in their models. The models of configurations are parts of events, whose
-published schemas do not change.
+Fields of configurations have their texts in their models (`yardmaster_schemas.about`).
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from yardmaster_schemas.about import API_UNITS, abouts
 from yardmaster_schemas.api import (
     CellConfig,
     DepartmentConfig,
@@ -15,7 +15,7 @@ from yardmaster_schemas.api import (
     ProjectConfig,
     Quota,
 )
-from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.events.requests import CONFIGURATIONS, PolicyRef
 
 Texts = Mapping[str, tuple[str, Any]]
 
@@ -94,184 +94,16 @@ PARAMETERS: Final[Texts] = {
     "wait_s": ("The longest time to wait for the decision of quota, in seconds.", 5),
 }
 
-_QUOTAS: Final = (
-    "The quota in each pool, by the name of the pool.",
-    {"default": {"limit_milli": 8000}},
-)
-_RANK: Final = (
-    "Siblings with a higher rank get what is left over before the others (policy `quota`).",
-    200,
-)
-_PREEMPT_MIN_RUNTIME: Final = (
-    "For so many seconds a task is not preempted for the same project (policy `quota`); null: as "
-    "in the department above, else 0.",
-    600,
-)
-_RECLAIM_MIN_RUNTIME: Final = (
-    "For so many seconds a task is not reclaimed for another project (policy `quota`); null: as in "
-    "the department above, else 0.",
-    1800,
-)
-FIELDS: Final[Mapping[type, Texts]] = {
-    PolicyRef: {
-        "name": ("The name of the policy.", "fair_share"),
-        "version": ("The version of its meaning.", 1),
-        "options": ("The options of the policy; an unknown one is refused.", {"among": "project"}),
-    },
-    PoolConfig: {
-        "policy": ("The policy of the pool.", {"name": "priority"}),
-        "placement": ("The name of the placement, which chooses nodes and GPUs.", "worst_fit"),
-        "default_priority": (
-            "The priority of jobs for which neither job nor project names one.",
-            42,
-        ),
-        "node_timeout_s": ("A node that is silent for so long is lost.", 60),
-        "start_timeout_s": ("An attempt that has not started after so long is revoked.", 300),
-        "max_grace_s": ("The longest grace period that a job may have.", 3600),
-        "fence": (
-            "`kill`: an agent that cannot reach the log kills its tasks before their node is lost. "
-            "It needs a `node_timeout_s` of at least 11.",
-            "kill",
-        ),
-        "unequal_gangs": ("`replicas: auto` may use nodes of unequal size.", True),
-        "gpuless_per_node": (
-            "The most tasks without GPUs on a node at once, up to 2,048; null: 512.",
-            64,
-        ),
-        "seed": ("The seed of policies and placements that draw at random.", 7),
-        "pool_order": (
-            "For tasks that list this pool before others. `idle_first`: idle capacity of a later "
-            "pool comes before victims in this one. `strict`: victims in this one come first.",
-            "strict",
-        ),
-        "gpu_placement": (
-            "Which of a node's GPUs a share gets. `packed`: the fullest that holds it. `spread`: "
-            "the emptiest. null: the placement chooses.",
-            "spread",
-        ),
-    },
-    Quota: {
-        "deserved_milli": (
-            "The thousandths of a GPU that it deserves in the pool (policy `quota`); null: none.",
-            4000,
-        ),
-        "limit_milli": (
-            "The most thousandths of a GPU held at once in the pool; null: no limit.",
-            8000,
-        ),
-        "over_quota_weight": (
-            "Its part of what siblings of its rank leave over, relative to them; 0: none (policy "
-            "`quota`).",
-            2,
-        ),
-        "deserved_unlimited": (
-            "It deserves all GPUs of the pool; then omit `deserved_milli`.",
-            False,
-        ),
-        "deserved_cpu_milli": (
-            "The thousandths of a CPU that it deserves (policy `quota`); null: unlimited.",
-            64_000,
-        ),
-        "deserved_memory_mib": (
-            "The memory in MiB that it deserves (policy `quota`); null: unlimited.",
-            524_288,
-        ),
-        "limit_cpu_milli": (
-            "The most thousandths of a CPU held at once (policy `quota`); null: no limit.",
-            128_000,
-        ),
-        "limit_memory_mib": (
-            "The most memory in MiB held at once (policy `quota`); null: no limit.",
-            1_048_576,
-        ),
-        "over_quota": (
-            "Whether its tasks may hold more than it deserves (policy `quota`).",
-            True,
-        ),
-    },
-    DepartmentConfig: {
-        "weight": ("Not supported: omit it.", 1),
-        "quotas": _QUOTAS,
-        "parent": (
-            "The department that it is a part of; null: none. At most 8 levels.",
-            "company",
-        ),
-        "rank": _RANK,
-        "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
-        "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
-    },
-    ProjectConfig: {
-        "department": ("The department of the project.", "research"),
-        "weight": ("The weight of the project in a fair share among projects.", 2),
-        "pools": ("The pools that it may use, in order of preference; empty: all.", ["h100"]),
-        "node_types": ("The types of node that it may use; empty: all.", ["sxm"]),
-        "kinds": ("The kinds of jobs that it may run; empty: all.", ["training"]),
-        "best_priority": (
-            "The smallest number, which is the highest priority, that its jobs may ask for.",
-            20,
-        ),
-        "default_priority": (
-            "The priority of its jobs that name none; null: that of the pool.",
-            50,
-        ),
-        "limit_milli": (
-            "The most thousandths of a GPU held at once in all pools; null: no limit.",
-            8000,
-        ),
-        "max_min_runtime_s": ("The longest `min_runtime` that counts for its jobs.", 3600),
-        "max_pending": ("The maximum number of tasks of one job; a larger job is refused.", 10_000),
-        "quotas": _QUOTAS,
-        "max_unfinished": (
-            "The most tasks of the project that have not ended; null: the cell's `project_tasks`.",
-            50_000,
-        ),
-        "rank": _RANK,
-        "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
-        "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
-        "default_pools": (
-            "The pools of its jobs that name none, in order of preference; empty: those of the "
-            "cell's `default_pools` that it may use, else all that it may use.",
-            ["h100"],
-        ),
-        "kind_node_types": (
-            "The types of node that its jobs of a kind may use, by kind; empty: all. Other kinds "
-            "follow `node_types`.",
-            {"interactive": ["pcie"]},
-        ),
-        "checkpoint_prefixes": (
-            "The URIs of checkpoints of its tasks are within one of these; empty: any URI.",
-            ["s3://runs/nlp"],
-        ),
-    },
-    CellConfig: {
-        "project_tasks": (
-            "The most tasks of a project that have not ended; for projects without "
-            "`max_unfinished`.",
-            200_000,
-        ),
-        "user_tasks": (
-            "The most tasks of a user that have not ended, over all projects.",
-            100_000,
-        ),
-        "tasks_of": ("Other limits of single users.", {"ada": 250_000}),
-        "default_pools": (
-            "The pools of jobs that name none, in projects without `default_pools`, in order of "
-            "preference.",
-            ["default"],
-        ),
-    },
-    Enrolment: {
-        "pool": ("The pool that the node may join.", "h100"),
-        "gpus": ("The most GPUs that it may have.", 8),
-        "node_type": ("The type that it must have; null: any.", "sxm"),
-        "labels": ("The labels that it may have.", {"rack": "r1"}),
-        "address": ("The address that it must have; null: any.", "10.0.0.7"),
-        "keys": (
-            "Digests of its public keys (SHA-256 of the key in DER, hex); two during a rotation.",
-            ["0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c4b5a69788796a5b4c3d2e1f0"],
-        ),
-    },
-}
+
+def _texts(model: type) -> Texts:
+    return {
+        name: (each.written(API_UNITS, "null"), each.example)
+        for name, each in abouts(model).items()
+    }
+
+
+#: Of the fields of each configuration.
+FIELDS: Final[Mapping[type, Texts]] = {model: _texts(model) for model in CONFIGURATIONS}
 
 _AT: Final = "2026-11-23T09:41:03.000Z"
 _DIGEST: Final = "49cf6131ef3d42c65c04c5882ff6059632a6e8a60bf24f80a7e2de4b471ac9eb"
@@ -543,17 +375,17 @@ ANSWERS: Final[Texts] = {
     "position": ("The position in the log that this answer shows.", _POSITION),
     "preemptible": ("Whether other tasks may preempt it.", True),
     "parent": FIELDS[DepartmentConfig]["parent"],
-    "preempt_min_runtime_s": _PREEMPT_MIN_RUNTIME,
+    "preempt_min_runtime_s": FIELDS[DepartmentConfig]["preempt_min_runtime_s"],
     "preferred": ("Not supported yet.", None),
     "prev": ("The digest of the commit before it.", _DIGEST),
     "priority": ("A smaller number is a higher priority.", 42),
     "progress_permille": ("The progress that the task reported, in thousandths.", 350),
     "project": ("The name of the project.", "nlp"),
     "projects": ("The projects of the department.", ["nlp", "vision"]),
-    "quotas": _QUOTAS,
-    "rank": _RANK,
+    "quotas": FIELDS[DepartmentConfig]["quotas"],
+    "rank": FIELDS[DepartmentConfig]["rank"],
     "reason": ("The reason that an operator gave.", "new driver"),
-    "reclaim_min_runtime_s": _RECLAIM_MIN_RUNTIME,
+    "reclaim_min_runtime_s": FIELDS[DepartmentConfig]["reclaim_min_runtime_s"],
     "refusal": (
         "Why quota refused it; null if it did not.",
         {"code": "pool_not_allowed", "numbers": {}, "about": "h100"},
