@@ -874,7 +874,7 @@ class Version(Answer):
     cell: str
     log_id: str
     mode: LogMode
-    created_ms: Millis
+    created_ms: Millis | None
 
 
 class Rules(Answer):

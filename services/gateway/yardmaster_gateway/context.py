@@ -11,7 +11,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.errors import LogUnavailable, OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway import errors
@@ -38,7 +38,7 @@ from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.errors import SchemaError
-from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.events.requests import LogCreatedV1, LogMode
 from yardmaster_schemas.events.users import Scope
 from yardmaster_schemas.position import POSITION_PATTERN, Position
 from yardmaster_schemas.topics import REQUESTS
@@ -63,6 +63,15 @@ class GatewayPorts:
     snapshots: SnapshotStore | None = None
     #: Why the log takes no records at the moment, where reading it does not show that; or None.
     log_fault: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """The content of the log's first record, and its time; None if the record has expired."""
+
+    log_id: str
+    mode: LogMode
+    created_ms: int | None
 
 
 class _SubmissionLock:
@@ -141,28 +150,35 @@ class Gateway:
         self._streams_started = 0
         #: Whether the views have contained the log's first record at least once.
         self.seen_views = False
-        self._created: LogCreatedV1 | None = None
-        self._created_ms = 0
+        self._identity: LogIdentity | None = None
         #: The locks of submissions in progress, by job id.
         self._submission_locks: dict[str, _SubmissionLock] = {}
 
-    async def log_created(self) -> tuple[LogCreatedV1, int]:
-        """The log's first record, and its time in milliseconds.
+    async def log_identity(self) -> LogIdentity:
+        """The identity of the log, from its first record or from a snapshot of quota.
 
         Raises:
             LogUnavailable: the log has not been set up yet.
+            UsersNeedSnapshot: the log has lost its first record, and no snapshot is usable.
         """
-        if self._created is None:
-            first = Partition(REQUESTS.name, self.settings.partition)
-            found = await self.ports.log.read(first, 0, max_records=1)
+        if self._identity is None:
             try:
-                envelope = decode(found[0].record) if found else None
-            except SchemaError:
-                envelope = None
-            if envelope is None or not isinstance(envelope.data, LogCreatedV1):
-                raise LogUnavailable(found="the log's first record is not LogCreated")
-            self._created, self._created_ms = envelope.data, envelope.time_ms
-        return self._created, self._created_ms
+                self._identity = await self._recorded_identity()
+            except OffsetGone:
+                log = await self.access.log_of_snapshot()
+                self._identity = LogIdentity(log.log_id, LogMode(log.mode), None)
+        return self._identity
+
+    async def _recorded_identity(self) -> LogIdentity:
+        first = Partition(REQUESTS.name, self.settings.partition)
+        found = await self.ports.log.read(first, 0, max_records=1)
+        try:
+            envelope = decode(found[0].record) if found else None
+        except SchemaError:
+            envelope = None
+        if envelope is None or not isinstance(envelope.data, LogCreatedV1):
+            raise LogUnavailable(found="the log's first record is not LogCreated")
+        return LogIdentity(envelope.data.log_id, envelope.data.mode, envelope.time_ms)
 
     async def end(self, topic: str) -> int:
         """The end offset of the cell's partition of a topic."""

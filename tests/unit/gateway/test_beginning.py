@@ -9,16 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from tests.support.cell_world import AtOnce
 from tests.support.gateway import CELL, TestCell
-from tests.unit.gateway.test_users import ROLE, add, cell_of
+from tests.support.views import telemetry
+from tests.unit.gateway.test_users import OPERATOR, ROLE, add, cell_of, imported
 from yardmaster_core.access import User
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster_gateway import main
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.background.token_import import import_users
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.errors import UsersNeedSnapshot
 from yardmaster_gateway.identity.access import Access
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.machine.snapshotting import take
+from yardmaster_runtime.service import Process
+from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas import plain
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, REQUESTS
@@ -93,8 +105,28 @@ async def cell() -> AsyncIterator[TestCell]:
 
 
 @pytest.fixture
+async def expiring() -> TestCell:
+    """A cell whose log may lose its first records, and cannot be audited then."""
+    cell = await TestCell(file_users=OPERATOR).start()
+    await imported(cell)
+    return cell
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(str(tmp_path), executor=AtOnce())
+
+
+def app_with(cell: TestCell, store: SnapshotStore) -> FastAPI:
+    """Another gateway of the cell, which reads snapshots."""
+    ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"), snapshots=store)
+    return create_app(ports, cell.settings)
+
+
+async def newest_of(store: SnapshotStore) -> Snapshot:
+    found = (await store.newest("quota", CELL)).snapshot
+    assert found is not None
+    return found
 
 
 def files(folder: Path) -> list[Path]:
@@ -256,3 +288,73 @@ async def test_a_snapshot_store_that_hangs_does_not_hold_a_start_up(
         os.close(os.open(newest, os.O_RDWR))
     assert "no answer within 0.05 s" in start.said("snapshots_unavailable")[0]["found"]
     assert start.folded == (await started(cell, None)).folded
+
+
+def test_a_url_that_names_no_store_does_not_end_a_gateway() -> None:
+    lines = io.StringIO()
+    said = Telemetry("gateway", now_ms=lambda: 0, stream=lines)
+    process = Process(ManualClock(), SeededChance(1), said, Health())
+    settings = GatewaySettings(snapshots="nosuchprotocol://x")
+    assert main._open_snapshots(process, settings) is None
+    assert json.loads(lines.getvalue())["event"] == "snapshots_unavailable"
+
+
+def expire(cell: TestCell, snapshot: Snapshot, *topics: str) -> None:
+    """Let the records expire that a snapshot covers, except the commit of its cycle."""
+    reader = json.loads(snapshot.payload)["reader"]
+    covered = {topic: end for topic, _, end in reader["inputs"]} | {OWN.topic: end_of(snapshot) - 1}
+    assert isinstance(cell.log, MemoryLog)
+    for topic in topics:
+        sequence = cell.log._shared.sequences[Partition(topic)]
+        sequence.first = covered[topic]
+        sequence.records = [one for one in sequence.records if one.offset >= sequence.first]
+
+
+async def test_a_log_that_has_lost_its_first_records_is_read_from_a_snapshot(
+    expiring: TestCell, store: SnapshotStore
+) -> None:
+    await with_users(expiring, store)
+    whole = await started(expiring, None)
+    before = await expiring.call("GET", "/v1/version")
+    expire(expiring, await newest_of(store), "requests", "admissions")
+    expiring.app = app_with(expiring, store)
+    gateway: Gateway = expiring.app.state.gateway
+    await import_users(gateway)
+    assert gateway.access.users == whole.access.users
+    answer = await expiring.call("GET", "/v1/version", run=False)
+    assert answer == before | {"created_ms": None}
+
+
+@pytest.mark.parametrize("expired", [("admissions",), ("requests",), ("requests", "admissions")])
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_without_a_snapshot_a_start_names_the_expired_records_and_what_is_missing(
+    expiring: TestCell,
+    store: SnapshotStore,
+    tmp_path: Path,
+    expired: tuple[str, ...],
+    damaged: bool,
+) -> None:
+    await add(expiring)
+    snapshot = snapshot_of(expiring)
+    if damaged:
+        await store.save(snapshot)
+        files(tmp_path)[0].write_bytes(b"nonsense")
+    expire(expiring, snapshot, *expired)
+    with pytest.raises(UsersNeedSnapshot) as caught:
+        await import_users(app_with(expiring, store).state.gateway)
+    message = str(caught.value)
+    for topic in expired:
+        assert f"of {topic}/0 have expired" in message
+    assert f"{tmp_path}/quota/main has no usable one" in message
+    assert ("it does not start like a snapshot" in message) == damaged
+
+
+async def test_a_snapshot_whose_commit_has_expired_is_named(
+    expiring: TestCell, store: SnapshotStore
+) -> None:
+    await store.save(snapshot_of(expiring))
+    await add(expiring)
+    expire(expiring, snapshot_of(expiring), "admissions")
+    cycle = (await newest_of(store)).cycle
+    with pytest.raises(UsersNeedSnapshot, match=f"cycle {cycle}: "):
+        await started(expiring, store)

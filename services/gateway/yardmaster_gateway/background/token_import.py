@@ -33,7 +33,7 @@ async def import_users(gateway: Gateway) -> None:
     missing: list[FileUser] = []
     while True:
         try:
-            await gateway.log_created()
+            await gateway.log_identity()
             await gateway.access.catch_up()
             known = gateway.access.users
             missing = [user for user in gateway.ports.file_users if user.name not in known]

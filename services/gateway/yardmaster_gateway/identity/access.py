@@ -7,19 +7,20 @@ for `access_age_s` refuses every request, because it cannot know which tokens we
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from yardmaster_core.access import User, is_valid, user_after
+from yardmaster_core.admission.state import Log
 from yardmaster_core.commit import CommitReader
-from yardmaster_eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster_eventlog.errors import LogUnavailable, OffsetGone, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import Cursor
 from yardmaster_eventlog.snapshots import SnapshotStore
-from yardmaster_gateway.errors import NotReady, Unauthenticated
+from yardmaster_gateway.errors import NotReady, Unauthenticated, UsersNeedSnapshot
 from yardmaster_gateway.identity.authentication import digest_of
 from yardmaster_gateway.identity.authorization import Binding, Caller
-from yardmaster_gateway.identity.beginning import newest_beginning
+from yardmaster_gateway.identity.beginning import needs_snapshot, newest_beginning
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -56,6 +57,8 @@ class Access:
         self._max_age_s = max_age_s
         self._cycles = self._from(CommitReader("quota", cell, ADMISSIONS.name))
         self._begun = False
+        self._log_of_snapshot: Log | None = None
+        self._unusable: Sequence[str] = ()
         self._lock = asyncio.Lock()
         self._users: dict[str, User] = {}
         #: The number of users that were not removed.
@@ -102,15 +105,38 @@ class Access:
         Raises:
             LogUnavailable, LogTruncated, LogCorrupt, UnknownTopic: the log cannot be read.
             ForeignRecord, ChainBroken: quota did not write it so.
+            UsersNeedSnapshot: the log has lost its first records, and no snapshot is usable.
         """
         async with self._lock:
             if not self._begun:
                 await self._begin()
-            while (counted := await self._cycles.next()) is not None:
-                for _, envelope in counted.decisions:
-                    if isinstance(envelope.data, ACCESS_CHANGES):
-                        self._apply(envelope.data, counted.commit.now_ms)
+            try:
+                while (counted := await self._cycles.next()) is not None:
+                    for _, envelope in counted.decisions:
+                        if isinstance(envelope.data, ACCESS_CHANGES):
+                            self._apply(envelope.data, counted.commit.now_ms)
+            except OffsetGone:
+                if self._cycles.reader.next:
+                    raise
+                raise await self._needs_snapshot() from None
             self._read_s = self._clock.monotonic_s()
+
+    async def log_of_snapshot(self) -> Log:
+        """The identity of the log, which has lost its first record, as the snapshot has it.
+
+        Raises: as `catch_up`.
+        """
+        await self.catch_up()
+        if self._log_of_snapshot is None:
+            raise await self._needs_snapshot()
+        return self._log_of_snapshot
+
+    async def _needs_snapshot(self) -> UsersNeedSnapshot:
+        return await needs_snapshot(
+            *(self._log, self._snapshots, self._unusable),
+            cell=self._cell,
+            partition=self._partition.number,
+        )
 
     async def _begin(self) -> None:
         # While the log is unavailable, each try would load a snapshot in vain.
@@ -123,6 +149,7 @@ class Access:
         self._cycles = self._from(found.reader)
         for name, user in found.users.items():
             self._put(name, user)
+        self._log_of_snapshot, self._unusable = found.log, found.unusable
         self._begun = True
 
     def _from(self, reader: CommitReader) -> CycleReader:

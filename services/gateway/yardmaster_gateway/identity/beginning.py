@@ -5,22 +5,26 @@ A snapshot is checked as quota checks it at a restart: its whole state must have
 log's commit names. So all of the state is loaded, and freed when the users are taken from it: one
 second for 100,000 active jobs or a million ended ones. An unusable snapshot is skipped with a
 warning. That includes one that is ahead of the log: quota stops there, and a gateway reads the log
-that is left.
+that is left. A log that has lost its first records needs a snapshot, as for quota.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from yardmaster_core.access import User
 from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.admission.state import Log
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_eventlog.errors import LogTruncated, OffsetGone, SnapshotsUnavailable
-from yardmaster_eventlog.port import EventLog
-from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import continue_at
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_gateway.errors import UsersNeedSnapshot
 from yardmaster_runtime.machine.restore import from_snapshot
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.errors import YardmasterError
 
 QUOTA: Final = QuotaMachine()
 #: A snapshot is foreign or forged, it is ahead of the log, or its commit has expired.
@@ -29,10 +33,15 @@ SKIPPED: Final = (SnapshotUnreadable, LogTruncated, OffsetGone)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The users after a cycle of quota, and the reader that continues there."""
+    """The users after a cycle of quota, and the reader that continues there.
+
+    `log`: the identity of the log in a snapshot. `unusable`: why newer snapshots cannot be used.
+    """
 
     users: Mapping[str, User]
     reader: CommitReader
+    log: Log | None = None
+    unusable: Sequence[str] = ()
 
 
 async def newest_beginning(
@@ -48,32 +57,66 @@ async def newest_beginning(
     Raises: LogUnavailable, UnknownTopic: a snapshot cannot be compared with the log.
     """
     before: int | None = None
+    unusable: list[str] = []
     while snapshots is not None:
         try:
             newest = await snapshots.newest(QUOTA.name, cell, before=before)
         except SnapshotsUnavailable as error:
             telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
+            unusable.append(str(error))
             break
         for bad in newest.bad:
             telemetry.warn("snapshot_skipped", code=bad.code, found=str(bad))
+            unusable.append(f"{bad.fields['name']}: {_cause_of(bad)}")
         if newest.snapshot is None:
             break
         before = newest.snapshot.cycle
         try:
-            found = await _of_snapshot(log, newest.snapshot, cell, partition)
+            fold = await from_snapshot(log, QUOTA, cell, newest.snapshot, partition=partition)
         except SKIPPED as error:
             telemetry.warn("snapshot_skipped", cycle=before, code=error.code, found=str(error))
+            unusable.append(f"cycle {before}: {_cause_of(error)}")
         else:
-            telemetry.info("users_from_snapshot", cycle=before, users=len(found.users))
-            return found
+            users = dict(fold.state.users.items())
+            telemetry.info("users_from_snapshot", cycle=before, users=len(users))
+            return Beginning(users, fold.reader, fold.state.logs.get(cell), unusable)
     telemetry.info(
         "users_without_snapshot",
         found="no snapshot of quota is usable: the users are folded from the start of admissions, "
         "which takes longer the longer the log is",
     )
-    return Beginning({}, CommitReader(QUOTA.name, cell, QUOTA.output.name))
+    reader = CommitReader(QUOTA.name, cell, QUOTA.output.name)
+    return Beginning({}, reader, unusable=unusable)
 
 
-async def _of_snapshot(log: EventLog, snapshot: Snapshot, cell: str, partition: int) -> Beginning:
-    fold = await from_snapshot(log, QUOTA, cell, snapshot, partition=partition)
-    return Beginning(dict(fold.state.users.items()), fold.reader)
+async def needs_snapshot(
+    log: EventLog,
+    snapshots: SnapshotStore | None,
+    unusable: Sequence[str],
+    *,
+    cell: str,
+    partition: int,
+) -> UsersNeedSnapshot:
+    """Return the error of a log that has lost its first records, without a usable snapshot.
+
+    Raises: LogError: the log cannot be read.
+    """
+    expired = []
+    for topic in (QUOTA.output, *QUOTA.inputs):
+        place = Partition(topic.name, partition)
+        try:
+            await log.read(place, 0, max_records=1)
+        except OffsetGone as gone:
+            last = await continue_at(log, place, gone) - 1
+            expired.append(f"records 0 to {last} of {place} have expired")
+    if snapshots is None:
+        found = "no place of snapshots is known: name it (YARD_SNAPSHOTS)"
+    else:
+        found = f"{snapshots.url.rstrip('/')}/{QUOTA.name}/{cell} has no usable one"
+        found += f" ({'; '.join(unusable)})" if unusable else " (there is none at all)"
+    return UsersNeedSnapshot(cell=cell, expired=", ".join(expired), found=found)
+
+
+def _cause_of(error: YardmasterError) -> str:
+    """The reason why a snapshot is unusable, without advice."""
+    return str(error.fields.get("found", error))

@@ -178,7 +178,10 @@ ANSWERS: Final[Texts] = {
     "cpu_milli": ("Thousandths of a CPU.", 32_000),
     "Bounds.cpu_milli": ("Thousandths of a CPU; null: unlimited.", None),
     "cpu_milli_used": ("The thousandths of a CPU that tasks hold.", 8000),
-    "created_ms": ("When the log was created, in milliseconds since 1970.", 1_795_406_239_360),
+    "created_ms": (
+        "When the log was created, in ms since 1970; null where its first record has expired.",
+        1_795_406_239_360,
+    ),
     "credential_id": ("The id of the token.", "laptop"),
     "cycle": ("The number of the cycle that recorded the reason.", 88_121),
     "Cycle.cycle": ("The number of the cycle.", 88_121),

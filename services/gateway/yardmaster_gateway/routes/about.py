@@ -30,12 +30,12 @@ async def whoami(caller: CurrentCaller) -> WhoAmI:
 )
 async def read_version(caller: CurrentCaller, gateway: CurrentGateway) -> Version:
     """Show the gateway's version and the log that it serves."""
-    created, created_ms = await gateway.log_created()
+    log = await gateway.log_identity()
     return Version(
         version=installed_version(),
         api="v1",
         cell=gateway.cell,
-        log_id=created.log_id,
-        mode=created.mode,
-        created_ms=created_ms,
+        log_id=log.log_id,
+        mode=log.mode,
+        created_ms=log.created_ms,
     )

@@ -116,7 +116,7 @@ async def submit_job(
     """
     await _authorize_submission(gateway, caller, spec.project)
     key = ensure_key(gateway, idempotency_key, response)
-    log, _ = await gateway.log_created()
+    log = await gateway.log_identity()
     salt = gateway.ports.chance.hex("details salt", 32)
     job = Submission.of(spec, key, log_id=log.log_id, user=caller.user, salt=salt)
     async with gateway.submission_lock(job.job_id):
