@@ -14,7 +14,7 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `fair`, `allocatable` of queues | settings, demands, usages, nodes | by `divide` |
 | `place` of queues | amounts, shares | queues in `rank_stale`, by `ranks.py` |
 | `blocked` of queues, `by_request` | waits, reserved slots | stale groups, at a read |
-| `groups_by_place` | `blocked`, priorities | emptied for the leaf of a stale group |
+| `groups_by_place` | `blocked`, priorities | emptied for the project of a stale group |
 | `_orders` | `place`s, `groups_by_place`, other pools | queues that changed, by `first_blocked` |
 | `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
@@ -118,7 +118,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: How often a request was added to `by_request` or removed.
         self.request_changes = 0
         #: The groups of `by_request` in the order of queues, by the set of their requests; and the
-        #: groups of each leaf in the order within it.
+        #: groups of each project in the order within it.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
         self.groups_by_place: dict[Queue, list[Placed]] = {}
         #: Leaves with blocked groups one of which would stay within the share of its project.
@@ -185,7 +185,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         never = self._never_starts.get(group)
         if never is None:
             shape = group.shape
-            leaf = self._queue(state, state.projects[shape.project])
+            project_queue = self._queue(state, state.projects[shape.project])
             request = requested_for_limits(self._pool, shape)
             # rule: order: impossible tasks last
             never = self._never_starts[group] = never_fits(self._pool, shape) or any(
@@ -193,7 +193,7 @@ class QuotaIndex(ClaimingIndex[Project]):
                 first_exceeded(request, queue.limit) is not None
                 # rule: order: tasks beyond what is deserved last
                 or (not shape.preemptible and first_exceeded(request, queue.deserved) is not None)
-                for queue in leaf.path
+                for queue in project_queue.path
             )
         return never
 
@@ -381,8 +381,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         else:
             self._tasks[task] = now
         held, non_preemptible, leaving, returning, reserved = map(minus, now, known)
-        leaf = self._queue(state, task.job.project)
-        for queue in leaf.path:
+        project_queue = self._queue(state, task.job.project)
+        for queue in project_queue.path:
             demands_before.setdefault(queue, queue.demand)
             if held != NOTHING:
                 queue.held = plus(queue.held, held)
@@ -394,8 +394,8 @@ class QuotaIndex(ClaimingIndex[Project]):
                 queue.returning = plus(queue.returning, returning)
             if reserved != NOTHING:
                 queue.reserved = plus(queue.reserved, reserved)
-        self.changed_leaves.append(leaf)
-        self._place_changed(leaf)
+        self.changed_leaves.append(project_queue)
+        self._place_changed(project_queue)
 
     def _count_group(
         self, state: ClusterState, group: Group, demands_before: dict[Queue, Amounts]
@@ -404,13 +404,13 @@ class QuotaIndex(ClaimingIndex[Project]):
         known = self._groups.get(group, NOTHING)
         shape = group.shape
         counts = 0
-        leaf = self._queue(state, state.projects[shape.project])
+        project_queue = self._queue(state, state.projects[shape.project])
         if group.pending:
-            leaf.waiting[group] = None
+            project_queue.waiting[group] = None
         else:
-            leaf.waiting.pop(group, None)
-        self.rank_stale[leaf] = None
-        self._update_blocked(leaf, group)
+            project_queue.waiting.pop(group, None)
+        self.rank_stale[project_queue] = None
+        self._update_blocked(project_queue, group)
         # rule: shares: impossible tasks request nothing
         if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
             counts = group.queue.live
@@ -422,11 +422,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         else:
             self._groups.pop(group, None)
         more = minus(now, known)
-        for queue in leaf.path:
+        for queue in project_queue.path:
             demands_before.setdefault(queue, queue.demand)
             queue.pending = plus(queue.pending, more)
 
-    def _update_blocked(self, leaf: Queue, group: Group) -> None:
+    def _update_blocked(self, project_queue: Queue, group: Group) -> None:
         """Add a group to those that did not fit, or have reserved slots, or remove it."""
         request = None
         record = group.waits.get(self._pool.name)
@@ -443,17 +443,17 @@ class QuotaIndex(ClaimingIndex[Project]):
         if not group.pending:
             self._never_starts.pop(group, None)
         if request is None:
-            leaf.blocked.pop(group, None)
+            project_queue.blocked.pop(group, None)
             self._request_of.pop(group, None)
         else:
-            leaf.blocked[group] = None
+            project_queue.blocked[group] = None
             self._request_of[group] = request
             if request not in self.by_request:
                 self.by_request[request] = {}
                 self.request_changes += 1
             self.by_request[request][group] = None
-        self.groups_by_place.pop(leaf, None)
-        self._place_changed(leaf)
+        self.groups_by_place.pop(project_queue, None)
+        self._place_changed(project_queue)
 
     # Changes
 

@@ -58,9 +58,11 @@ def rank_of(view: PoolView, project: Project) -> Rank:
     """Return the present rank of a project."""
     index = index_of(view)
     index.divide(view.state)
-    leaf = index.queue_of(view.state, project)
+    project_queue = index.queue_of(view.state, project)
     over_in_all = follows_kai(view)
-    return tuple(n for queue in leaf.path for n in place_of(queue, over_in_all=over_in_all))
+    return tuple(
+        n for queue in project_queue.path for n in place_of(queue, over_in_all=over_in_all)
+    )
 
 
 def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:

@@ -55,18 +55,20 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     return groups
 
 
-def _check(view: PoolView, leaves: Iterable[Queue]) -> None:
+def _check(view: PoolView, queues: Iterable[Queue]) -> None:
     """Put each of these leaves into `may_preempt_own` and `reason_stale` of the index, or remove
     it.
     """
     index, preempts = index_of(view), "preempt" in view.options.claiming
-    for leaf in leaves:
-        allocated, fair = leaf.allocated, leaf.fair
+    for project_queue in queues:
+        allocated, fair = project_queue.allocated, project_queue.fair
         has_room = preempts and any(allocated[i] < fair[i] for i in RESOURCES)
-        preempts_own = has_room and any(_preempts_own(view, group) for group in leaf.blocked)
-        set_member(index.may_preempt_own, leaf, preempts_own)
-        has_stale_reason = any(_has_stale_reason(view, group) for group in leaf.blocked)
-        set_member(index.reason_stale, leaf, has_stale_reason)
+        preempts_own = has_room and any(
+            _preempts_own(view, group) for group in project_queue.blocked
+        )
+        set_member(index.may_preempt_own, project_queue, preempts_own)
+        has_stale_reason = any(_has_stale_reason(view, group) for group in project_queue.blocked)
+        set_member(index.reason_stale, project_queue, has_stale_reason)
 
 
 def _may_claim(view: PoolView, group: Group) -> bool:
@@ -91,18 +93,18 @@ def _that_preempt(view: PoolView) -> Iterator[Group]:
     hold more within its share, or has tasks on a node that changed.
     """
     index, pool = index_of(view), view.pool
-    for leaf in (*index.changed_queues(view.state), *index.may_preempt_own):
-        yield from (group for group in leaf.blocked if _preempts_own(view, group))
+    for project_queue in (*index.changed_queues(view.state), *index.may_preempt_own):
+        yield from (group for group in project_queue.blocked if _preempts_own(view, group))
     for ordinal in index.changed_nodes:
         node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
         if node is None or capacity is None:
             continue
         for project, preemptible_milli in _preemptible_milli(node).items():
-            leaf = index.queue_of(view.state, project)
-            for group in leaf.blocked:
+            project_queue = index.queue_of(view.state, project)
+            for group in project_queue.blocked:
                 shape = group.shape
                 if shape.replicas > 1 or shape.whole_nodes:
-                    most = leaf.held[0] + pool.future.free_milli
+                    most = project_queue.held[0] + pool.future.free_milli
                 else:
                     most = capacity.gpu_milli + preemptible_milli
                 if pool.least_milli(shape) <= most and _preempts_own(view, group):
@@ -123,8 +125,8 @@ def _preemptible_milli(node: Node) -> dict[Project, int]:
 
 def _that_reclaim(view: PoolView) -> Iterator[Group]:
     """Yield the groups whose project stays within its share."""
-    for leaf in index_of(view).below_share:
-        for group in leaf.blocked:
+    for project_queue in index_of(view).below_share:
+        for group in project_queue.blocked:
             if _may_claim(view, group) and stays_within_share(view, group.queue.first):
                 yield group
 
@@ -162,8 +164,8 @@ def _nothing_refuses(view: PoolView, group: Group) -> bool:
 
 def _with_stale_reason(view: PoolView) -> Iterator[Group]:
     """Yield the groups that wait for another reason than the recorded one."""
-    for leaf in index_of(view).reason_stale:
-        yield from (group for group in leaf.blocked if _has_stale_reason(view, group))
+    for project_queue in index_of(view).reason_stale:
+        yield from (group for group in project_queue.blocked if _has_stale_reason(view, group))
 
 
 class _Blocked:
@@ -226,9 +228,9 @@ def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]
     index = index_of(view)
     tops: dict[Queue, None] = {}
     for project in projects:
-        leaf = index.queue_of(view.state, project)
-        limited = (queue for queue in leaf.path if queue.limit != UNLIMITED)
-        tops[next(limited, leaf)] = None
+        project_queue = index.queue_of(view.state, project)
+        limited = (queue for queue in project_queue.path if queue.limit != UNLIMITED)
+        tops[next(limited, project_queue)] = None
     for top in tops:
         for leaf in top.leaves():
             for group in list(leaf.blocked):
