@@ -59,6 +59,7 @@ async def run(
             server.serve(sockets=[bound]),
             watch_own_records(app.state.gateway),
             _keep_users(app.state.gateway),
+            app.state.gateway.sizes.run(),
         ]
         if health is not None:
             work.append(report_health(app.state.health, ports.clock, health))

@@ -1,20 +1,30 @@
 """The warnings of a submission whose job can never fit on any node."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from tests.support.gateway import TestCell
+from tests.support.toy_cell import until
 from tests.support.views import telemetry
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.monotonic import MonotonicViews
-from yardmaster_gateway.submissions.node_sizes import FRESH_S, READ_S, NodeSizes, Size, fit_warnings
+from yardmaster_gateway.submissions.node_sizes import (
+    FRESH_S,
+    READ_S,
+    STALE_S,
+    NodeSizes,
+    Size,
+    fit_warnings,
+)
 from yardmaster_projections.errors import ViewsUnavailable
-from yardmaster_projections.rows import Row
-from yardmaster_projections.store import Page, Query
+from yardmaster_projections.rows import R, Row
+from yardmaster_projections.store import Page, Query, ViewStore
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import SubmittedSpec
 from yardmaster_schemas.job_file import parse_job, parts_of
@@ -121,6 +131,16 @@ def test_pools_without_nodes_cause_no_warning() -> None:
     assert fit_warnings(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
 
 
+@asynccontextmanager
+async def reading(sizes: NodeSizes) -> AsyncIterator[None]:
+    """Run the reads of the sizes while the context is active."""
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        work = group.create_task(sizes.run())
+        await asyncio.sleep(0)
+        yield
+        work.cancel()
+
+
 async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
     body = {"project": "nlp", "resources": {"gpus": gpus}, "run": {"command": ["true"]}, **more}
     answer = await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body)
@@ -130,10 +150,11 @@ async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
 async def test_a_submission_returns_the_warnings_of_its_pools(cell: TestCell) -> None:
     await cell.joins("n2", pool="h100", gpus=8)
     await cell.run_until_idle()
-    (warning,) = await submit(cell, 12)
-    assert warning.startswith("resources.gpus: 12 per replica, the largest node has 8")
-    assert await submit(cell, 8) == [], "another of its pools may run it"
-    (warning,) = await submit(cell, 8, pools=["default"])
+    async with reading(cell.app.state.gateway.sizes):
+        (warning,) = await submit(cell, 12)
+        assert warning.startswith("resources.gpus: 12 per replica, the largest node has 8")
+        assert await submit(cell, 8) == [], "another of its pools may run it"
+        (warning,) = await submit(cell, 8, pools=["default"])
     assert warning == "resources.gpus: 8 per replica, the largest node has 4"
 
 
@@ -141,7 +162,8 @@ async def test_a_submission_is_recorded_without_views(cell: TestCell) -> None:
     cell.app = create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
     gateway: Gateway = cell.app.state.gateway
     gateway.views.store = type(cell.store)("main", cell.clock)
-    assert await submit(cell, 12) == []
+    async with reading(gateway.sizes):
+        assert await submit(cell, 12) == []
 
 
 class Hanging:
@@ -167,15 +189,16 @@ async def test_submissions_wait_for_hanging_views_together_and_only_once() -> No
     views, clock = Hanging(), ManualClock()
     sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
     requested = spec('"resources": {"gpus": 12}')
-    async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(sizes.warnings(requested, "nlp")) for _ in range(20)]
-        await views.read_started.wait()
-        views.fail_reads.set()
-    assert [one.result() for one in waiting] == [[]] * 20
-    assert await sizes.warnings(requested, "nlp") == []
-    assert views.reads == 1, "each read of views that hang takes as long as their timeout"
-    clock.advance(FRESH_S)
-    assert await sizes.warnings(requested, "nlp") == []
+    async with reading(sizes):
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(sizes.warnings(requested, "nlp")) for _ in range(20)]
+            await views.read_started.wait()
+            views.fail_reads.set()
+        assert [one.result() for one in waiting] == [[]] * 20
+        assert await sizes.warnings(requested, "nlp") == []
+        assert views.reads == 1, "each read of views that hang takes as long as their timeout"
+        clock.advance(FRESH_S)
+        assert await sizes.warnings(requested, "nlp") == []
     assert views.reads == 2
 
 
@@ -183,10 +206,67 @@ async def test_a_submission_gets_its_answer_while_the_views_hang() -> None:
     views, clock = Hanging(), ManualClock()
     sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
     requested = spec('"resources": {"gpus": 12}')
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with reading(sizes), asyncio.TaskGroup() as group:
         waiting = group.create_task(sizes.warnings(requested, "nlp"))
         await views.read_started.wait()
         clock.advance(READ_S)
         assert await waiting == []
         assert await sizes.warnings(requested, "nlp") == []
     assert views.reads == 1, "further submissions do not wait for the views again"
+
+
+class Slow:
+    """Views whose reads of nodes end when the test allows it."""
+
+    def __init__(self, store: ViewStore) -> None:
+        self.reads = 0
+        self.read_started = asyncio.Event()
+        self.allowed = asyncio.Semaphore(0)
+        self._store = store
+
+    async def page(self, kind: type[R], query: Query) -> Page[R]:
+        self.reads += 1
+        self.read_started.set()
+        await self.allowed.acquire()
+        return await self._store.page(kind, query)
+
+    async def get(self, kind: type[R], key: str) -> R | None:
+        return await self._store.get(kind, key)
+
+    @property
+    def store(self) -> "Slow":
+        return self
+
+
+async def test_a_read_longer_than_a_submission_waits_serves_later_submissions(
+    cell: TestCell,
+) -> None:
+    views, clock = Slow(cell.store), ManualClock()
+    sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
+    requested = spec('"resources": {"gpus": 12}, "pools": ["default"]')
+
+    async def submit_while_reading() -> list[str]:
+        views.read_started.clear()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(sizes.warnings(requested, "nlp"))
+            await views.read_started.wait()
+            clock.advance(READ_S)
+        return waiting.result()
+
+    async def end_read() -> None:
+        views.allowed.release()
+        await until(lambda: sizes._reading is None)
+
+    async with reading(sizes):
+        assert await submit_while_reading() == []
+        await end_read()
+        (warning,) = await sizes.warnings(requested, "nlp")
+        assert views.reads == 1
+        clock.advance(FRESH_S)
+        assert await submit_while_reading() == [warning], "the sizes that were read before"
+        assert await sizes.warnings(requested, "nlp") == [warning]
+        assert views.reads == 2, "one read runs at a time"
+        clock.advance(STALE_S)
+        assert await sizes.warnings(requested, "nlp") == []
+        await end_read()
+        assert await sizes.warnings(requested, "nlp") == [warning]

@@ -1,30 +1,36 @@
 """Warnings at submission that a job can never fit on the present nodes of its pools.
 
 The result is a warning and not a decision: nodes may join later, and the scheduler's reason counts.
-The node sizes are read from the views at most every `FRESH_S` seconds; while the views cannot be
-read within `READ_S`, there are no warnings. `avoid_nodes` and labels are ignored.
+The node sizes are read from the views at most every `FRESH_S` seconds. A submission waits for a
+read up to `READ_S` after its start. A longer read continues; meanwhile submissions use the sizes
+that were read before, up to `STALE_S` old, or get no warnings. `avoid_nodes` and labels are
+ignored.
 """
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from yardmaster_gateway.monotonic import MonotonicViews
 from yardmaster_gateway.submissions.views_in_time import in_time
 from yardmaster_projections import queries
+from yardmaster_projections.errors import ViewsError
 from yardmaster_projections.rows import NodeRow
 from yardmaster_projections.store import Query
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.waiting import happens_within
 from yardmaster_schemas.api import NodeState
 from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
 from yardmaster_schemas.resources import Resources, share_of
 
-#: The longest time for which the sizes are cached, in seconds.
+#: The age in seconds from which the sizes are read again, and up to which they are used meanwhile.
 FRESH_S: Final = 5.0
+STALE_S: Final = 600.0
 #: The longest that a submission waits for the sizes, in seconds: the job is recorded already.
 READ_S: Final = 1.0
 #: The largest cell with warnings, in nodes, and the number of nodes per read.
@@ -65,48 +71,79 @@ Sizes = Mapping[Size, int]
 
 
 class NodeSizes:
-    """A cache of the sizes of a cell's nodes by pool; it is refreshed every `FRESH_S` seconds."""
+    """A cache of the sizes of a cell's nodes by pool; while `run` runs, submissions refresh it."""
 
     def __init__(self, views: MonotonicViews, clock: Clock, telemetry: Telemetry) -> None:
         self._views = views
         self._clock = clock
         self._reads = telemetry.counter("node_size_reads", "Reads of all nodes' sizes")
-        self._lock = asyncio.Lock()
-        self._fresh_until_s: float | None = None
+        self._late = telemetry.counter(
+            "node_size_reads_late", "Reads of all nodes' sizes that no submission waited for"
+        )
+        self._running = False
+        self._wanted = asyncio.Event()
+        #: Of the read that is wanted or runs: the time up to which submissions wait for it, and
+        #: its end.
+        self._reading: tuple[float, asyncio.Event] | None = None
+        #: The time of the last result, also of a failure.
+        self._read_at_s: float | None = None
         self._pools: Mapping[str, Sizes] = {}
         #: The pools of each project that submitted a job since the last read.
         self._of_projects: dict[str, tuple[str, ...]] = {}
 
     async def warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
         """Why a job can never fit on the present nodes, and what would fit; usually empty."""
-        return await in_time(self._warnings(spec, project), self._clock, READ_S) or []
+        until_s = self._clock.monotonic_s() + READ_S
+        if self._running and self._age_s() >= FRESH_S:
+            await self._refresh()
+        left_s = max(0.0, until_s - self._clock.monotonic_s())
+        return await in_time(self._warnings(spec, project), self._clock, left_s) or []
+
+    async def run(self) -> NoReturn:
+        """Read the sizes when a submission needs them, one read at a time, until cancelled."""
+        self._running = True
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self._read_sizes()
 
     async def _warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
         """Raises: ViewsError."""
-        async with self._lock:
-            if not self._fresh():
-                await self._refresh()
-        if not self._pools:
+        if not self._pools or self._age_s() >= STALE_S:
             return []
         names = spec.pools or await self._pools_of(project)
         pools = {name: self._pools.get(name, {}) for name in names or self._pools}
         return fit_warnings(spec, pools)
 
-    def _fresh(self) -> bool:
-        until_s = self._fresh_until_s
-        return until_s is not None and self._clock.monotonic_s() < until_s
+    def _age_s(self) -> float:
+        at_s = self._read_at_s
+        return math.inf if at_s is None else self._clock.monotonic_s() - at_s
 
     async def _refresh(self) -> None:
-        """Read the sizes. A failure is cached too, so that later submissions do not wait for it.
+        """Wait for the read that runs, or for a new one, until `READ_S` after its start."""
+        now_s = self._clock.monotonic_s()
+        if self._reading is None:
+            self._reading = (now_s + READ_S, asyncio.Event())
+            self._wanted.set()
+        until_s, ended = self._reading
+        if now_s < until_s:
+            await happens_within(self._clock, until_s - now_s, ended)
 
-        Raises: ViewsError.
-        """
-        self._pools = {}
-        self._of_projects.clear()
+    async def _read_sizes(self) -> None:
+        """Read the sizes. A failure is cached too, so that later submissions do not wait for it."""
         try:
-            self._pools = await self._read()
-        finally:
-            self._fresh_until_s = self._clock.monotonic_s() + FRESH_S
+            pools = await self._read()
+        except ViewsError:
+            pools = {}
+        self._pools = pools
+        self._of_projects.clear()
+        self._read_at_s = self._clock.monotonic_s()
+        assert self._reading is not None
+        until_s, ended = self._reading
+        if self._read_at_s > until_s:
+            self._late.inc()
+        self._reading = None
+        ended.set()
 
     async def _pools_of(self, project: str) -> tuple[str, ...]:
         if project not in self._of_projects:
