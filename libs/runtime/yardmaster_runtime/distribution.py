@@ -5,6 +5,7 @@ package of the same name. Where both are installed, one overwrites files of the 
 must therefore not import `yardmaster`.
 """
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -16,8 +17,12 @@ CLIENT_PATH: Final = "/client"
 ANY_SERVER: Final = "http://HOST:PORT"
 
 
+@cache
 def installed_version() -> str:
-    """The version of the installed distribution; 0 if it is not installed."""
+    """The version of the installed distribution; 0 if it is not installed.
+
+    Read once: gateways use it in each request, and the code that runs does not change.
+    """
     return _version(NAME) or "0"
 
 

@@ -6,10 +6,15 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from email import message_from_bytes
+from importlib.metadata import Distribution, version
 from pathlib import Path
+
+import pytest
 
 from tests.support.gateway import TestCell
 from yardmaster_gateway.routes.client_wheel import PACKAGES
+from yardmaster_runtime import distribution
 from yardmaster_runtime.distribution import CLIENT_PATH, NAME, install_command, wheel_file
 
 ROOT = Path(__file__).parents[3]
@@ -20,6 +25,11 @@ def files(wheel: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         assert archive.testzip() is None
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+def headers(metadata: bytes) -> list[tuple[str, str]]:
+    """The fields of METADATA, without the description."""
+    return message_from_bytes(metadata).items()
 
 
 async def test_the_wheel_has_the_files_of_the_one_that_the_build_backend_makes(
@@ -37,9 +47,19 @@ async def test_the_wheel_has_the_files_of_the_one_that_the_build_backend_makes(
     assert (tmp_path / wheel_file()).is_file(), built.stdout
     expected = files((tmp_path / wheel_file()).read_bytes())
     assert served.keys() == expected.keys()
+    # The description in METADATA is README.md as it was when this distribution was installed.
+    (metadata,) = (name for name in served if name.endswith("/METADATA"))
+    installed = Distribution.from_name(NAME).read_text("METADATA")
+    assert installed is not None
+    assert served[metadata] == installed.encode()
+    assert headers(served.pop(metadata)) == headers(expected.pop(metadata))
     # The backend has another order of lines in RECORD.
     (record,) = (name for name in served if name.endswith("/RECORD"))
-    assert sorted(served.pop(record).splitlines()) == sorted(expected.pop(record).splitlines())
+    lines, expected_lines = (
+        sorted(line for line in wheel.pop(record).decode().splitlines() if metadata not in line)
+        for wheel in (served, expected)
+    )
+    assert lines == expected_lines
     assert served == expected
 
 
@@ -67,6 +87,22 @@ async def test_an_installation_from_the_wheel_serves_the_same_wheel(
     )
     module = tmp_path / "yardmaster_gateway" / "routes" / "client_wheel.py"
     assert done.stdout.split() == [str(module), hashlib.sha256(wheel).hexdigest()]
+
+
+async def test_requests_do_not_read_the_metadata_of_the_distribution_again(
+    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cell.call("GET", WHEEL, token=None)
+    reads: list[str] = []
+
+    def counted(name: str) -> str:
+        reads.append(name)
+        return version(name)
+
+    monkeypatch.setattr(distribution, "version", counted)
+    await cell.call("GET", WHEEL, token=None)
+    await cell.call("GET", f"{CLIENT_PATH}/x", token=None, status=404)
+    assert reads == []
 
 
 async def test_head_answers_with_the_length_and_two_answers_are_equal(cell: TestCell) -> None:
