@@ -1,7 +1,6 @@
 """Waiting commands while the server is stopped or killed and restarted on its port."""
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.yard_cli import STEP_S, Dev, next_line, running_dev
+from yardmaster_localcluster.ports import free_ports
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -16,16 +16,10 @@ pytestmark = pytest.mark.xdist_group("cli")
 SCRIPT = "echo one; until [ -e go ]; do sleep 0.1; done; echo two"
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Dev, int, int]]:
     """An embedded process, its port, and the signal that ends it."""
-    port = free_port()
+    (port,) = free_ports(1)
     with running_dev(tmp_path, nodes=1, slots=2, extra=("--port", str(port))) as dev:
         yield dev, port, request.param
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.yard_cli import Said
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
-from yardmaster_localcluster.ports import CHOICE, is_free
+from yardmaster_localcluster.ports import CHOICE, is_free, reserve
 
 #: Health ports are at most this far apart.
 SPAN = 60
@@ -24,7 +24,7 @@ def free_span(size: int) -> int:
     chance = random.SystemRandom()
     for _ in range(200):
         first = chance.choice(BELOW_CHOICE[: 1 - size])
-        if all(is_free(first + n) for n in range(size)):
+        if all(reserve(first + n) for n in range(size)):
             return first
     raise AssertionError(f"there are no {size} free ports in a row")
 

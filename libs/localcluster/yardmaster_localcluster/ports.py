@@ -1,14 +1,23 @@
-"""Free ports of the loopback interface."""
+"""Free ports of the loopback interface.
 
+A server that is down for a while does not listen, and its port looks free. So a process that
+chooses a port reserves it until the process ends: with a lock on the byte of that number, in a file
+that all processes of the user share.
+"""
+
+import fcntl
 import itertools
 import os
 import socket
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-#: Below the ports of outgoing connections (ip_local_port_range of Linux): no connection takes a
-#: chosen port before a server listens on it.
-CHOICE: Final = range(15_000, 32_000)
+#: Below the ports of outgoing connections (ip_local_port_range of Linux) and those of gangs
+#: (YARD_AGENT_PORT_FIRST): neither takes a chosen port before a server listens on it.
+CHOICE: Final = range(15_000, 29_600)
 #: The distance between the first choices of processes that choose at the same time.
 STRIDE: Final = 97
 
@@ -16,7 +25,7 @@ _turns: Final = itertools.count(os.getpid() * STRIDE)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` free ports; no port is returned twice before all of CHOICE were tried.
+    """Reserve `count` free ports; none is returned twice before all of CHOICE were tried.
 
     Raises: OSError when fewer are free.
     """
@@ -25,9 +34,26 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
         port = CHOICE[turn % len(CHOICE)]
-        if is_free(port):
+        if reserve(port):
             found.append(port)
     raise OSError(f"no {count} free ports from {CHOICE.start} to {CHOICE.stop}")
+
+
+def reserve(port: int) -> bool:
+    """Reserve a port until this process ends; False if it is in use or another process's."""
+    try:
+        # A lock of the process, which its forks do not inherit.
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return is_free(port)
+
+
+@cache
+def _reservations() -> int:
+    """The descriptor of the file with the locks; closing one of it would release all locks."""
+    path = Path(tempfile.gettempdir()) / f"yardmaster-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def is_free(port: int) -> bool:
