@@ -156,7 +156,7 @@ class _Division:
                 continue
             if min_runtime_until_ms(self.state, victim) > self.state.now_ms:
                 continue
-            if victim.starts_on_reserved or (node is not None and node not in run.nodes):
+            if victim.starts_past_others or (node is not None and node not in run.nodes):
                 continue
             held = _milli(_open(victim))
             if left - held > self.parts[owner] and left > after:

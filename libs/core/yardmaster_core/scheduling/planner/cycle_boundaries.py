@@ -169,6 +169,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
             state.wake_pool(pool)
             state.wake_limited()
         pool.recheck = pool.all_woken = pool.blocked_woken = False
+        pool.started.clear()
     state.limits_woken.clear()
     if not complete:
         return state

@@ -380,7 +380,7 @@ class PoolPass:
             candidates = (
                 v
                 for v in claim.victims(self.view, task)
-                if v not in self.decisions.placed and not v.starts_on_reserved
+                if v not in self.decisions.placed and not v.starts_past_others
             )
             if claim.permits is not None:
                 found = self.victim_search.preemption(

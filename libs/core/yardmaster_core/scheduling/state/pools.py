@@ -28,7 +28,7 @@ class Pool:
         *("policy_cache", "protected", "queue_classes", "ranked", "ready", "recheck"),
         *("reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
         *("reserved_milli", "resolved", "revision", "shares", "stopping", "stopping_firm"),
-        "topology",
+        *("started", "topology"),
         *("usage_by_job", "usage_by_project", "used_milli", "woken", "workload"),
     )
 
@@ -61,6 +61,8 @@ class Pool:
         self.awake: dict[Group, None] = {}
         #: Whether this cycle's inputs woke all groups, or all that did not fit: once is enough.
         self.all_woken = self.blocked_woken = False
+        #: Tasks that started during the running cycle.
+        self.started: dict[Task, None] = {}
         #: Groups that became awake during the running cycle.
         self.woken: list[Group] = []
         #: Groups that the running cycle considers again although nothing woke them.

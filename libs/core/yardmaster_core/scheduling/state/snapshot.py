@@ -216,7 +216,7 @@ def _dump_run(run: Attempt) -> Plain:
         "stop_deadline_ms": run.stop_deadline_ms,
         "failure": run.failure,
         "failed_nodes": list(run.failed_nodes),
-        "on_reserved": run.on_reserved,
+        "passed_others": run.passed_others,
     }
 
 
@@ -433,7 +433,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     failure = row["failure"]
     run.failure = None if failure is None else StartFailure(failure)
     run.failed_nodes = tuple(row["failed_nodes"])
-    run.on_reserved = row["on_reserved"]
+    run.passed_others = row["passed_others"]
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:

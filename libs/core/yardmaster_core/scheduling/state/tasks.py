@@ -22,7 +22,7 @@ class Attempt:
 
     __slots__ = (
         *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
-        *("on_reserved", "open", "out_of_memory", "placements", "pool_name", "port", "replicas"),
+        *("open", "out_of_memory", "passed_others", "placements", "pool_name", "port", "replicas"),
         *("running_ms", "signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
     )
 
@@ -60,8 +60,9 @@ class Attempt:
         self.failure: StartFailure | None = None
         #: The nodes on which a replica could not start, or did not start in time.
         self.failed_nodes: tuple[str, ...] = ()
-        #: Whether its task had reserved slots when it started, on these or on others.
-        self.on_reserved = False
+        #: Whether its task started on reserved slots, or was let pass a task that reached its limit
+        #: in the same cycle: it is preempted for no task before it runs.
+        self.passed_others = False
 
     def failed_nodes_with(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """`failed_nodes` extended by `nodes`, without duplicates."""
@@ -87,7 +88,7 @@ class Attempt:
         )
         if self.failed_nodes:
             facts = (*facts, self.failure, self.failed_nodes)
-        return (*facts, "on reserved slots") if self.on_reserved else facts
+        return (*facts, "on reserved slots") if self.passed_others else facts
 
     @property
     def failed(self) -> bool:
@@ -248,10 +249,10 @@ class Task:
         return run is None or run.stop is not None or run.ended
 
     @property
-    def starts_on_reserved(self) -> bool:
-        """Whether the task had reserved slots when it started, and does not run yet."""
+    def starts_past_others(self) -> bool:
+        """Whether the task was let pass others when it started, and does not run yet."""
         run = self.run
-        return run is not None and run.on_reserved and self.phase is Phase.STARTING
+        return run is not None and run.passed_others and self.phase is Phase.STARTING
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""

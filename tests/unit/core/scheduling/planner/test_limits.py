@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, kinds, only, started, waits
+from tests.unit.core.scheduling.reading import all_of, kinds, only, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -142,6 +142,27 @@ def test_a_task_at_a_limit_blocks_no_other() -> None:
     cell.submit("one", tasks=2, priority=1)
     cell.submit("other", project="q", priority=90, preemptible=False)
     assert started(cell.cycle()) == ["one", "other"]
+
+
+def test_a_task_behind_one_that_reached_its_limit_preempts_those_that_passed_once_they_run() -> (
+    None
+):
+    cell = Cell()
+    cell.node("n1", gpus=3)
+    cell.submit("front", gpus=3)
+    cell.cycle()
+    cell.submit("big", gpus=3, replicas=2, priority=3)
+    cell.submit("behind", gpus=1, priority=9, preemptible=False)
+    cell.submit("low", gpus=1, priority=63, tasks=3)
+    cell.cycle()
+    cell.entitle_department("d", main=6000)
+    cell.starts("front")
+    cell.ends("front")
+    assert started(cell.cycle()) == ["low", "low.1", "low.2"], "they may be preempted later"
+    assert waits(cell, "big").code == "at_limit"
+    assert waits(cell, "behind").code == "insufficient_free"
+    cell.starts("low", 2)
+    assert stopped(cell.cycle()) == ["low.2"]
 
 
 def test_limits_count_fractions_of_gpus() -> None:

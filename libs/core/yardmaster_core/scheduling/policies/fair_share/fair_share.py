@@ -194,7 +194,7 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, StopReason]]:
         for task in holder.in_order(first):
             if holder.left <= most:
                 break
-            if task.starts_on_reserved:
+            if task.starts_past_others:
                 # Once it runs, the pool is divided again, and it is the first to go.
                 holder.left -= view.pool.usage_by_job[task.job].tasks[task]
                 continue
@@ -259,7 +259,7 @@ def _useful_victims(
         for holder in above.values()
         if holder.left > holder.share.share_milli
         for task in holder.tasks
-        if not task.starts_on_reserved and min_runtime_until_ms(view.state, task) <= now_ms
+        if not task.starts_past_others and min_runtime_until_ms(view.state, task) <= now_ms
     ]
     if not victims:
         return set()

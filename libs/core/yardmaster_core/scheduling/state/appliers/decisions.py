@@ -16,8 +16,9 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
 from yardmaster_core.scheduling.state.appliers.reservations import drop
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
-from yardmaster_core.scheduling.state.wait_codes import UNTIL
+from yardmaster_core.scheduling.state.wait_codes import LIMITED, UNTIL, blocks
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop
 
@@ -35,9 +36,12 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if reserved:
         drop(state, task)
     state.dequeue(task)
+    if state.journal is not None:
+        state.journal.append((pool.started.pop, (task, None)))
+    pool.started[task] = None
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
-    run.on_reserved = reserved or task.starts_elsewhere == event.attempt
+    run.passed_others = reserved or task.starts_elsewhere == event.attempt
     task.phase = Phase.STARTING
     task.attempt = event.attempt
     task.run = run
@@ -166,9 +170,22 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
     if known is not None and known[0] == event.wait:
         return  # a repeat, which does not change since when the group waits
     state.set_wait(pool, group, event.wait)
+    if known is not None and blocks(group.shape, known[0].code) and event.wait.code in LIMITED:
+        _let_pass(state, pool)
     if event.wait.code in UNTIL:
         until = event.wait.numbers.get("until_at_ms", 0)
         state.deadline(until, Due.PROTECTION, pool.name)
+
+
+def _let_pass(state: ClusterState, pool: Pool) -> None:
+    """Note that the tasks that started in this cycle passed the groups behind one that reached its
+    limit only then. These may preempt them, but not before they run, which wakes the groups.
+    """
+    for task in pool.started:
+        run = task.run
+        if run is not None and task.job.spec.preemptible and pool.index.preempts:
+            state.put(run, "passed_others", True)
+            state.may_be_preempted(task, pool)
 
 
 def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:

@@ -26,7 +26,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
         run.running_ms = state.now_ms
         if task.job.spec.preemptible:
             pool = state.pools[run.pool_name]
-            if run.on_reserved:
+            if run.passed_others:
                 # From now on it may be preempted for others, which it has passed.
                 if pool.index.preempts:
                     state.may_be_preempted(task, pool)
