@@ -1,22 +1,26 @@
 """Real processes under an agent: run, output, exits, environment, stops."""
 
 import asyncio
+import base64
 import json
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+from tests.support.events import sample
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, alive, python, sh
+from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_node_agent.settings import PASSED
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.details import Run, StopSignal
-from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.events.expiring import RecordQuarantinedV1, TaskOutputV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     SlotsReleasedV1,
@@ -24,8 +28,8 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.events.requests import DetailsRef
-from yardmaster_schemas.reasons import StopCode
-from yardmaster_schemas.topics import DETAILS
+from yardmaster_schemas.reasons import RefusalCode, StopCode
+from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, QUARANTINE
 
 
 @pytest.fixture
@@ -395,6 +399,36 @@ while True:
     assert saved.step >= 8
     assert saved.uri == f"s3://runs/step-{saved.step}"
     assert (await world.of_type(TaskProgressedV1, first))[0].permille == 250
+
+
+async def test_the_output_names_a_checkpoint_that_the_scheduler_refused(world: AgentWorld) -> None:
+    world.configure(ask_again_s=0.1)
+    code = """
+import time
+from yardmaster import task
+task.report_checkpoint("s3://other/1", 1)
+while not task.should_stop():
+    time.sleep(0.05)
+"""
+    async with world.agent():
+        name = await world.allocate(python(code))
+        await world.until(CheckpointDoneV1)
+        records = await world.log.read(Partition(NODE_EVENTS.name), 0)
+        (refused,) = (s for s in records if isinstance(decode(s.record).data, CheckpointDoneV1))
+        event = RecordQuarantinedV1(
+            topic=NODE_EVENTS.name,
+            partition=0,
+            offset=refused.offset,
+            code=RefusalCode.CHECKPOINT_NOT_ALLOWED,
+            found="",
+            raw_key="",
+            raw_value=base64.b64encode(refused.record.value or b"").decode(),
+        )
+        envelope = replace(sample(RecordQuarantinedV1), data=event)
+        await world.log.append(Partition(QUARANTINE.name), [encode(envelope, NODE_EVENTS.name)])
+        await world.until_output(name, "the checkpoint at s3://other/1 does not count", stream=None)
+        await world.stop(name)
+        await world.ended(name)
 
 
 async def test_done_tells_finished_from_saved(world: AgentWorld) -> None:

@@ -434,6 +434,9 @@ class _Incarnation:
             self._rival_lost.clear()
             code = await refusals.poll()
             self._kill_not_here(refusals.take_not_here())
+            for key, uri in refusals.take_not_allowed().items():
+                if (supervision := self._supervisions.get(key)) is not None:
+                    supervision.say_not_allowed(uri)
             if refusals.overtaken:
                 raise IncarnationOver(
                     "the log has records of this source with higher numbers, or refuses its epoch"

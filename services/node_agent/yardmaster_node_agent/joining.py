@@ -1,7 +1,8 @@
 """Find out in the topic `quarantine` which reports of this node the cell refuses.
 
-No decision answers a join or a start, so an agent could not know that one was refused. The
-scheduler copies each record that it refuses to `quarantine`, where the agent looks for its own.
+No decision answers a join, a start or a checkpoint, so an agent could not know that one was
+refused. The scheduler copies each record that it refuses to `quarantine`, where the agent looks for
+its own.
 """
 
 import base64
@@ -18,7 +19,7 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
-from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
+from yardmaster_schemas.events.node_events import CheckpointDoneV1, NodeJoinedV1, TaskStartedV1
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import written_by_agent
 from yardmaster_schemas.topics import QUARANTINE
@@ -79,10 +80,18 @@ class Refusals:
         self._next: int | None = None
         self._back = LOOK_BACK
         self._not_here: list[ReplicaKey] = []
+        self._not_allowed: dict[ReplicaKey, str] = {}
 
     def take_not_here(self) -> list[ReplicaKey]:
         """Return the replicas that the log does not place here, as found since the last call."""
         found, self._not_here = self._not_here, []
+        return found
+
+    def take_not_allowed(self) -> dict[ReplicaKey, str]:
+        """Return the replicas whose project does not allow their checkpoint, with the URI of the
+        last one, as found since the last call.
+        """
+        found, self._not_allowed = self._not_allowed, {}
         return found
 
     def take_doubt(self) -> bool:
@@ -121,7 +130,13 @@ class Refusals:
                 case {"epoch": self._epoch} if event.code in OF_NUMBER:
                     self._doubted = True
                 case {"type": TaskStartedV1.TYPE, "data": dict(start)} if event.code in NOT_HERE:
-                    self._add(start)
+                    if (key := self._replica(start)) is not None:
+                        self._not_here.append(key)
+                case {"type": CheckpointDoneV1.TYPE, "data": dict(checkpoint)} if (
+                    event.code is RefusalCode.CHECKPOINT_NOT_ALLOWED
+                ):
+                    if (key := self._replica(checkpoint)) is not None:
+                        self._not_allowed[key] = str(checkpoint.get("uri"))
         return code
 
     def _own(self, event: RecordQuarantinedV1) -> dict[str, Any]:
@@ -133,10 +148,12 @@ class Refusals:
         own = isinstance(refused, dict) and refused.get("source") == self._source
         return refused if own else {}
 
-    def _add(self, start: dict[str, Any]) -> None:
+    def _replica(self, claim: dict[str, Any]) -> ReplicaKey | None:
+        """Return the replica that a refused report is about, if this agent may have written it."""
         # A record that another client wrote in this agent's name has another author.
-        if not written_by_agent(self._source, str(start.get("node")), start.get("incarnation")):
-            return
-        fields = {name: start.get(name) for name in ("task_id", "attempt", "replica")}
+        if not written_by_agent(self._source, str(claim.get("node")), claim.get("incarnation")):
+            return None
+        fields = {name: claim.get(name) for name in ("task_id", "attempt", "replica")}
         with suppress(ValidationError):
-            self._not_here.append(_KEY.validate_json(to_json(fields)))
+            return _KEY.validate_json(to_json(fields))
+        return None

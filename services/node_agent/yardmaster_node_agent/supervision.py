@@ -188,6 +188,13 @@ class Supervision:
         self._permille = permille
         self._progress.offer()
 
+    def say_not_allowed(self, uri: str) -> None:
+        """Say in the task's output that the scheduler refused its checkpoint at a URI."""
+        self._output.add_line(
+            f"the checkpoint at {uri[:500]} does not count: it is not within a prefix that the "
+            "project allows (yard projects show); the next attempt starts from the one before"
+        )
+
     def _last_checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint of this replica, else the one at its attempt's start."""
         return self.replica.checkpoint or self.replica.assignment.checkpoint

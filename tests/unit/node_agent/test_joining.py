@@ -177,6 +177,22 @@ async def test_other_refusals_and_forged_starts_kill_nothing(
     assert quarantine.refusals.take_not_here() == []
 
 
+async def test_the_last_checkpoint_that_the_project_does_not_allow_is_found_once(
+    quarantine: Quarantine,
+) -> None:
+    for uri in ("s3://a/1", "s3://a/2"):
+        report = start(uri=uri, step=1) | {"type": "CheckpointDone"}
+        await quarantine.put(report, RefusalCode.CHECKPOINT_NOT_ALLOWED)
+        await quarantine.put(
+            start(uri="s3://a/3") | {"type": "CheckpointDone"}, RefusalCode.REPEATED
+        )
+    assert await quarantine.refusals.poll() is None
+    assert quarantine.refusals.take_not_allowed() == {
+        ReplicaKey("0123456789ab.0", 2, 1): "s3://a/2"
+    }
+    assert quarantine.refusals.take_not_allowed() == {}
+
+
 @pytest.mark.parametrize("code", [RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD])
 async def test_a_join_that_is_refused_for_its_number_shows_that_the_source_is_overtaken(
     quarantine: Quarantine, code: RefusalCode
