@@ -1,9 +1,10 @@
 """Query parameters that filter lists: comma-separated values, and `label.NAME` parameters."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Final
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 
 from yardmaster_gateway import errors
 from yardmaster_projections.queries import Filters
@@ -81,34 +82,25 @@ def labels(request: Request) -> dict[str, frozenset[str]]:
     return {key: frozenset(values) for key, values in found.items()}
 
 
-async def task_filters(
+async def _common_filters(
     request: Request,
     phase: Phases = None,
     project: Names = None,
-    pool: Names = None,
-    node: Names = None,
     user: Users = None,
     kind: Kinds = None,
     name: JobName = None,
-    job_id: JobIdQuery = None,
-    ref: Ref = None,
     since: Since = None,
     sort: Sort = "-submitted_at",
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Filters:
-    """The filters of tasks; those of jobs are the same without `node` and `job_id`."""
     return Filters(
         phases=frozenset(Phase(one) for one in split_values(phase)),
         projects=split_values(project),
-        pools=split_values(pool),
-        nodes=split_values(node),
         users=split_values(user),
         kinds=split_values(kind),
         names=frozenset({name}) if name else frozenset(),
-        job_id=job_id,
         labels=labels(request),
-        ref=ref or "",
         since_ms=since_ms(since),
         newest_first=sort.startswith("-"),
         limit=limit,
@@ -116,61 +108,23 @@ async def task_filters(
     )
 
 
-async def job_filters(
-    request: Request,
-    phase: Phases = None,
-    project: Names = None,
-    pool: Names = None,
-    user: Users = None,
-    kind: Kinds = None,
-    name: JobName = None,
-    ref: Ref = None,
-    since: Since = None,
-    sort: Sort = "-submitted_at",
-    limit: Limit = 100,
-    cursor: Cursor = None,
-) -> Filters:
+_CommonFilters = Annotated[Filters, Depends(_common_filters)]
+
+
+async def job_filters(common: _CommonFilters, pool: Names = None, ref: Ref = None) -> Filters:
     """The filters of jobs; a job matches `phase` if one of its tasks is in that phase."""
-    return await task_filters(
-        request,
-        phase=phase,
-        project=project,
-        pool=pool,
-        user=user,
-        kind=kind,
-        name=name,
-        ref=ref,
-        since=since,
-        sort=sort,
-        limit=limit,
-        cursor=cursor,
-    )
+    return replace(common, pools=split_values(pool), ref=ref or "")
 
 
-async def group_filters(
-    request: Request,
-    phase: Phases = None,
-    project: Names = None,
-    user: Users = None,
-    kind: Kinds = None,
-    name: JobName = None,
-    job_id: JobIdQuery = None,
-    since: Since = None,
-    sort: Sort = "-submitted_at",
-    limit: Limit = 100,
-    cursor: Cursor = None,
-) -> Filters:
+async def group_filters(common: _CommonFilters, job_id: JobIdQuery = None) -> Filters:
     """The filters of task groups: those that all tasks of a job share."""
-    return await task_filters(
-        request,
-        phase=phase,
-        project=project,
-        user=user,
-        kind=kind,
-        name=name,
-        job_id=job_id,
-        since=since,
-        sort=sort,
-        limit=limit,
-        cursor=cursor,
-    )
+    return replace(common, job_id=job_id)
+
+
+async def task_filters(
+    of_jobs: Annotated[Filters, Depends(job_filters)],
+    node: Names = None,
+    job_id: JobIdQuery = None,
+) -> Filters:
+    """The filters of tasks: those of jobs, and `node` and `job_id`."""
+    return replace(of_jobs, nodes=split_values(node), job_id=job_id)

@@ -26,11 +26,18 @@ from yardmaster_gateway.http.writes import (
     check_condition,
     ensure_key,
     etag,
-    record_note,
     record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed, names_in_scope
 from yardmaster_gateway.request_writer import RequestOrigin
+from yardmaster_gateway.routes.verbs import (
+    CANCEL,
+    PAUSE,
+    RESUME,
+    Repeatable,
+    Target,
+    add_verb,
+)
 from yardmaster_gateway.submissions.recent_submissions import RecordedSubmission
 from yardmaster_gateway.submissions.submission import Submission
 from yardmaster_gateway.submissions.views_in_time import in_time
@@ -39,8 +46,6 @@ from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import JobRow
 from yardmaster_schemas.api import (
     Accepted,
-    CancelBody,
-    HoldBody,
     Job,
     JobPatch,
     JobSpec,
@@ -50,11 +55,8 @@ from yardmaster_schemas.api import (
 )
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
-    CancelRequestedV1,
     MaxSlotsChangeRequestedV1,
-    PauseRequestedV1,
     PriorityChangeRequestedV1,
-    ResumeRequestedV1,
     WeightChangeRequestedV1,
 )
 from yardmaster_schemas.events.users import Scope
@@ -302,86 +304,20 @@ def _check_not_ended(row: JobRow) -> None:
         raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
 
 
-_ACTIONS = problem_responses(
-    *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
-    *("invalid_spec", "busy", "outcome_unknown"),
-)
+async def _changeable_job(read: Repeatable, job_id: str) -> Target:
+    row = await find_job(read, job_id)
+    authorize_change(read.caller, row)
+    _check_not_ended(row)
+    return Target(row.key)
 
 
-@router.post(
-    "/jobs/{job_id}/cancel",
-    operation_id="cancel_job",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(CancelBody),
-    responses=_ACTIONS,
-)
-async def cancel_job(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    job_id: str,
-    body: Annotated[CancelBody, Depends(body_of(CancelBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Cancel all tasks of a job. Repeating the request changes nothing.
-
-    A job among the newest requests can also be canceled while the views are behind: it may be the
-    one that filled their store.
-    """
+async def _cancelable_job(read: Repeatable, job_id: str) -> Target:
     try:
-        await _find_changeable(read, response, job_id, idempotency_key)
+        return await _changeable_job(read, job_id)
     except errors.ViewBehind:
         if not await _authorize_unseen(read, job_id):
             raise
-    ref = await record_note(read.gateway, body.reason, job_id, origin)
-    event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
-    return await record_requests(read.gateway, [(event, job_id)], origin, response)
-
-
-@router.post(
-    "/jobs/{job_id}/pause",
-    operation_id="pause_job",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(HoldBody),
-    responses=_ACTIONS,
-)
-async def pause_job(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    job_id: str,
-    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Pause a job: its tasks save a checkpoint and stop, and do not start until it is resumed."""
-    row = await _find_changeable(read, response, job_id, idempotency_key)
-    ref = await record_note(read.gateway, body.reason, row.key, origin)
-    event = PauseRequestedV1(job_id=job_id, note=ref)
-    return await record_requests(read.gateway, [(event, job_id)], origin, response)
-
-
-@router.post(
-    "/jobs/{job_id}/resume",
-    operation_id="resume_job",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(HoldBody),
-    responses=_ACTIONS,
-)
-async def resume_job(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    job_id: str,
-    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Resume a paused job."""
-    await _find_changeable(read, response, job_id, idempotency_key)
-    event = ResumeRequestedV1(job_id=job_id)
-    return await record_requests(read.gateway, [(event, job_id)], origin, response)
+        return Target(job_id)
 
 
 async def _authorize_unseen(read: ReadContext, job_id: str) -> bool:
@@ -401,11 +337,14 @@ async def _authorize_unseen(read: ReadContext, job_id: str) -> bool:
     return True
 
 
-async def _find_changeable(
-    read: ReadContext, response: Response, job_id: str, key: str | None
-) -> JobRow:
-    ensure_key(read.gateway, key, response)
-    row = await find_job(read, job_id)
-    authorize_change(read.caller, row)
-    _check_not_ended(row)
-    return row
+add_verb(
+    *(router, CANCEL, "job", _cancelable_job),
+    "Cancel all tasks of a job. Repeating the request changes nothing.\n\n"
+    "A job among the newest requests can also be canceled while the views are behind: it may be "
+    "the\none that filled their store.",
+)
+add_verb(
+    *(router, PAUSE, "job", _changeable_job),
+    "Pause a job: its tasks save a checkpoint and stop, and do not start until it is resumed.",
+)
+add_verb(router, RESUME, "job", _changeable_job, "Resume a paused job.")

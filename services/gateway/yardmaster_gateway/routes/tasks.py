@@ -6,33 +6,31 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext
-from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.filters import group_filters, task_filters
 from yardmaster_gateway.http.pages import page_of
 from yardmaster_gateway.http.problems import problem_responses
-from yardmaster_gateway.http.writes import Key, Origin, ensure_key, record_note, record_requests
 from yardmaster_gateway.routes.history import records_at
 from yardmaster_gateway.routes.jobs import authorize_change, find_job
+from yardmaster_gateway.routes.verbs import (
+    CANCEL,
+    PAUSE,
+    RESUME,
+    Repeatable,
+    Target,
+    add_verb,
+)
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import HistoryRow, TaskRow
 from yardmaster_schemas.api import (
-    Accepted,
     Attempt,
-    CancelBody,
     EventRecord,
     Explain,
-    HoldBody,
     List,
     Phase,
     Task,
     TaskGroup,
     TaskGroups,
-)
-from yardmaster_schemas.events.requests import (
-    CancelRequestedV1,
-    PauseRequestedV1,
-    ResumeRequestedV1,
 )
 
 router = APIRouter(tags=["tasks"])
@@ -191,88 +189,20 @@ async def explain_task(read: Read, task_id: str) -> Explain:
     return await read.presenter.explain(row, read.gateway.cell)
 
 
-_ACTIONS = problem_responses(
-    *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
-    *("invalid_spec", "busy", "outcome_unknown"),
-)
-
-
-async def _find_changeable(
-    read: ReadContext, response: Response, task_id: str, key: str | None
-) -> TaskRow:
-    ensure_key(read.gateway, key, response)
+async def _changeable_task(read: Repeatable, task_id: str) -> Target:
     row = await find_task(read, task_id)
     authorize_change(read.caller, await find_job(read, row.job.job_id))
     if row.phase.final:
         raise errors.WrongPhase(what=f"task {task_id}", phase=row.phase)
-    return row
+    return Target(row.job.job_id, row.index)
 
 
-@router.post(
-    "/tasks/{task_id}/cancel",
-    operation_id="cancel_task",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(CancelBody),
-    responses=_ACTIONS,
+add_verb(
+    *(router, CANCEL, "task", _changeable_task),
+    "Cancel a task. Repeating the request changes nothing.",
 )
-async def cancel_task(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    task_id: str,
-    body: Annotated[CancelBody, Depends(body_of(CancelBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Cancel a task. Repeating the request changes nothing."""
-    row = await _find_changeable(read, response, task_id, idempotency_key)
-    ref = await record_note(read.gateway, body.reason, row.key, origin)
-    event = CancelRequestedV1(
-        job_id=row.job.job_id, index=row.index, immediate=body.immediate, note=ref
-    )
-    return await record_requests(read.gateway, [(event, row.key)], origin, response)
-
-
-@router.post(
-    "/tasks/{task_id}/pause",
-    operation_id="pause_task",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(HoldBody),
-    responses=_ACTIONS,
+add_verb(
+    *(router, PAUSE, "task", _changeable_task),
+    "Pause a task: it saves a checkpoint and stops, and does not start until it is resumed.",
 )
-async def pause_task(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    task_id: str,
-    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Pause a task: it saves a checkpoint and stops, and does not start until it is resumed."""
-    row = await _find_changeable(read, response, task_id, idempotency_key)
-    ref = await record_note(read.gateway, body.reason, row.key, origin)
-    event = PauseRequestedV1(job_id=row.job.job_id, index=row.index, note=ref)
-    return await record_requests(read.gateway, [(event, row.key)], origin, response)
-
-
-@router.post(
-    "/tasks/{task_id}/resume",
-    operation_id="resume_task",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(HoldBody),
-    responses=_ACTIONS,
-)
-async def resume_task(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    task_id: str,
-    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
-    idempotency_key: Key = None,
-) -> Accepted:
-    """Resume a paused task."""
-    row = await _find_changeable(read, response, task_id, idempotency_key)
-    event = ResumeRequestedV1(job_id=row.job.job_id, index=row.index)
-    return await record_requests(read.gateway, [(event, row.key)], origin, response)
+add_verb(router, RESUME, "task", _changeable_task, "Resume a paused task.")

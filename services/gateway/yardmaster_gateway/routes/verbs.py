@@ -1,0 +1,117 @@
+"""Cancel, pause and resume: the verbs that jobs and tasks share."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster_gateway.context import Read, ReadContext
+from yardmaster_gateway.http.bodies import body_of, request_body
+from yardmaster_gateway.http.problems import problem_responses
+from yardmaster_gateway.http.writes import Key, Origin, ensure_key, record_note, record_requests
+from yardmaster_schemas.api import Accepted, CancelBody, HoldBody
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    DetailsRef,
+    PauseRequestedV1,
+    ResumeRequestedV1,
+)
+
+B = TypeVar("B", CancelBody, HoldBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The job or the task that a request changes. The caller may change it."""
+
+    job_id: str
+    #: The index of the task; None: all tasks of the job.
+    index: int | None = None
+
+    @property
+    def subject(self) -> str:
+        """The id of the job or of the task."""
+        return self.job_id if self.index is None else f"{self.job_id}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb(Generic[B]):
+    """One verb of jobs and tasks."""
+
+    name: str
+    body: type[B]
+    #: The request that the verb records, with the place of the user's reason.
+    request: Callable[[Target, B, DetailsRef | None], Event]
+    #: Whether the user's reason is recorded.
+    noted: bool = True
+
+
+CANCEL: Final = Verb(
+    "cancel",
+    CancelBody,
+    lambda target, body, note: CancelRequestedV1(
+        job_id=target.job_id, index=target.index, immediate=body.immediate, note=note
+    ),
+)
+PAUSE: Final = Verb(
+    "pause",
+    HoldBody,
+    lambda target, _, note: PauseRequestedV1(job_id=target.job_id, index=target.index, note=note),
+)
+RESUME: Final = Verb(
+    "resume",
+    HoldBody,
+    lambda target, *_: ResumeRequestedV1(job_id=target.job_id, index=target.index),
+    noted=False,
+)
+
+
+async def _repeatable(read: Read, response: Response, idempotency_key: Key = None) -> ReadContext:
+    """The read's context, once the answer names the idempotency key."""
+    ensure_key(read.gateway, idempotency_key, response)
+    return read
+
+
+#: The context of a request that a client may repeat under the same key.
+Repeatable = Annotated[ReadContext, Depends(_repeatable)]
+
+
+def add_verb(
+    router: APIRouter,
+    verb: Verb[B],
+    kind: str,
+    find: Callable[..., Awaitable[Target]],
+    description: str,
+) -> None:
+    """Add the route of a verb for a kind of target, `job` or `task`.
+
+    `find` is the dependency that finds the target by the id in the path (`job_id`, `task_id`).
+    """
+    operation = f"{verb.name}_{kind}"
+
+    @router.post(
+        f"/{kind}s/{{{kind}_id}}/{verb.name}",
+        name=operation,
+        operation_id=operation,
+        description=description,
+        status_code=202,
+        response_model=Accepted,
+        openapi_extra=request_body(verb.body),
+        responses=problem_responses(
+            *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
+            *("invalid_spec", "busy", "outcome_unknown"),
+        ),
+    )
+    async def act(
+        read: Repeatable,
+        response: Response,
+        origin: Origin,
+        body: Annotated[Any, Depends(body_of(verb.body))],
+        target: Annotated[Target, Depends(find)],
+    ) -> Accepted:
+        reason = body.reason if verb.noted else None
+        note = await record_note(read.gateway, reason, target.subject, origin)
+        event = verb.request(target, body, note)
+        return await record_requests(read.gateway, [(event, target.subject)], origin, response)
