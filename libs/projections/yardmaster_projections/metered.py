@@ -12,7 +12,7 @@ from typing import Final
 from yardmaster_projections.errors import TooMuchUsage, ViewsUnavailable
 from yardmaster_projections.queries import Visibility
 from yardmaster_projections.rows import R
-from yardmaster_projections.store import Query, RowKey, ViewStore
+from yardmaster_projections.store import Query, ReadableViews, RowKey
 from yardmaster_projections.usage import HOUR_MS, HeldRow, UsageRow, held
 from yardmaster_schemas.api import UsageBucket, UsageBy
 from yardmaster_schemas.position import Position
@@ -68,7 +68,7 @@ def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
 
 
 async def metered(
-    store: ViewStore, query: UsageQuery, visibility: Visibility, now_ms: int
+    store: ReadableViews, query: UsageQuery, visibility: Visibility, now_ms: int
 ) -> Metered:
     """Usage that a caller may see.
 
@@ -117,7 +117,7 @@ def _add(sums: dict[tuple[int, str], int], row: UsageRow, query: UsageQuery) -> 
 
 
 async def _all(
-    store: ViewStore, kind: type[R], visibility: Visibility, since_ms: int, until_ms: int | None
+    store: ReadableViews, kind: type[R], visibility: Visibility, since_ms: int, until_ms: int | None
 ) -> tuple[list[R], Position]:
     """All visible rows of a kind between two times, and the position that all of them cover."""
     facets = {} if visibility.projects is None else {"project": visibility.projects}

@@ -21,7 +21,7 @@ from yardmaster_projections.rows import (
     TaskRow,
     WaitRow,
 )
-from yardmaster_projections.store import ViewStore
+from yardmaster_projections.store import ReadableViews
 from yardmaster_projections.units import with_units
 from yardmaster_schemas import api
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
@@ -143,7 +143,7 @@ class Presenter:
     """Presents rows for one answer, as far as the caller may see them."""
 
     def __init__(
-        self, store: ViewStore, now_ms: int, visibility: Visibility = ALL_PROJECTS
+        self, store: ReadableViews, now_ms: int, visibility: Visibility = ALL_PROJECTS
     ) -> None:
         self._store = store
         self._visibility = visibility

@@ -29,7 +29,7 @@ from yardmaster_projections.rows import (
     TaskRow,
     WaitRow,
 )
-from yardmaster_projections.store import Page, Query, ViewStore
+from yardmaster_projections.store import Page, Query, ReadableViews
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.reasons import Wait, WaitCode
 
@@ -140,7 +140,7 @@ def _query(kind: type[Row], filters: Filters, visibility: Visibility) -> Query:
 
 
 async def rows(
-    store: ViewStore, kind: type[R], filters: Filters, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, kind: type[R], filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> Page[R]:
     """One page of a kind.
 
@@ -171,7 +171,7 @@ class TaskGroups:
 
 
 async def task_groups(
-    store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> TaskGroups:
     """The tasks of a page of jobs, grouped by job and phase; failed ones also by how they ended.
 
@@ -200,7 +200,7 @@ async def task_groups(
 
 
 async def _group(
-    store: ViewStore, facets: Mapping[str, frozenset[str]], count: int
+    store: ReadableViews, facets: Mapping[str, frozenset[str]], count: int
 ) -> TaskGroup | None:
     """The group of the `count` tasks of these facets, by its first and last task."""
     ends = [
@@ -211,7 +211,7 @@ async def _group(
 
 
 async def task_counts(
-    store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> dict[Phase, int]:
     """The number of tasks in each phase, up to `MAX_COUNTED`; `filters.phases` is ignored."""
     found: dict[Phase, int] = {}
@@ -226,7 +226,7 @@ async def task_counts(
 
 
 async def task(
-    store: ViewStore, task_id: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, task_id: str, visibility: Visibility = ALL_PROJECTS
 ) -> TaskRow | None:
     """A task, if it exists and the caller may see it."""
     row = await store.get(TaskRow, task_id)
@@ -234,7 +234,7 @@ async def task(
 
 
 async def job(
-    store: ViewStore, job_id: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, job_id: str, visibility: Visibility = ALL_PROJECTS
 ) -> JobRow | None:
     """A job, if it exists and the caller may see it."""
     row = await store.get(JobRow, job_id)
@@ -242,7 +242,7 @@ async def job(
 
 
 async def project(
-    store: ViewStore, name: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, name: str, visibility: Visibility = ALL_PROJECTS
 ) -> ProjectRow | None:
     """A project, if it exists and the caller may see it."""
     row = await store.get(ProjectRow, name)
@@ -250,7 +250,7 @@ async def project(
 
 
 async def resolve(
-    store: ViewStore, ref: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, ref: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[str, ...]:
     """The ids that match a REF, at most two: an id, or the prefix of ids.
 
@@ -266,32 +266,32 @@ async def resolve(
     return tuple(row.key for row in page.rows)
 
 
-async def attempts(store: ViewStore, task_id: str) -> Page[AttemptRow]:
+async def attempts(store: ReadableViews, task_id: str) -> Page[AttemptRow]:
     """A task's attempts, the newest first."""
     query = Query(facets={"task": frozenset({task_id})}, newest_first=True, limit=MAX_ATTEMPTS)
     return await store.page(AttemptRow, query)
 
 
-async def counters(store: ViewStore, name: str) -> CountersRow:
+async def counters(store: ReadableViews, name: str) -> CountersRow:
     """The counters of `project/x` or `pool/y`."""
     return await store.get(CountersRow, name) or CountersRow(name=name)
 
 
-async def pools(store: ViewStore) -> tuple[PoolRow, ...]:
+async def pools(store: ReadableViews) -> tuple[PoolRow, ...]:
     """All pools, by name."""
     page = await store.page(PoolRow, Query(limit=MAX_LIMIT))
     return page.rows
 
 
 async def projects_of(
-    store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, department: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[ProjectRow, ...]:
     """The projects of a department that the caller may see, by name."""
     return await _projects_of(store, frozenset({department}), visibility)
 
 
 async def projects_below(
-    store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
+    store: ReadableViews, department: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[ProjectRow, ...]:
     """The projects of a department and of all departments below it that the caller may see."""
     below = [row.name for row in await departments_below(store, department)]
@@ -299,19 +299,19 @@ async def projects_below(
 
 
 async def _projects_of(
-    store: ViewStore, departments: frozenset[str], visibility: Visibility
+    store: ReadableViews, departments: frozenset[str], visibility: Visibility
 ) -> tuple[ProjectRow, ...]:
     filters = Filters(departments=departments, newest_first=False, limit=MAX_LIMIT)
     return (await rows(store, ProjectRow, filters, visibility)).rows
 
 
-async def children_of(store: ViewStore, *departments: str) -> tuple[DepartmentRow, ...]:
+async def children_of(store: ReadableViews, *departments: str) -> tuple[DepartmentRow, ...]:
     """The departments whose parent is one of these departments, by name."""
     filters = Filters(parents=frozenset(departments), newest_first=False, limit=MAX_LIMIT)
     return (await rows(store, DepartmentRow, filters)).rows
 
 
-async def departments_below(store: ViewStore, department: str) -> tuple[DepartmentRow, ...]:
+async def departments_below(store: ReadableViews, department: str) -> tuple[DepartmentRow, ...]:
     """All departments below a department, level by level; costs a read per level."""
     found: dict[str, DepartmentRow] = {}
     level = await children_of(store, department)
@@ -323,18 +323,20 @@ async def departments_below(store: ViewStore, department: str) -> tuple[Departme
     return tuple(found.values())
 
 
-async def department_visible(store: ViewStore, row: DepartmentRow, visibility: Visibility) -> bool:
+async def department_visible(
+    store: ReadableViews, row: DepartmentRow, visibility: Visibility
+) -> bool:
     """Whether a caller may see a department: if it may see a project in it or below it."""
     return visibility.projects is None or bool(await projects_below(store, row.name, visibility))
 
 
-async def seen_ms(store: ViewStore, node: str) -> int | None:
+async def seen_ms(store: ReadableViews, node: str) -> int | None:
     """The time of the last heartbeat of a node."""
     row = await store.get(SeenRow, node)
     return row.at_ms if row is not None else None
 
 
-async def log(store: ViewStore, cell: str) -> LogRow | None:
+async def log(store: ReadableViews, cell: str) -> LogRow | None:
     """The identity of the log, once its first record was projected."""
     return await store.get(LogRow, cell)
 
@@ -373,7 +375,7 @@ def _wait_for_slots(row: TaskRow, reserved: Reserved) -> WaitRow:
 class WaitFinder:
     """Finds why tasks wait, for one answer; tasks of a job or shape share the reads."""
 
-    def __init__(self, store: ViewStore, now_ms: int) -> None:
+    def __init__(self, store: ReadableViews, now_ms: int) -> None:
         self._store = store
         self._now_ms = now_ms
         self._recorded: dict[str, WaitRow | None] = {}

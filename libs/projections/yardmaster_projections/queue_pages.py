@@ -27,7 +27,7 @@ from yardmaster_projections.queries import (
 )
 from yardmaster_projections.rows import JobRow, Order, QueueRow, RankRow, TaskRow
 from yardmaster_projections.rows.queue import section_of, traits_of
-from yardmaster_projections.store import Query, ViewStore
+from yardmaster_projections.store import Query, ReadableViews
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events.decisions import Among
 
@@ -123,7 +123,7 @@ class QueueReader:
 
     def __init__(
         self,
-        store: ViewStore,
+        store: ReadableViews,
         pool: str,
         policy: Policy,
         options: Any,

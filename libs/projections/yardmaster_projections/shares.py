@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from yardmaster_projections.queries import MAX_LIMIT, Visibility
 from yardmaster_projections.rows import ProjectRow, SharesRow
-from yardmaster_projections.store import Query, ViewStore
+from yardmaster_projections.store import Query, ReadableViews
 from yardmaster_schemas.events.admissions import Level
 from yardmaster_schemas.events.decisions import QueueShare
 
@@ -22,7 +22,7 @@ class Division:
     cycle: int | None = None
 
 
-async def division(store: ViewStore, pool: str, visibility: Visibility) -> Division:
+async def division(store: ReadableViews, pool: str, visibility: Visibility) -> Division:
     """The newest division of a pool, with the queues that a caller may see.
 
     These are its projects and the departments above them.
@@ -45,7 +45,7 @@ async def division(store: ViewStore, pool: str, visibility: Visibility) -> Divis
 
 
 async def _visible(
-    store: ViewStore, queues: Iterable[QueueShare], projects: frozenset[str]
+    store: ReadableViews, queues: Iterable[QueueShare], projects: frozenset[str]
 ) -> list[QueueShare]:
     found = await store.get_all([(ProjectRow, name) for name in sorted(projects)])
     # A project that has and requests nothing is not in the division, but its department may be.

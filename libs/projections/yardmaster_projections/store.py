@@ -127,8 +127,8 @@ class ViewReader(Protocol):
         """All rows that have a facet, in order."""
 
 
-class ViewStore(Protocol):
-    """Rows of one cell."""
+class ReadableViews(Protocol):
+    """Rows of one cell, to read."""
 
     async def position(self) -> Position:
         """The position of the rows."""
@@ -147,6 +147,19 @@ class ViewStore(Protocol):
 
     async def count(self, kind: type[Row], query: Query) -> Count:
         """The number of rows that a page of `query.limit` rows would have."""
+
+    async def reach(self, position: Position, timeout_s: float) -> bool:
+        """Wait until the rows cover a position; False after `timeout_s` seconds."""
+
+    async def changes(self, after: Position) -> Sequence[ChangeSet] | None:
+        """The change sets after a position, oldest first; None when they are no longer kept."""
+
+    async def changed(self, after: Position, timeout_s: float) -> bool:
+        """Wait until something after a position was applied; False after `timeout_s` seconds."""
+
+
+class WritableViews(Protocol):
+    """Rows of one cell, to write."""
 
     async def apply(
         self,
@@ -198,11 +211,6 @@ class ViewStore(Protocol):
                 changed.
         """
 
-    async def reach(self, position: Position, timeout_s: float) -> bool:
-        """Wait until the rows cover a position; False after `timeout_s` seconds."""
 
-    async def changes(self, after: Position) -> Sequence[ChangeSet] | None:
-        """The change sets after a position, oldest first; None when they are no longer kept."""
-
-    async def changed(self, after: Position, timeout_s: float) -> bool:
-        """Wait until something after a position was applied; False after `timeout_s` seconds."""
+class ViewStore(ReadableViews, WritableViews, Protocol):
+    """Rows of one cell."""

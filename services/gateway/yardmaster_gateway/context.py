@@ -33,7 +33,7 @@ from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.queries import Visibility
-from yardmaster_projections.store import ViewStore
+from yardmaster_projections.store import ReadableViews
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -49,12 +49,12 @@ class GatewayPorts:
     """The ports that a gateway needs. The log's topics exist already."""
 
     log: EventLog
-    views: ViewStore
+    views: ReadableViews
     clock: Clock
     chance: Chance
     telemetry: Telemetry
     #: The store of metered usage, with a position of its own; None: usage is not metered.
-    usage: ViewStore | None = None
+    usage: ReadableViews | None = None
     #: Authenticates callers; None: by the users of the log.
     identity: Identity | None = None
     #: The users of a token file, which are recorded unless the log has named them before.
@@ -389,7 +389,7 @@ class ReadContext:
     position: Position
 
     @property
-    def store(self) -> ViewStore:
+    def store(self) -> ReadableViews:
         """The store of the views."""
         return self.gateway.ports.views
 

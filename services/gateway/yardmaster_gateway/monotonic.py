@@ -18,14 +18,13 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_projections.errors import ViewsAhead, ViewsUnfinished
 from yardmaster_projections.rows import R, Row
 from yardmaster_projections.store import (
-    Change,
     ChangeSet,
     Count,
     Found,
     Page,
     Query,
+    ReadableViews,
     RowKey,
-    ViewStore,
 )
 from yardmaster_runtime.fence import check_marks
 from yardmaster_runtime.store_marks import marks_of
@@ -39,13 +38,13 @@ MAX_TAIL: Final = 500
 
 
 class MonotonicViews:
-    """A view store whose answers cover every position that an earlier answer covered.
+    """Readable views whose answers cover every position that an earlier answer covered.
 
     While the store covers less, reads raise `ViewsUnfinished`, and `ViewsAhead` while it contains
     records that the log lost, in addition to the store's errors.
     """
 
-    def __init__(self, store: ViewStore, log: EventLog, cell: str, number: int) -> None:
+    def __init__(self, store: ReadableViews, log: EventLog, cell: str, number: int) -> None:
         #: The underlying store, without the check.
         self.store = store
         self._log = log
@@ -164,7 +163,7 @@ class MonotonicViews:
             return False
         return any(end < offset for end, offset in ends)
 
-    # --- the methods of ViewStore; reads are checked ---------------------------------------------
+    # --- the methods of ReadableViews -----------------------------------------------------------
 
     async def position(self) -> Position:
         required = await self._required_position()
@@ -196,32 +195,6 @@ class MonotonicViews:
         found = await self.store.count(kind, query)
         await self._check(found.position, required)
         return found
-
-    async def apply(
-        self,
-        changes: Sequence[Change],
-        position: Position,
-        notes: Mapping[str, Any],
-        *,
-        before: Position | None = None,
-    ) -> None:
-        await self.store.apply(changes, position, notes, before=before)
-
-    async def begin(self) -> Position:
-        return await self.store.begin()
-
-    async def check(self, before: Position) -> None:
-        await self.store.check(before)
-
-    async def note(
-        self,
-        changes: Sequence[Change],
-        notes: Mapping[str, Any],
-        *,
-        before: Position | None = None,
-        noted: Mapping[str, Any] | None = None,
-    ) -> None:
-        await self.store.note(changes, notes, before=before, noted=noted)
 
     async def reach(self, position: Position, timeout_s: float) -> bool:
         return await self.store.reach(position, timeout_s)
