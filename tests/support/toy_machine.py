@@ -195,6 +195,9 @@ class ToyMachine:
     def digest(self, state: ToyState) -> str:
         return hashlib.sha256(json.dumps(state.plain(), sort_keys=True).encode()).hexdigest()
 
+    def committed_digest(self, state: ToyState) -> str:
+        return self.digest(state)
+
     def due_ms(self, state: ToyState) -> int | None:
         return min(state.timers.values(), default=None)
 

@@ -126,6 +126,12 @@ class Machine(Protocol[S]):
     def digest(self, state: S) -> str:
         """64 hex digits, the same for every reader of the same records."""
 
+    def committed_digest(self, state: S) -> str:
+        """The digest before `end_cycle`, which the commit of the last cycle names.
+
+        It may be another one where `end_cycle` changed what a snapshot does not keep.
+        """
+
     def due_ms(self, state: S) -> int | None:
         """When a cycle is due without an input, in ms since the epoch; None: never."""
 

@@ -132,6 +132,10 @@ class QuotaMachine:
         """64 hex digits, independent of how requests are divided into cycles."""
         return state.digest()
 
+    def committed_digest(self, state: AdmissionState) -> str:
+        """The same as `digest`: the end of a cycle changes nothing."""
+        return state.digest()
+
     def due_ms(self, state: AdmissionState) -> int | None:
         """Now while requests are pending (a cycle was cut at its limit), else None."""
         return state.now_ms if state.work else None

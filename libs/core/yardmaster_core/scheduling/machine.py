@@ -138,6 +138,10 @@ class SchedulerMachine:
         """See `core.machine.Machine.digest`."""
         return state.digest()
 
+    def committed_digest(self, state: ClusterState) -> str:
+        """See `core.machine.Machine.committed_digest`."""
+        return state.committed_digest()
+
     def due_ms(self, state: ClusterState) -> int | None:
         """See `core.machine.Machine.due_ms`."""
         return cycling.due_ms(state)

@@ -66,6 +66,9 @@ class Snapshotter(Generic[S]):
             and now_s - self._last_s < self._limits.every_s
         ):
             return
+        fold = self._fold
+        if fold.machine.committed_digest(fold.state) != fold.reader.state_digest:
+            return  # the log could not prove a snapshot of this cycle; the next cycle is tried
         self._last_cycle, self._last_s = cycle, now_s
         self._taken = (cycle, self._fold.reader.state_digest, self._fold.dump())
         self._metrics.snapshot_seconds.observe(self._clock.monotonic_s() - now_s)

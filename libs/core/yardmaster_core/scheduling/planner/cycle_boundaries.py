@@ -33,6 +33,8 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
     for this cycle.
     """
     state.cycle = cycle
+    state.forgotten.clear()
+    state.former_usage.clear()
     before_ms = state.now_ms
     state.now_ms = max(before_ms, now_ms)
     count_usages(state, before_ms)
@@ -161,6 +163,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     follow_held(state)
     for group in state.emptied:
         if not group.pending:
+            state.forgotten[group.key] = dict(group.waits)
             state.forget(group)
     state.emptied.clear()
     _forget_deadlines(state)

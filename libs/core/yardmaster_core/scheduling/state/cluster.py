@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_core.scheduling.state.enrollment import Enrolled
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
@@ -27,7 +28,7 @@ from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.task_counts import TaskCounts
-from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task, group_facts
 from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
     BLOCKING,
@@ -53,7 +54,17 @@ class ClusterState:
     __slots__ = (
         *("attention", "cell", "counts", "cycle", "cycle_due", "deadlines", "deadlines_kept"),
         *("departments", "dirty", "emptied"),
-        *("ended", "enrolled", "jobs", "journal", "limited", "limits_woken", "next_job"),
+        *(
+            "ended",
+            "enrolled",
+            "forgotten",
+            "former_usage",
+            "jobs",
+            "journal",
+            "limited",
+            "limits_woken",
+            "next_job",
+        ),
         *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
         *("revoked", "rules", "sources", "tasks", "total", "unpruned"),
         "usage_due",
@@ -101,6 +112,11 @@ class ClusterState:
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
+        #: What the last `end_cycle` changed since the commit: the waits of the groups that it
+        #: removed by their keys, and by project and pool the usage that it replaced (None: there
+        #: was none).
+        self.forgotten: dict[tuple[str, int], dict[str, tuple[Wait, int, int]]] = {}
+        self.former_usage: dict[tuple[Project, str], DecayedUsage | None] = {}
         #: Jobs whose last task has ended; the next cycle begins by removing them.
         self.ended: dict[Job, None] = {}
         self.total = 0
@@ -157,6 +173,27 @@ class ClusterState:
                 if isinstance(entity, Task):
                     self.counts.update(entity, self.now_ms)
             self.dirty.clear()
+        return self._digest_of(total)
+
+    def committed_digest(self) -> str:
+        """The digest before `end_cycle` removed groups and replaced usages.
+
+        If it changed nodes too, this is not the digest of the commit.
+        """
+        self.digest()
+        rows = (group_facts(key, waits) for key, waits in self.forgotten.items())
+        total = self.total + sum(row_hash(repr(row)) for row in rows)
+        for project in {project: None for project, _ in self.former_usage}:
+            usage = dict(project.usage)
+            for (changed, pool), former in self.former_usage.items():
+                if changed is project:
+                    usage.pop(pool, None)
+                    if former is not None:
+                        usage[pool] = former
+            total += row_hash(repr(project.facts(usage))) - project.hash
+        return self._digest_of(total % MODULUS)
+
+    def _digest_of(self, total: int) -> str:
         head = f"{self.cell}/{self.cycle}/{self.now_ms}/{total:x}"
         return blake2b(head.encode(), digest_size=32).hexdigest()
 

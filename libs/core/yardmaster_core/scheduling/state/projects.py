@@ -1,5 +1,7 @@
 """The two levels of quota: departments, and projects in them."""
 
+from collections.abc import Mapping
+
 from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
 
@@ -42,16 +44,17 @@ class Project:
         self.usage: dict[str, DecayedUsage] = {}
         self.hash = 0
 
-    def facts(self) -> tuple[object, ...]:
-        """All that the state's digest covers."""
+    def facts(self, usage: Mapping[str, DecayedUsage] | None = None) -> tuple[object, ...]:
+        """All that the state's digest covers; `usage` replaces the project's own."""
+        usage = self.usage if usage is None else usage
         facts: tuple[object, ...] = (
             *("project", self.name, self.department.name, self.revision),
             _nonzero(self.used_milli),
         )
         if self.ranks:
             facts = (*facts, sorted(self.ranks.items()))
-        if self.usage:
-            usages = sorted((pool, usage.facts()) for pool, usage in self.usage.items())
+        if usage:
+            usages = sorted((pool, one.facts()) for pool, one in usage.items())
             facts = (*facts, "usage", usages)
         return facts
 

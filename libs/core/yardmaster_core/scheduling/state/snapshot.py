@@ -3,6 +3,7 @@
 A snapshot has facts only; indexes are rebuilt from them.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from yardmaster_core.errors import CoreError, SnapshotUnreadable
@@ -35,7 +36,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 Plain = dict[str, Any]
 
 
@@ -94,6 +95,13 @@ def dump(state: ClusterState) -> Plain:
         "nodes": [_dump_node(node) for node in state.nodes.values()],
         "jobs": [_dump_job(job) for job in state.jobs.values()],
         "groups": [_dump_group(state, group) for _, group in sorted(groups.items())],
+        "forgotten": [
+            [list(key), _dump_waits(waits)] for key, waits in sorted(state.forgotten.items())
+        ],
+        "former_usage": [
+            [project.name, pool, None if usage is None else list(usage.facts())]
+            for (project, pool), usage in state.former_usage.items()
+        ],
     }
 
 
@@ -224,12 +232,13 @@ def _dump_group(state: ClusterState, group: Group) -> Plain:
     return {
         "key": list(group.key),
         "pool": group.shape.pools[0],
-        "waits": {
-            pool: [plain.dump(wait), since, cycle]
-            for pool, (wait, since, cycle) in group.waits.items()
-        },
+        "waits": _dump_waits(group.waits),
         "awake": [name for name in group.shape.pools if group in state.pools[name].awake],
     }
+
+
+def _dump_waits(waits: Mapping[str, tuple[Wait, int, int]]) -> Plain:
+    return {pool: [plain.dump(wait), since, cycle] for pool, (wait, since, cycle) in waits.items()}
 
 
 def load(cell: str, dump: Any, policies: IndexSource) -> ClusterState:
@@ -300,6 +309,14 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
     state.cycle_due = dump["restless"]
+    for key, waits in dump["forgotten"]:
+        state.forgotten[key[0], key[1]] = {
+            name: (plain.load(Wait, wait), since, cycle)
+            for name, (wait, since, cycle) in waits.items()
+        }
+    for name, pool_name, facts in dump["former_usage"]:
+        former = None if facts is None else DecayedUsage(*facts)
+        state.former_usage[state.projects[name], pool_name] = former
     for row in dump["pools"]:
         state.pools[row["name"]].index.load(row["index"])
     for things in (

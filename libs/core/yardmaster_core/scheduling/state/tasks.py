@@ -4,6 +4,8 @@ One file because these classes refer to one another. Plain slotted objects and i
 an event. The `facts` of each object are what the state's digest covers.
 """
 
+from collections.abc import Mapping
+
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks, QueueKey
 from yardmaster_core.scheduling.state.phases import Phase, ReplicaState
 from yardmaster_core.scheduling.state.projects import Project
@@ -450,8 +452,15 @@ class Group:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        waits = sorted(
-            (pool, w.code, sorted(w.numbers.items()), w.about or "", since, cycle)
-            for pool, (w, since, cycle) in self.waits.items()
-        )
-        return ("group", self.key, waits)
+        return group_facts(self.key, self.waits)
+
+
+def group_facts(
+    key: tuple[str, int], waits: Mapping[str, tuple[Wait, int, int]]
+) -> tuple[object, ...]:
+    """All that the state's digest covers of a group with this key and these waits."""
+    found = sorted(
+        (pool, w.code, sorted(w.numbers.items()), w.about or "", since, cycle)
+        for pool, (w, since, cycle) in waits.items()
+    )
+    return ("group", key, found)

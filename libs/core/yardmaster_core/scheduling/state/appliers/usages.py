@@ -14,10 +14,12 @@ def follow_held(state: ClusterState) -> None:
     """Bring the usages up to date of which a cycle changed what is held."""
     for pool, project in state.usage_due:
         half_life_ms = pool.index.usage_half_life_ms
-        known = project.usage.get(pool.name, DecayedUsage(0, 0, state.now_ms))
+        former = project.usage.get(pool.name)
+        known = former or DecayedUsage(0, 0, state.now_ms)
         held_milli = project.used_milli.get(pool.name, 0)
         if not half_life_ms or held_milli == known.held_milli:
             continue
+        state.former_usage[project, pool.name] = former
         project.usage[pool.name] = replace(
             known,
             average=known.average_at(state.now_ms, half_life_ms),
