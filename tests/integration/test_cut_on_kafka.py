@@ -59,8 +59,8 @@ class Log:
                 for topic in (*INPUT_ORDER, DETAILS.name):
                     stored = file.find(Partition(topic))
                     records = [one.record for one in file.read(stored, 0, 100_000)]
-                    for first in range(0, len(records), 200):
-                        await log.append(Partition(topic, number), records[first : first + 200])
+                    for first in range(0, len(records), 100):
+                        await log.append(Partition(topic, number), records[first : first + 100])
         finally:
             await log.close()
             file.close()
