@@ -270,7 +270,7 @@ def _known(error: Exception) -> CliError:
     )
     from yardmaster_localcluster import errors as local
     from yardmaster_projections.errors import ViewsUnavailable
-    from yardmaster_runtime.errors import BeforeFirstCycle, UnknownTask
+    from yardmaster_runtime.errors import BeforeFirstCycle, LogBeginsLater, UnknownTask
     from yardmaster_schemas.errors import YardmasterError
 
     if isinstance(error, ApiError):
@@ -282,6 +282,7 @@ def _known(error: Exception) -> CliError:
         (LogTruncated, Exit.CHECK_FAILED),
         (LogUnavailable, Exit.UNREACHABLE),
         (ViewsUnavailable, Exit.UNREACHABLE),
+        (LogBeginsLater, Exit.CHECK_FAILED),
         (BeforeFirstCycle, Exit.NOT_FOUND),
         (UnknownTask, Exit.NOT_FOUND),
         (local.DataDirInUse, Exit.CONFLICT),

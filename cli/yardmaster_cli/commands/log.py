@@ -15,7 +15,7 @@ from yardmaster.yaml_tree import nearest
 from yardmaster_cli.confirm import confirm
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
-from yardmaster_cli.log.options import log_options
+from yardmaster_cli.log.options import log_options, snapshots_option
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
 from yardmaster_cli.output.formats import Column, Output
@@ -25,7 +25,7 @@ from yardmaster_cli.times import MOMENT_FORMS, now_ms
 from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.order import PAGE, Entry, LogOrder
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster_eventlog.reader import decoded
+from yardmaster_eventlog.reader import decoded, first_offset
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
@@ -136,7 +136,8 @@ async def _about(log: EventLog, where: LogSource, given: str) -> str:
         raise BadUsage(f"--task {given}: not a valid id", hint=REF_HINT)
     prefix, index = match[1], match[2]
     found: set[str] = set()
-    partition, offset = where.at(REQUESTS.name), 0
+    partition = where.at(REQUESTS.name)
+    offset = await first_offset(log, partition)
     while page := await log.read(partition, offset, max_records=PAGE):
         offset = page[-1].offset + 1
         for stored in page:
@@ -205,7 +206,7 @@ def dump(
         nonlocal left
         about = None if task is None else await _about(source, where, task)
         wanted = _Filter(wanted_types, about)
-        order = LogOrder(source, Position.start(where.cell), where.partition)
+        order = LogOrder(source, await start_of(source, where), where.partition)
         async for entry in between(order, first, last):
             if not wanted.wants(entry):
                 continue
@@ -215,6 +216,14 @@ def dump(
             _print(out, entry, raw=raw)
 
     on_log(where, work)
+
+
+async def start_of(log: EventLog, where: LogSource) -> Position:
+    """The position before the oldest record of each topic that the log still has."""
+    position = Position.start(where.cell)
+    for topic in INPUT_ORDER:
+        position = position.at(topic, await first_offset(log, where.at(topic)))
+    return position
 
 
 async def between(
@@ -268,7 +277,8 @@ def tail(
     async def work(source: EventLog) -> None:
         ends = {where.at(topic): 0 for topic in INPUT_ORDER}
         for partition in ends:
-            ends[partition] = max(0, await source.end(partition) - count)
+            wanted_from = max(0, await source.end(partition) - count)
+            ends[partition] = max(wanted_from, await first_offset(source, partition))
         position = Position.start(where.cell)
         while True:
             for partition in ends:
@@ -289,6 +299,7 @@ def tail(
 
 @log.command("cut")
 @log_options
+@snapshots_option
 @click.option(
     "--to",
     "end",
@@ -310,6 +321,7 @@ def cut_log(
     session: Session,
     file: str | None,
     cell: str | None,
+    snapshots: str | None,
     end: str | None,
     copy: Path | None,
     resume: Path | None,
@@ -332,7 +344,7 @@ def cut_log(
     if (end is None) == (resume is None):
         raise BadUsage("give --to or --resume", hint="--to last, --to cycle:88121")
     cycle = None if end is None else cycle_of(end)
-    with log_to_cut(session, file, cell) as where:
+    with log_to_cut(session, file, cell, snapshots) as where:
         if resume is not None:
             asyncio.run(resumed(where, resume))
             session.out.note("the cut is complete")
@@ -428,9 +440,15 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
     out.items(listed, columns, name="type")
 
 
-async def _page(source: EventLog, partition: Partition, offset: int) -> Sequence[StoredRecord]:
-    """Read records; none where the log lacks the topic, as those of simulations lack `cuts`."""
+async def _page(
+    source: EventLog, partition: Partition, offset: int | None
+) -> Sequence[StoredRecord]:
+    """Read records from an offset or the oldest one on; none where the log lacks the topic, as
+    those of simulations lack `cuts`.
+    """
     try:
+        if offset is None:
+            offset = await first_offset(source, partition)
         return await source.read(partition, offset, max_records=PAGE)
     except UnknownTopic:
         return ()
@@ -453,7 +471,7 @@ async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]
             "undecodable": 0,
         }
         types: Counter[str] = Counter()
-        offset = 0
+        offset: int | None = None
         while page := await _page(source, partition, offset):
             offset = page[-1].offset + 1
             for stored in page:

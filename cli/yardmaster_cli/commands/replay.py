@@ -13,7 +13,7 @@ import click
 
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.log.moments import parse_moment
-from yardmaster_cli.log.options import log_options
+from yardmaster_cli.log.options import log_options, snapshots_option
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import Gpus, When
 from yardmaster_cli.output.formats import Column, Output
@@ -29,6 +29,7 @@ from yardmaster_core.scheduling.state.node_status import status_of
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_eventlog.port import EventLog
+from yardmaster_runtime.machine.beginning import expired_records
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
@@ -62,6 +63,7 @@ def replay() -> None:
 @replay.command("at", cls=_AtCommand)
 @click.argument("moment", metavar="[T]", required=False)
 @log_options
+@snapshots_option
 @click.option("--all", "everything", is_flag=True, help="Show tasks that ended in the cycle too.")
 @click.option("--nodes", "nodes_only", is_flag=True, help="Show only the nodes.")
 def at(
@@ -69,6 +71,7 @@ def at(
     moment: str | None,
     file: str | None,
     cell: str | None,
+    snapshots: str | None,
     everything: bool,
     nodes_only: bool,
 ) -> None:
@@ -83,7 +86,7 @@ def at(
         bound = parse_moment(moment, now_ms(), "T")
         bounds = {"position": bound.position, "time_ms": bound.at_ms, "cycle": bound.cycle}
 
-    where = log_source(session, file, cell)
+    where = log_source(session, file, cell, snapshots)
 
     ended: Counter[str] = Counter()
 
@@ -99,6 +102,7 @@ def at(
             where.cell,
             partition=where.partition,
             listeners=[count],
+            snapshots=where.store,
             **bounds,
         )
 
@@ -124,6 +128,7 @@ def _show_state(
     document = {
         "position": str(found.position),
         "cycle": found.cycle,
+        "from_cycle": found.from_cycle,
         "now_at": rfc3339(found.now_ms),
         "state_digest": state.digest(),
         "ended": dict(sorted(ended.items())),
@@ -140,11 +145,12 @@ def _show_state(
             ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             for counts in (counted, ended)
         )
+        since = f"since cycle {found.from_cycle}" if found.from_cycle else "so far"
         lines = [
             f"{document['position']}   cycle {found.cycle}   {document['now_at']}",
             f"state {document['state_digest']}",
             f"tasks: {phases or 'none'}",
-            *([f"ended so far: {ends}"] if ends else []),
+            *([f"ended {since}: {ends}"] if ends else []),
             *_grid(out, _NODES, nodes),
         ]
         if tasks and not nodes_only:
@@ -223,12 +229,18 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 @replay.command("verify")
 @log_options
+@snapshots_option
 @click.option(
     "--views", is_flag=True, help="Compare the views that gateways read with the log instead."
 )
 @click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
 def verify(
-    session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
+    session: Session,
+    file: str | None,
+    cell: str | None,
+    snapshots: str | None,
+    views: bool,
+    redis: str | None,
 ) -> int:
     """Recompute every decision and check the log.
 
@@ -236,14 +248,19 @@ def verify(
     one, checks the hash chain, and audits the guarantees. With --views it instead computes the
     views from the log and compares them with every row in Redis. The exit code is 1 if it finds a
     difference. Services may run meanwhile.
+
+    If the start of the log has expired, decisions are recomputed from a snapshot on, and the
+    guarantees are not audited; the command says so.
     """
-    where = log_source(session, file, cell)
+    where = log_source(session, file, cell, snapshots)
     started = time.monotonic()
     if views:
         return _verify_views(session, where, redis, started)
 
     async def work(source: EventLog) -> Report:
-        return await verify_log(source, machines(), where.cell, partition=where.partition)
+        return await verify_log(
+            *(source, machines(), where.cell), partition=where.partition, snapshots=where.store
+        )
 
     report = on_log(where, work)
     took_s = time.monotonic() - started
@@ -293,6 +310,11 @@ def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
             for one in report.findings
         ],
         "promises": [str(one) for one in report.promises],
+        "audited": not report.expired,
+        "expired": [
+            {"topic": place.topic, "partition": place.number, "first": first}
+            for place, first in report.expired.items()
+        ],
         "machines": [
             {
                 "machine": one.machine,
@@ -303,6 +325,7 @@ def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
                 "refused": one.refused,
                 "unreadable_then": one.unreadable_then,
                 "dropped": one.dropped,
+                "from_cycle": one.from_cycle,
                 "last_cycle": one.last_cycle,
                 "last_at": rfc3339(one.now_ms),
                 "rules": [
@@ -350,8 +373,9 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
             refused += f" ({one.unreadable_then} unknown to the version that decided)"
         dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
         derived = " recomputed" if all(each.derived for each in one.ranges) else ""
+        begun = f" after the snapshot of cycle {one.from_cycle}" if one.from_cycle else ""
         lines.append(
-            f"{one.machine}: {one.cycles} cycles of {one.terms} terms, "
+            f"{one.machine}: {one.cycles} cycles{begun} of {one.terms} terms, "
             f"{one.inputs} inputs, {one.decisions} decisions{derived}"
             f"{refused}{dropped}{ended}"
         )
@@ -365,11 +389,23 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
     gone = f", {report.details_gone} were erased" if report.details_gone else ""
     unnamed = report.details_unnamed
     vouched = f", {unnamed} that no request names, so not proved" if unnamed else ""
+    if unnamed and report.expired:
+        vouched = f", {unnamed} that no proved request names"
     lines.append(f"{checked}{gone}{vouched}")
+    if report.expired:
+        lines.append(
+            f"NOT AUDITED: {expired_records(report.expired)}, and the audit of the guarantees "
+            "needs every record"
+        )
     verdict = "NOT ok"
     if report.ok:
         whole = all(each.derived for one in report.proved for each in one.ranges)
         which = "every recorded decision" if whole else "every decision of the current rules"
-        verdict = f"ok: {which} was reproduced"
+        begun = "".join(
+            f", of {one.machine} after cycle {one.from_cycle}"
+            for one in report.proved
+            if one.from_cycle
+        )
+        verdict = f"ok: {which}{begun} was reproduced"
     lines.append(f"{verdict} ({took_s:.2f} s)")
     return lines

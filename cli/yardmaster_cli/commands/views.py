@@ -14,18 +14,17 @@ from pydantic import ValidationError
 
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.options import log_options
-from yardmaster_cli.log.source import LogSource, identify, log_source, opened
+from yardmaster_cli.log.source import LogSource, id_of, identify, log_source, opened
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.session import Session, YardGroup
-from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.reader import first_offset
 from yardmaster_projections.fold import FOLDS
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_projections.rows import LogRow
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.events.requests import LogCreatedV1
 from yardmaster_schemas.topics import REQUESTS
 from yardmaster_views.compare import Compared, Comparison
 from yardmaster_views.follower import Metrics
@@ -152,9 +151,9 @@ async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) 
         await store.close()
     if shown is None:
         return
-    first = await log.read(where.at(REQUESTS.name), 0, max_records=1)
-    event = decode(first[0].record).data if first else None
-    log_id = event.log_id if isinstance(event, LogCreatedV1) else "nothing"
+    if await first_offset(log, where.at(REQUESTS.name)):
+        return  # the record with the id has expired
+    log_id = await id_of(log, where.at(REQUESTS.name)) or "nothing"
     if shown.log_id != log_id:
         raise CliError(
             f"the views in {redis.url} belong to another log: they show log {shown.log_id}, and "

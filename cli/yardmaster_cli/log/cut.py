@@ -44,7 +44,9 @@ LOCK_TIMEOUT_S: Final = 5.0
 
 
 @contextmanager
-def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterator[LogSource]:
+def log_to_cut(
+    session: Session, given: str | None, cell: str | None, snapshots: str | None
+) -> Iterator[LogSource]:
     """The log that the options name; by default that of a local cluster that `yard down` stopped.
 
     The broker of the stopped cluster runs meanwhile; the log is shown by its data directory.
@@ -58,7 +60,7 @@ def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterato
     here = session.config.here
     running = here is not None and here.log is not None
     if given is not None or running or not (data.kafka / "server.properties").is_file():
-        yield log_source(session, given, cell)
+        yield log_source(session, given, cell, snapshots)
         return
     password = data.kafka_credentials / ADMIN
     lock = take_lock(data.path)
@@ -81,7 +83,8 @@ def log_to_cut(session: Session, given: str | None, cell: str | None) -> Iterato
         settings = SharedSettings(log=url, cell=name, partition=number, kafka=options)
         shown = str(data.path)
         server = server_of(session, shown, named=not default)
-        yield LogSource(settings, name, number, shown, session.out.note, server)
+        place = snapshots or os.environ.get("YARD_SNAPSHOTS") or str(data.snapshots)
+        yield LogSource(settings, name, number, shown, session.out.note, server, place)
     finally:
         broker.stop()
         os.close(lock)
@@ -109,7 +112,9 @@ def cycle_of(text: str) -> int | None:
 async def planned(where: LogSource, cycle: int | None) -> CutPlan:
     """Plan the cut.
 
-    Raises: CliError: the log has no such cycle, or is not consistent up to it.
+    Raises:
+        CliError: the log has no such cycle, or is not consistent up to it.
+        LogBeginsLater: its start has expired, and no snapshot covers that.
     """
     async with opened(where) as log:
         await identify(log, where)
@@ -120,6 +125,7 @@ async def planned(where: LogSource, cycle: int | None) -> CutPlan:
             where.cell,
             cycle=cycle,
             number=where.partition,
+            snapshots=where.store,
         )
     if cycle is not None and plan.cycle < cycle:
         raise CliError(

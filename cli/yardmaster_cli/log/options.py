@@ -7,6 +7,14 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Adds `--snapshots` to a command that can begin a log at a snapshot.
+snapshots_option = click.option(
+    "--snapshots",
+    metavar="URL",
+    help="Snapshots to begin at if the start of the log has expired (also: YARD_SNAPSHOTS; "
+    "default: those of the log's cluster on this machine).",
+)
+
 
 def log_options(command: F) -> F:
     """Add `--log` and `--cell` to a command, as the arguments `file` and `cell`."""

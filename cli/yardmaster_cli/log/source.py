@@ -4,10 +4,12 @@
 this machine that serves the context's server, then the file of the embedded mode. Where a context,
 `--server` or YARD_SERVER names a server and `--log` no log, both must be of the same cluster.
 `YARD_KAFKA__...` configures the connection to brokers as for services, and `YARD_CELLS` names the
-cells of a log with several.
+cells of a log with several. The snapshots that a log needs whose start has expired are those of
+`--snapshots`, `YARD_SNAPSHOTS`, or the cluster on this machine whose log it is.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,8 +25,10 @@ from yardmaster_cli.errors import BadUsage, CliError, Exit, bad_setting
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.errors import OffsetGone, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import first_offset
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.service import on_kafka, open_log
@@ -62,7 +66,8 @@ class LogSource:
     """A log and one of its cells; `shown` is the name of the log in messages.
 
     `server`: the server whose log it must be; None: the command line names the log itself, or it
-    is the log that the cluster of the server announces.
+    is the log that the cluster of the server announces. `snapshots`: the URL of the snapshots of
+    its state machines, as far as it is known.
     """
 
     settings: SharedSettings
@@ -71,13 +76,24 @@ class LogSource:
     shown: str
     note: Callable[[str], None]
     server: ServerLog | None = None
+    snapshots: str | None = None
+
+    @property
+    def store(self) -> SnapshotStore | None:
+        """The snapshots of the log's machines.
+
+        Raises: SnapshotsUnavailable: the URL names no store.
+        """
+        return None if self.snapshots is None else SnapshotStore(self.snapshots)
 
     def at(self, topic: str) -> Partition:
         """The partition with the cell's records of a topic."""
         return Partition(topic, self.partition)
 
 
-def log_source(session: Session, given: str | None, cell: str | None) -> LogSource:
+def log_source(
+    session: Session, given: str | None, cell: str | None, snapshots: str | None = None
+) -> LogSource:
     """The log that the options and settings name.
 
     Raises:
@@ -114,7 +130,20 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
     if given is None and not announced:
         named = bool(settings.log) or session.config.data.source != "default"
         server = server_of(session, shown, named=named)
-    return LogSource(chosen, name, number, shown, session.out.note, server)
+    folder = here.folder if announced and here is not None else _folder_of(url)
+    place = snapshots or os.environ.get("YARD_SNAPSHOTS") or _snapshots_in(folder)
+    return LogSource(chosen, name, number, shown, session.out.note, server, place)
+
+
+def _folder_of(url: str) -> Path | None:
+    """The data directory of a log in a file."""
+    path = url.removeprefix("sqlite:///")
+    return None if path == url else Path(path).parent
+
+
+def _snapshots_in(folder: Path | None) -> str | None:
+    place = None if folder is None else folder / "snapshots"
+    return str(place) if place is not None and place.is_dir() else None
 
 
 def server_of(session: Session, shown: str, *, named: bool) -> ServerLog | None:
@@ -167,7 +196,11 @@ async def identify(log: EventLog, source: LogSource) -> None:
     server = source.server
     if server is None:
         return
-    if server.unknown:
+    if log_id is None and await first_offset(log, source.at(REQUESTS.name)):
+        source.note(
+            f"not compared with the log of {server.server}: the record with the id has expired"
+        )
+    elif server.unknown:
         source.note(f"not compared with the log of {server.server}: {server.unknown}")
     elif server.log_id != log_id:
         raise CliError(
@@ -183,7 +216,7 @@ async def id_of(log: EventLog, requests: Partition) -> str | None:
     try:
         first = await log.read(requests, 0, max_records=1)
         event = decode(first[0].record).data if first else None
-    except (UnknownTopic, SchemaError):
+    except (UnknownTopic, OffsetGone, SchemaError):
         return None
     return event.log_id if isinstance(event, LogCreatedV1) else None
 

@@ -70,6 +70,11 @@ class _Sequence:
         self.newest = {stored.record.key: stored.offset for stored in self.records}
         self.next = end
 
+    def lose_before(self, offset: int) -> None:
+        """Lose the records before an offset, as a wrong retention deletes them."""
+        self.first = offset
+        self.records = [stored for stored in self.records if stored.offset >= offset]
+
     def _replace(self, key: bytes, at: int) -> None:
         older = self.newest.get(key)
         if older is not None:
@@ -125,6 +130,10 @@ class MemoryLog:
         self._shared.sequences[partition].cut(end)
         for waiter in self._shared.waiters.values():
             waiter.see(partition, end)
+
+    def lose_before(self, partition: Partition, offset: int) -> None:
+        """Lose the records before an offset, as a wrong retention deletes them; for tests."""
+        self._shared.sequences[partition].lose_before(offset)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch` atomically; return the offset of its first record."""

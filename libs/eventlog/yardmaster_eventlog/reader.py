@@ -105,6 +105,21 @@ class Cursor:
         return [self.pop() for _ in range(count)]
 
 
+async def first_offset(log: EventLog, partition: Partition) -> int:
+    """Return the offset of the oldest record that the log still has; the end, if it has none.
+
+    Raises:
+        UnknownTopic, LogUnavailable, LogClosed, LogTruncated.
+    """
+    try:
+        await log.read(partition, 0, max_records=1)
+    except OffsetGone as gone:
+        return int(str(gone.fields["start"]))
+    except LogCorrupt:
+        return 0  # the first record is damaged, which its reader reports
+    return 0
+
+
 async def continue_at(log: EventLog, partition: Partition, error: LogError) -> int:
     """Return the offset at which the reader of a topic that expires continues after an error.
 

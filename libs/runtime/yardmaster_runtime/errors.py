@@ -3,6 +3,7 @@
 ```
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
                DecisionRefused  DecisionNotEnabled  BeforeFirstCycle  UnknownTask
+               LogBeginsLater
 ```
 """
 
@@ -68,6 +69,12 @@ class DecisionNotEnabled(MachineError):
     """
 
     code = "decision_not_enabled"
+
+
+class LogBeginsLater(MachineError):
+    """The log no longer begins with its first record: {expired}. {needs}"""
+
+    code = "log_begins_later"
 
 
 class BeforeFirstCycle(MachineError):

@@ -23,7 +23,7 @@ from hashlib import sha256
 from typing import Any, Final, NoReturn
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogTruncated, SnapshotsUnavailable
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone, SnapshotsUnavailable
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import record_at
 from yardmaster_eventlog.snapshots import FENCE, SnapshotStore
@@ -68,7 +68,10 @@ async def check_marks(log: EventLog, marks: Marks, *, kept_in: str) -> None:
                 f"{kept_in} says",
                 topic=partition.topic,
             )
-        found = await log.read(partition, mark.offset, max_records=1)
+        try:
+            found = await log.read(partition, mark.offset, max_records=1)
+        except OffsetGone:
+            continue
         if digest_of(found[0].record).hex() != mark.digest:
             raise LogTruncated(
                 found=f"{partition} has another record at offset {mark.offset} than the one that "

@@ -38,7 +38,7 @@ from yardmaster_eventlog.errors import (
     UnknownTopic,
 )
 from yardmaster_eventlog.port import EventLog, Partition, Record
-from yardmaster_eventlog.reader import Cursor
+from yardmaster_eventlog.reader import Cursor, first_offset
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.tracing import OFF, batch_span, contexts, ending
@@ -490,16 +490,25 @@ class Relay:
             self._any_lost.set()
 
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
-        """Return a reader at or before the start of the cycle that contains `reached`."""
+        """Return a reader at or before the start of the cycle that contains `reached`.
+
+        If the records there have expired, return the earliest reader that they allow.
+        """
+        earliest = start = CommitReader(MACHINE, self._cell, DECISIONS.name)
         if origin is not None:
             reader = CommitReader.load(origin)
             if reader.next <= reached:
                 return reader
+            earliest = reader
+        first = await first_offset(self._log, Partition(DECISIONS.name, self._number))
         for cycle in await self._snapshot_cycles():
             earlier = await self._reader_of(cycle)
-            if earlier is not None and earlier.next <= reached:
+            if earlier is None or earlier.next < first:
+                continue
+            if earlier.next <= reached:
                 return earlier
-        return CommitReader(MACHINE, self._cell, DECISIONS.name)
+            earliest = earlier
+        return earliest if first else start
 
     async def _snapshot_cycles(self) -> Sequence[int]:
         try:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from yardmaster_core.commit import CommitReader, CountedCycle
 from yardmaster_core.errors import CoreError
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import DetailsUnreadable, LogError, LogTruncated
+from yardmaster_eventlog.errors import DetailsUnreadable, LogError, LogTruncated, OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_eventlog.reader import Cursor, read_details
 from yardmaster_projections.cached import CachedReader
@@ -28,7 +28,9 @@ from yardmaster_projections.fold import VIEWS, Fold, FoldStep
 from yardmaster_projections.projection.details import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
 from yardmaster_runtime.cycle_reader import CycleReader
+from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_runtime.fence import check_marks
+from yardmaster_runtime.machine.beginning import expired_records, later_beginnings
 from yardmaster_runtime.store_marks import last_read, marks_of
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import MAX_LINKS, OFF, batch_span, contexts
@@ -200,6 +202,7 @@ class Follower:
             SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
                 it may not; nothing of that cycle was projected.
             LogError: the log failed; what was projected so far stays.
+            LogBeginsLater: records that were not projected yet have expired.
             ViewsMoved: the store is not where this writer left it; `start` again.
             ViewsUnavailable: the same, once it can be reached.
         """
@@ -215,6 +218,9 @@ class Follower:
                 for _ in count() if steps is None else range(steps):
                     if not self._has_more(topic) or not await project(buffered_only=buffered_only):
                         break
+        except OffsetGone:
+            await self._save()
+            raise await self._begins_later() from None
         except (SchemaError, CoreError, LogError):
             await self._save()
             raise
@@ -235,15 +241,32 @@ class Follower:
         No further cycle of the topic may be projected then. Raises: as `project`.
         """
         project = self._project_judged if topic == ADMISSIONS.name else self._project_decided
-        while (counted := await self._machines[topic].next()) and not beyond(counted):
-            await project(counted)
+        try:
+            while (counted := await self._machines[topic].next()) and not beyond(counted):
+                await project(counted)
+        except OffsetGone:
+            raise await self._begins_later() from None
         await self._save()
 
     async def project_requests(self, until: int) -> None:
         """Project the requests before the offset `until`. Raises: as `project`."""
-        while self._requests.offset < until and await self._project_requests(until):
-            pass
+        try:
+            while self._requests.offset < until and await self._project_requests(until):
+                pass
+        except OffsetGone:
+            raise await self._begins_later() from None
         await self._save()
+
+    async def _begins_later(self) -> LogBeginsLater:
+        """The error of records that have expired before they were projected."""
+        topics = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
+        partitions = [Partition(topic, self._number) for topic in topics]
+        return LogBeginsLater(
+            expired=expired_records(await later_beginnings(self._log, partitions)),
+            needs=f"The projection {self.name} of cell {self.cell} is at {self._saved}, and needs "
+            "every record after that. Restore its store from a copy that was made after it had "
+            "projected them, restore the log from a backup, or start with an empty log.",
+        )
 
     async def check(self) -> None:
         """Check that the store is still at the position that this writer stored last.

@@ -14,7 +14,7 @@ from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.cycle_reader import digest_of
-from yardmaster_runtime.fence import Fence, Mark
+from yardmaster_runtime.fence import Fence, Mark, check_marks
 from yardmaster_schemas.topics import TOPICS
 
 REQUESTS, ADMISSIONS = Partition("requests"), Partition("admissions")
@@ -234,3 +234,15 @@ async def test_a_commit_whose_inputs_are_gone_names_the_truncated_topic(cell: To
     log_of(cell).cut(REQUESTS, 1)
     with pytest.raises(LogTruncated, match="requests/0 ends at 1, but cycle 1 took"):
         await ToyCell(log_of(cell).handle(), cell.clock).fold(ToyMachine.quota())
+
+
+async def test_a_mark_whose_record_has_expired_is_skipped(cell: ToyCell, tmp_path: Path) -> None:
+    store = SnapshotStore(str(tmp_path))
+    await led(cell, store, tmp_path)
+    end = await log_of(cell).end(REQUESTS)
+    log_of(cell).lose_before(REQUESTS, end)
+    marks = {REQUESTS: Mark(end - 1, "0" * 64)}
+    await check_marks(log_of(cell).handle(), marks, kept_in="the fence")
+    log_of(cell).cut(REQUESTS, end - 1)
+    with pytest.raises(LogTruncated, match=f"ends at {end - 1}"):
+        await check_marks(log_of(cell).handle(), marks, kept_in="the fence")

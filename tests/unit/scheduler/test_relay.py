@@ -298,6 +298,10 @@ async def test_the_relay_starts_from_a_reader_that_is_early_enough(
     assert (await relay._reader_before(9, dumps[3])).next == dumps[3]["next"]
     assert (await relay._reader_before(8, dumps[3])).next == dumps[1]["next"], "3 is unreadable"
     assert (await relay._reader_before(-1, dumps[3])).next == 0
+    rig.log.lose_before(Partition("decisions"), dumps[1]["next"])
+    for reached in (-1, 5):
+        found = await relay._reader_before(reached, dumps[3])
+        assert found.next == dumps[1]["next"], "earlier records have expired"
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.UNAVAILABLE])

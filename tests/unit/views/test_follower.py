@@ -17,12 +17,13 @@ from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.rows import JobRow, NodeRow, RequestRow, TaskRow
 from yardmaster_projections.store import Query
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events.admissions import TaskRejectedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import AdmissionCode
 from yardmaster_schemas.topics import TOPICS
-from yardmaster_views.follower import MAX_TASKS, Views
+from yardmaster_views.follower import MAX_TASKS, Follower, Metrics, Views
 from yardmaster_views.main import ViewsPorts, ViewsSettings, run
 
 JOB = "a" * 12
@@ -296,3 +297,20 @@ async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
     assert await again.store.position() == Position(
         cell="main", requests=6, admissions=7, node_events=0, decisions=0
     )
+
+
+async def test_views_that_lack_records_which_have_expired_name_them() -> None:
+    followed = Followed(story())
+    store = await followed.catch_up()
+    whole = await rows(store)
+    followed.log.lose_before(Partition("node-events"), 2)
+    assert await rows(await followed.catch_up()) == whole, "those that have projected them continue"
+    empty = MemoryViewStore(followed.builder.cell, followed.clock)
+    follower = Follower(
+        *(followed.log, Views(empty, empty), followed.builder.cell, 0, Metrics(telemetry()))
+    )
+    await follower.start()
+    with pytest.raises(
+        LogBeginsLater, match=r"records 0 to 1 of node-events/0 have expired.*views"
+    ):
+        await follower.catch_up()

@@ -1,12 +1,14 @@
 """Shortens topics on Kafka, which removes records only from the start of a partition.
 
 A topic is copied to a file first. Then it is deleted, created again, and filled from the file up to
-the new end. Offsets stay, because topics that are kept forever have no gaps. The times of the
-records are those of the copy. If this is interrupted, `refill` with the same file completes it.
+the new end. Offsets stay, because topics that are kept forever have no gaps. Where a partition has
+lost its first records, fillers take their offsets and are deleted. The times of the records are
+those of the copy. If this is interrupted, `refill` with the same file completes it.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +19,15 @@ from aiokafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 from yardmaster_eventlog.errors import LogInUse, LogUnavailable, UnknownTopic
 from yardmaster_eventlog.kafka.log import KafkaLog
 from yardmaster_eventlog.kafka.settings import KafkaSettings
-from yardmaster_eventlog.port import Clock, EventLog, Partition, Record, batch_bytes
+from yardmaster_eventlog.port import (
+    BATCH_OVERHEAD,
+    Clock,
+    EventLog,
+    Partition,
+    Record,
+    batch_bytes,
+)
+from yardmaster_eventlog.reader import first_offset
 from yardmaster_eventlog.sqlite.file import LogFile
 from yardmaster_schemas.topics import TOPICS, Topic
 
@@ -27,6 +37,19 @@ BATCH_RECORDS: Final = 500
 DELETED_S: Final = 60.0
 RETRY_S: Final = 0.2
 LOCK_TIMEOUT_S: Final = 5.0
+#: Takes the offset of a record that has expired, until it is deleted too.
+FILLER: Final = Record(b"", b"")
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The offsets of a partition's records."""
+
+    first: int
+    end: int
+
+
+_Ranges = Mapping[Partition, _Range]
 
 
 async def back_up(
@@ -72,7 +95,8 @@ async def partitions(log: EventLog, topic: str) -> int:
 
 
 async def _copy(log: EventLog, partition: Partition, file: LogFile) -> None:
-    to, offset = file.find(partition), 0
+    to, offset = file.find(partition), await first_offset(log, partition)
+    file.begin_at(to, offset)
     while found := await log.read(partition, offset, max_records=BATCH_RECORDS):
         file.load(to, [(stored.appended_ms, stored.record) for stored in found])
         offset = found[-1].offset + 1
@@ -106,7 +130,8 @@ async def refill(
         try:
             for number in numbers:
                 to = Partition("cuts", number)
-                if mark.record not in [stored.record for stored in await log.read(to, 0)]:
+                marks = await log.read(to, await first_offset(log, to))
+                if mark.record not in [stored.record for stored in marks]:
                     await log.append(to, [mark.record])
         finally:
             await log.close()
@@ -123,10 +148,11 @@ async def _replace(
     topic: Topic,
     ends: Mapping[Partition, int],
 ) -> None:
-    wanted = _copied(file, topic.name) | {
-        at: end for at, end in ends.items() if at.topic == topic.name
+    wanted = {
+        at: _Range(copied.first, ends.get(at, copied.end))
+        for at, copied in _copied(file, topic.name).items()
     }
-    if await _ends(settings, clock, wanted) == wanted:
+    if await _ranges(settings, clock, wanted) == wanted:
         return
     await admin.delete_topics([topic.name])
     async with asyncio.timeout(DELETED_S):
@@ -139,47 +165,58 @@ async def _replace(
     log = await KafkaLog.open(settings, clock)
     try:
         await log.create_topics([topic], len(wanted))
-        for partition, end in wanted.items():
-            await _fill(log, file, partition, end, topic.max_batch_bytes)
+        for partition, one in wanted.items():
+            await _skip(log, admin, partition, one.first, topic.max_batch_bytes)
+            await _fill(log, file, partition, one.end, topic.max_batch_bytes)
     finally:
         await log.close()
-    if (now := await _ends(settings, clock, wanted)) != wanted:
-        raise LogUnavailable(found=f"{topic.name} ends at {now}, expected {wanted}")
+    if (now := await _ranges(settings, clock, wanted)) != wanted:
+        raise LogUnavailable(found=f"{topic.name} has {now}, expected {wanted}")
 
 
-def _copied(file: LogFile, topic: str) -> dict[Partition, int]:
-    """The partitions of a topic in the copy, and their ends."""
-    found: dict[Partition, int] = {}
+def _copied(file: LogFile, topic: str) -> dict[Partition, _Range]:
+    """The partitions of a topic in the copy, and their offsets."""
+    found: dict[Partition, _Range] = {}
     while True:
         partition = Partition(topic, len(found))
         try:
-            found[partition] = file.end(file.find(partition))
+            stored = file.find(partition)
+            found[partition] = _Range(file.first(stored), file.end(stored))
         except UnknownTopic:
             return found
 
 
-async def _check_not_grown(
-    settings: KafkaSettings, clock: Clock, copied: Mapping[Partition, int]
-) -> None:
-    now = await _ends(settings, clock, copied)
-    if grown := [at for at, end in now.items() if end > copied[at]]:
+async def _check_not_grown(settings: KafkaSettings, clock: Clock, copied: _Ranges) -> None:
+    now = await _ranges(settings, clock, copied)
+    if grown := [at for at, one in now.items() if one.end > copied[at].end]:
         raise LogInUse(found=f"{', '.join(map(str, grown))} grew after the copy was made")
 
 
-async def _ends(
-    settings: KafkaSettings, clock: Clock, partitions: Mapping[Partition, int]
-) -> dict[Partition, int]:
+async def _ranges(settings: KafkaSettings, clock: Clock, partitions: _Ranges) -> _Ranges:
     log = await KafkaLog.open(settings, clock)
     try:
-        return {partition: await log.end(partition) for partition in partitions}
+        return {at: _Range(await first_offset(log, at), await log.end(at)) for at in partitions}
     except UnknownTopic:
         return {}  # it was deleted before an interruption
     finally:
         await log.close()
 
 
+async def _skip(
+    log: EventLog, admin: AIOKafkaAdminClient, partition: Partition, first: int, limit: int
+) -> None:
+    """Let an empty partition begin at offset `first`: Kafka gives offsets to records only."""
+    most = (limit - BATCH_OVERHEAD) // FILLER.size
+    for offset in range(0, first, most):
+        await log.append(partition, [FILLER] * min(most, first - offset))
+    if first:
+        place = TopicPartition(partition.topic, partition.number)
+        await admin.delete_records({place: RecordsToDelete(first)})
+
+
 async def _fill(log: EventLog, file: LogFile, partition: Partition, end: int, limit: int) -> None:
-    stored, offset = file.find(partition), 0
+    stored = file.find(partition)
+    offset = file.first(stored)
     while offset < end:
         most = min(BATCH_RECORDS, end - offset)
         batch = [one.record for one in file.read(stored, offset, most)]

@@ -177,6 +177,19 @@ class LogFile:
             self._db.execute("PRAGMA locking_mode = NORMAL")
             self._db.execute("PRAGMA journal_mode = WAL")
 
+    def begin_at(self, stored: StoredPartition, offset: int) -> None:
+        """Let an empty partition begin at an offset, as after its older records have expired."""
+        with translated(self.path):
+            self._db.execute(
+                "UPDATE partitions SET first = ?, next = ? WHERE id = ?",
+                (offset, offset, stored.id),
+            )
+
+    def first(self, stored: StoredPartition) -> int:
+        """Return the offset of the oldest record that the partition has not lost."""
+        with translated(self.path):
+            return self._bounds(stored)[0]
+
     def load(self, to: StoredPartition, rows: Sequence[tuple[int, Record]]) -> None:
         """Append (appended_ms, record) pairs, within `bulk`."""
         with translated(self.path):

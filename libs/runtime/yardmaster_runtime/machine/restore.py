@@ -5,6 +5,9 @@ commit names, and the cycles after it must lead to the states that their commits
 that is damaged, forged, of another version or of another log is skipped with a warning, and the one
 before it is tried. A snapshot that is ahead of the log means that the log lost its end. That stops
 the machine, because it could decide differently what it decided before.
+
+A log that has lost its first records is folded from a snapshot only; without a usable one the
+machine stops.
 """
 
 from typing import Any, Final, TypeVar
@@ -13,12 +16,18 @@ from pydantic_core import from_json
 
 from yardmaster_core.errors import ChainBroken, ForeignRecord, ImpossibleEvent, SnapshotUnreadable
 from yardmaster_core.machine import Machine
-from yardmaster_eventlog.errors import LogTruncated, SnapshotsUnavailable
+from yardmaster_eventlog.errors import LogTruncated, OffsetGone, SnapshotsUnavailable
 from yardmaster_eventlog.port import EventLog, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_runtime.errors import ReplayDiverged
+from yardmaster_runtime.machine.beginning import (
+    cause_of,
+    later_beginnings,
+    needs_snapshot,
+    topics_of,
+)
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_schemas.errors import SchemaError
@@ -32,6 +41,7 @@ SKIPPED: Final = (
     ForeignRecord,
     ImpossibleEvent,
     ReplayDiverged,
+    OffsetGone,
 )
 
 
@@ -50,21 +60,25 @@ async def restore(
 
     Raises:
         LogTruncated: a snapshot is ahead of the log.
+        LogBeginsLater: the log has lost its first records, and no snapshot is usable.
         and the errors of `Fold.catch_up` from the start of the log (errors after a snapshot may be
         caused by the snapshot).
     """
     started_s = clock.monotonic_s()
     before: int | None = None
+    unusable: list[str] = []
     while snapshots is not None:
         try:
             newest = await snapshots.newest(machine.name, cell, before=before)
         except SnapshotsUnavailable as error:
             metrics.snapshots_unavailable.inc()
             metrics.telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
+            unusable.append(cause_of(error))
             break
         for bad in newest.bad:
             metrics.snapshots_skipped.inc()
             metrics.telemetry.warn("snapshot_skipped", code=bad.code, found=str(bad))
+            unusable.append(f"{bad.fields['name']}: {cause_of(bad)}")
         if newest.snapshot is None:
             break
         before = newest.snapshot.cycle
@@ -76,8 +90,14 @@ async def restore(
         except SKIPPED as bad:
             metrics.snapshots_skipped.inc()
             metrics.telemetry.warn("snapshot_skipped", cycle=before, code=bad.code, found=str(bad))
+            unusable.append(f"cycle {before}: {cause_of(bad)}")
     fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead)
-    return await _caught_up(fold, clock, metrics, started_s)
+    try:
+        return await _caught_up(fold, clock, metrics, started_s)
+    except OffsetGone:
+        firsts = await later_beginnings(log, topics_of(machine, partition))
+        url = None if snapshots is None else snapshots.url
+        raise needs_snapshot(machine.name, cell, firsts, url, unusable) from None
 
 
 async def _caught_up(
@@ -105,15 +125,34 @@ async def from_snapshot(
 ) -> Fold[S]:
     """Return the fold at the snapshot's cycle, checked against the log.
 
-    Raises:
-        SnapshotUnreadable: the snapshot is of another machine, version or log.
-        LogTruncated: the snapshot is ahead of the log.
+    Raises: as `content_of` and `check_origin`.
+    """
+    dump = content_of(snapshot)
+    fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead, dump=dump)
+    await check_origin(fold)
+    return fold
+
+
+def content_of(snapshot: Snapshot) -> Any:
+    """Return the dump of a fold in a snapshot.
+
+    Raises: SnapshotUnreadable: it is not JSON.
     """
     try:
-        dump = from_json(snapshot.payload)
+        return from_json(snapshot.payload)
     except ValueError as error:
         raise SnapshotUnreadable(found=str(error)) from None
-    fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead, dump=dump)
+
+
+async def check_origin(fold: Fold[Any]) -> None:
+    """Check the content of a snapshot, from which `fold` was made, against the log.
+
+    Raises:
+        SnapshotUnreadable: the snapshot is of another version or log.
+        LogTruncated: the snapshot is ahead of the log.
+        OffsetGone: the log no longer has the commit of its cycle.
+    """
+    log = fold.log
     ends = {fold.own: fold.reader.next}
     for source in fold.inputs:
         ends[source] = fold.reader.inputs.get((source.topic, source.number), 0)
@@ -121,14 +160,13 @@ async def from_snapshot(
         end = await log.end(source)
         if end < known:
             raise LogTruncated(
-                found=f"{source} ends at {end}, but the snapshot of cycle {snapshot.cycle} "
+                found=f"{source} ends at {end}, but the snapshot of cycle {fold.reader.cycle} "
                 f"covers it to {known} (if this is a new log, remove the old log's snapshots)"
             )
     last = await log.read(fold.own, fold.reader.next - 1, max_records=1)
     if not last or digest_of(last[0].record).hex() != fold.reader.head:
         raise SnapshotUnreadable(found="it belongs to another log")
     _check_against(fold, last[0])
-    return fold
 
 
 def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
@@ -145,7 +183,7 @@ def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
     commit = envelope.data
     if not isinstance(commit, CycleCommittedV1):
         raise SnapshotUnreadable(found=f"the record before it is a {envelope.type}, not a commit")
-    if commit.state_digest != fold.machine.digest(fold.state):
+    if commit.state_digest != fold.machine.committed_digest(fold.state):
         raise SnapshotUnreadable(found="its state differs from the log's commit")
     named = (envelope.epoch, envelope.source, envelope.seq + 1, commit.cycle, commit.rules)
     inputs = {(one.topic, one.partition): one.next for one in commit.inputs}

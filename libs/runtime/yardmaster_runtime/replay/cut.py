@@ -4,10 +4,14 @@ Both machines fold the log from its start. The log is consistent up to the last 
 and decisions are all there and lead to the states that their commits name. A cut at a cycle of the
 scheduler keeps what that cycle has read and written. Requests after it are kept too: they were
 acknowledged, and quota judges them again.
+
+A machine whose topics have lost their first records is folded from the oldest usable snapshot: it
+checks the most of the log, and a start after the cut can use it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from yardmaster_core.commit import CountedCycle
@@ -16,12 +20,16 @@ from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition, Record
-from yardmaster_eventlog.reader import decoded
-from yardmaster_runtime.errors import MachineError
+from yardmaster_eventlog.reader import decoded, first_offset
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.errors import LogBeginsLater, MachineError
 from yardmaster_runtime.fence import last_cut
+from yardmaster_runtime.machine.beginning import expired_records, later_beginnings, topics_of
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.replay.details import check_details
+from yardmaster_runtime.replay.details import details_of
+from yardmaster_runtime.replay.origin import begin
 from yardmaster_runtime.replay.prover import DetailsRefs
+from yardmaster_runtime.replay.report import Finding
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.machine import KeptCycle, KeptRange, LogCutV1
@@ -96,18 +104,23 @@ async def plan_cut(
     *,
     cycle: int | None = None,
     number: int = 0,
+    snapshots: SnapshotStore | None = None,
 ) -> CutPlan:
     """Return the cut after the scheduler's `cycle`, by default after its last consistent one.
 
-    If the log is inconsistent before `cycle`, the plan ends at the last consistent cycle.
+    If the log is inconsistent before `cycle`, the plan ends at the last consistent cycle. The log
+    is folded from its start; only if that has expired, from the oldest usable one of `snapshots`.
 
-    Raises: LogError: the log cannot be read.
+    Raises:
+        LogBeginsLater: the start of the log has expired, and no usable snapshot is before the cut.
+        LogError: the log cannot be read.
     """
-    judged = await _fold(log, quota, cell, number, {})
+    fold = partial(_fold, log, cell, number, snapshots)
+    judged = await fold(quota, {})
     bound = {ADMISSIONS.name: judged.ends.get(ADMISSIONS.name, 0)}
-    decided = await _fold(log, scheduler, cell, number, bound, cycle)
+    decided = await fold(scheduler, bound, cycle)
     read = {ADMISSIONS.name: decided.ends.get(ADMISSIONS.name, 0)}
-    kept = await _fold(log, quota, cell, number, read)
+    kept = await fold(quota, read)
     ends = {
         DECISIONS.name: decided.ends.get(DECISIONS.name, 0),
         NODE_EVENTS.name: decided.ends.get(NODE_EVENTS.name, 0),
@@ -131,33 +144,80 @@ async def plan_cut(
         number=number,
         event=event,
         broken=judged.broken or decided.broken,
-        lost=await _lost(log, number),
+        lost=await _lost(log, number, judged),
     )
 
 
-async def _lost(log: EventLog, number: int) -> LostJobs:
-    """Compare what quota has judged, and what requests refer to, with what the log still has."""
-    refs = DetailsRefs()
-    requested: set[str] = set()
+async def _lost(log: EventLog, number: int, judged: _Kept) -> LostJobs:
+    """Compare what quota has judged, and what requests refer to, with what the log still has.
+
+    Up to the last consistent cycle of quota, its commits prove that the requests are there. So only
+    the jobs that were judged later are kept in memory, the references to missing details, and a
+    bit for each offset of `details`.
+    """
+    admissions = Partition(ADMISSIONS.name, number)
+    later: dict[str, None] = {}
+    if judged.broken is not None:
+        async for envelope in _events(log, admissions, judged.ends.get(ADMISSIONS.name, 0)):
+            if isinstance(envelope.data, TaskAdmittedV1 | TaskRejectedV1):
+                later[envelope.data.job_id] = None
+    stored: dict[int, bytearray] = {}
+    missing = DetailsRefs()
     async for envelope in _events(log, Partition(REQUESTS.name, number)):
+        later.pop(envelope.subject, None)
+        refs = DetailsRefs()
         refs.note_request(envelope)
-        requested.add(envelope.subject)
-    judged: dict[str, None] = {}
-    async for envelope in _events(log, Partition(ADMISSIONS.name, number)):
-        refs.note_decision(envelope)
-        if isinstance(envelope.data, TaskAdmittedV1 | TaskRejectedV1):
-            judged[envelope.data.job_id] = None
-    details = await check_details(log, refs)
+        for one in refs.wanted:
+            ref = one[0]
+            if ref.partition not in stored:
+                stored[ref.partition] = await _stored_details(log, ref.partition)
+            if not _has(stored[ref.partition], ref.offset):
+                missing.wanted.append(one)
+    if missing.wanted:
+        async for envelope in _events(log, admissions):
+            missing.note_decision(envelope)
     return LostJobs(
-        requests=tuple(job for job in judged if job not in requested),
-        details=tuple(dict.fromkeys(details.missing)),
+        requests=tuple(later),
+        details=tuple(
+            dict.fromkeys(
+                subject
+                for _, keys, (request, subject) in missing.wanted
+                if request not in missing.repeats
+                and not any(key.decode() in missing.erased for key in keys)
+            )
+        ),
     )
 
 
-async def _events(log: EventLog, partition: Partition) -> AsyncIterator[Envelope[Event]]:
-    """The readable records of a partition."""
-    offset = 0
+async def _stored_details(log: EventLog, number: int) -> bytearray:
+    """Return a bit for each offset of `details`: whether it has a record, also a damaged one."""
+    bits = bytearray()
+
+    def note(offset: int) -> None:
+        if offset // 8 >= len(bits):
+            bits.extend(bytes(offset // 8 + 1 - len(bits)))
+        bits[offset // 8] |= 1 << offset % 8
+
+    damaged: list[Finding] = []
+    async for stored in details_of(log, number, damaged):
+        if stored.record.value is not None:
+            note(stored.offset)
+    for finding in damaged:
+        note(finding.offset)
+    return bits
+
+
+def _has(bits: bytearray, offset: int) -> bool:
+    return offset // 8 < len(bits) and bool(bits[offset // 8] >> offset % 8 & 1)
+
+
+async def _events(
+    log: EventLog, partition: Partition, offset: int | None = None
+) -> AsyncIterator[Envelope[Event]]:
+    """The readable records of a partition, from `offset` or the first one on."""
     try:
+        if offset is None:
+            offset = await first_offset(log, partition)
         while records := await log.read(partition, offset):
             for stored in records:
                 envelope = decoded(stored)
@@ -170,18 +230,34 @@ async def _events(log: EventLog, partition: Partition) -> AsyncIterator[Envelope
 
 async def _fold(
     log: EventLog,
-    machine: Machine[Any],
     cell: str,
     number: int,
+    snapshots: SnapshotStore | None,
+    machine: Machine[Any],
     bounds: Mapping[str, int],
     cycle: int | None = None,
 ) -> _Kept:
     """Fold to the last cycle within all bounds, or before an inconsistent one.
 
     `bounds`: by topic, an end that the machine's records and inputs may not pass.
+
+    Raises: LogBeginsLater: no usable snapshot is within the bounds.
     """
-    fold = Fold(log, machine, cell, partition=number)
-    done: list[tuple[int, Mapping[str, int]]] = [(0, {})]
+    fold: Fold[Any] = await begin(
+        *(log, machine, cell, number, snapshots),
+        lambda dump: Fold(log, machine, cell, partition=number, dump=dump),
+    )
+    origin = fold.reader.cycle
+    done: list[tuple[int, Mapping[str, int]]] = [(origin, {})]
+    if origin:
+        done[0] = origin, dict(fold.position.parts())
+        if (cycle is not None and origin > cycle) or _passes(done[0][1], bounds):
+            firsts = await later_beginnings(log, topics_of(machine, number))
+            raise LogBeginsLater(
+                expired=expired_records(firsts),
+                needs=f"The oldest usable snapshot of {machine.name} is of its cycle {origin}, "
+                "after the cut. Cut the log later, or provide an older snapshot.",
+            )
 
     def note(accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
         done[0] = counted.commit.cycle, dict(fold.position.parts())
@@ -190,9 +266,7 @@ async def _fold(
         commit = counted.commit
         reached = {machine.output.name: counted.offset + 1}
         reached |= {taken.topic: taken.next for taken in commit.inputs}
-        return (cycle is not None and commit.cycle > cycle) or any(
-            reached.get(topic, 0) > end for topic, end in bounds.items()
-        )
+        return (cycle is not None and commit.cycle > cycle) or _passes(reached, bounds)
 
     fold.listeners.append(note)
     broken = None
@@ -201,3 +275,7 @@ async def _fold(
     except INCONSISTENT as error:
         broken = f"{error.code}: {error}"
     return _Kept(*done[0], broken)
+
+
+def _passes(reached: Mapping[str, int], bounds: Mapping[str, int]) -> bool:
+    return any(reached.get(topic, 0) > end for topic, end in bounds.items())

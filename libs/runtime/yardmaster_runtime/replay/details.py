@@ -7,7 +7,7 @@ from typing import Final
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogCorrupt, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
-from yardmaster_eventlog.reader import details_digest
+from yardmaster_eventlog.reader import details_digest, first_offset
 from yardmaster_runtime.replay.prover import DetailsRefs
 from yardmaster_runtime.replay.report import Finding
 from yardmaster_schemas.errors import SchemaError
@@ -35,7 +35,7 @@ async def check_details(log: EventLog, refs: DetailsRefs) -> DetailsProof:
     there: dict[tuple[int, int], tuple[str | None, bool]] = {}
     found = DetailsProof()
     for number in sorted({0} | {ref.partition for ref, _, _ in refs.wanted}):
-        async for stored in _details_of(log, number, found.wrong):
+        async for stored in details_of(log, number, found.wrong):
             value = stored.record.value
             digest = None if value is None else details_digest(value)
             there[number, stored.offset] = (digest, _as_written(stored))
@@ -68,17 +68,18 @@ async def check_details(log: EventLog, refs: DetailsRefs) -> DetailsProof:
     return found
 
 
-async def _details_of(
+async def details_of(
     log: EventLog, number: int, wrong: list[Finding]
 ) -> AsyncIterator[StoredRecord]:
     """Read all details of a partition; append a finding to `wrong` for each unreadable record."""
     partition = Partition(DETAILS.name, number)
-    offset, most = 0, PAGE
+    try:
+        offset, most = await first_offset(log, partition), PAGE
+    except UnknownTopic:
+        return
     while True:
         try:
             records = await log.read(partition, offset, max_records=most)
-        except UnknownTopic:
-            return
         except LogCorrupt as error:
             damaged = error.fields.get("offset")
             if isinstance(damaged, int) and most > 1:

@@ -15,7 +15,7 @@ chain, the digests of inputs and decisions, and the digest of each state are pro
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from yardmaster_core.commit import CountedCycle
 from yardmaster_core.machine import Decision, Machine
@@ -83,10 +83,22 @@ class DetailsRefs:
 class Prover(Fold[S]):
     """A fold that recomputes the decisions of every cycle."""
 
-    def __init__(self, log: EventLog, machine: Machine[S], cell: str, partition: int = 0) -> None:
-        super().__init__(log, machine, cell, partition=partition)
+    def __init__(
+        self,
+        log: EventLog,
+        machine: Machine[S],
+        cell: str,
+        partition: int = 0,
+        *,
+        dump: Any = None,
+    ) -> None:
+        """Prove from the start of the log, or from the state in `dump`, which is taken as given."""
+        super().__init__(log, machine, cell, partition=partition, dump=dump)
         self.refs = DetailsRefs()
-        self.terms = self.cycles = self.decisions = self.taken = self.refused = 0
+        self.from_cycle = self.reader.cycle
+        #: Including the term of the dump.
+        self.terms = 0 if dump is None else 1
+        self.cycles = self.decisions = self.taken = self.refused = 0
         #: Refused claims that the version that refused them could not read, and this one can.
         self.unreadable_then = 0
         self._ranges: list[RulesRange] = []
@@ -262,6 +274,7 @@ class Prover(Fold[S]):
             refused=self.refused,
             unreadable_then=self.unreadable_then,
             dropped=self.reader.dropped,
+            from_cycle=self.from_cycle,
             last_cycle=self.reader.cycle,
             now_ms=self.reader.now_ms,
         )

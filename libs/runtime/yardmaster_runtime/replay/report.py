@@ -1,7 +1,7 @@
 """The report of `verify` on a log."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from yardmaster_core import audit
 from yardmaster_eventlog.port import Partition
@@ -49,13 +49,15 @@ class MachineProof:
     unreadable_then: int
     #: Records of fenced leaders; they do not count.
     dropped: int
+    #: The cycle of the snapshot whose state was taken as given; 0: the proof starts with the log.
+    from_cycle: int
     last_cycle: int
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of `verify`; `ok` when the whole log is proved."""
+    """The result of `verify`; `ok` when nothing that was checked is wrong."""
 
     findings: tuple[Finding, ...]
     #: Broken guarantees, found by the audit.
@@ -68,6 +70,8 @@ class Report:
     details_gone: int
     #: Details that no proved request names, so that nothing proves their content.
     details_unnamed: int
+    #: By partition: the first offset, where earlier records have expired. Then nothing was audited.
+    expired: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

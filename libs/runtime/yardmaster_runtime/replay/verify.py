@@ -4,22 +4,30 @@
 that differs ends the proof of that machine, because nothing can be derived from a wrong state.
 Cycles decided by older rules are not decided again; the report names those ranges. The audit covers
 all cycles.
+
+If the first records of a topic have expired, the machines that read it are proved from the oldest
+usable snapshot on, and nothing is audited: the audit folds every record itself, because it shares
+no code with the machines and so cannot read their snapshots.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from yardmaster_core import audit
 from yardmaster_core.errors import CoreError
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
+from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, OffsetGone, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
-from yardmaster_eventlog.reader import decoded
+from yardmaster_eventlog.reader import decoded, first_offset
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.cycle_reader import digest_of
-from yardmaster_runtime.errors import MachineError
+from yardmaster_runtime.errors import LogBeginsLater, MachineError
+from yardmaster_runtime.machine.beginning import expired_records, later_beginnings
 from yardmaster_runtime.machine.inputs import MachineInput
 from yardmaster_runtime.replay.details import check_details
+from yardmaster_runtime.replay.origin import begin
 from yardmaster_runtime.replay.prover import DetailsRefs, Prover
 from yardmaster_runtime.replay.report import Finding, Report
 from yardmaster_schemas.errors import SchemaError, YardmasterError
@@ -33,19 +41,26 @@ async def verify(
     *,
     partition: int = 0,
     promises: bool = True,
+    snapshots: SnapshotStore | None = None,
 ) -> Report:
     """Prove the log of a cell: every machine, then `details`, then (with `promises`) the audit.
 
-    Uses no snapshot and writes nothing. Wrong content is a finding, not an error.
+    Writes nothing, and uses `snapshots` only where the first records of a topic have expired. Wrong
+    content is a finding, not an error.
 
-    Raises: LogUnavailable, LogClosed.
+    Raises:
+        LogBeginsLater: the first records have expired, and a machine has no usable snapshot.
+        LogUnavailable, LogClosed.
     """
     findings: list[Finding] = []
     proved = []
     unproved: dict[Partition, tuple[int, int]] = {}
     refs = DetailsRefs()
     for machine in machines:
-        prover = Prover(log, machine, cell, partition)
+        prover = await begin(
+            *(log, machine, cell, partition, snapshots),
+            partial(_prover, log, machine, cell, partition),
+        )
         finding = await _prove(prover)
         if finding is not None:
             findings.append(finding)
@@ -57,7 +72,8 @@ async def verify(
     details = await check_details(log, refs)
     findings += details.wrong
     broken: tuple[audit.Finding, ...] = ()
-    if promises:
+    expired = await later_beginnings(log, [Partition(topic, partition) for topic in INPUT_ORDER])
+    if promises and not expired:
         broken = await audit_log(log, partition)
     return Report(
         findings=tuple(_once(findings)),
@@ -67,7 +83,14 @@ async def verify(
         details_checked=details.checked,
         details_gone=details.gone,
         details_unnamed=details.unnamed,
+        expired=expired,
     )
+
+
+def _prover(
+    log: EventLog, machine: Machine[Any], cell: str, partition: int, dump: Any
+) -> Prover[Any]:
+    return Prover(log, machine, cell, partition, dump=dump)
 
 
 async def _prove(prover: Prover[Any]) -> Finding | None:
@@ -129,7 +152,10 @@ async def _calls(log: EventLog, machine: Machine[Any], partition: Partition, off
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:
-    """Audit a cell's log; refused claims are not held against anyone."""
+    """Audit a cell's log; refused claims are not held against anyone.
+
+    Raises: LogBeginsLater: the first records of a topic have expired.
+    """
     auditor = audit.Audit(honest_agents=False)
     # Outputs are read before inputs, so that the inputs of each cycle read exist by then.
     for topic in reversed(INPUT_ORDER):
@@ -141,6 +167,11 @@ async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, .
                     digest = digest_of(stored.record)
                     auditor.feed(topic, partition, stored.offset, envelope, digest)
                 offset = records[-1].offset + 1
+        except OffsetGone:
+            raise LogBeginsLater(
+                expired=expired_records({source: await first_offset(log, source)}),
+                needs="The audit needs every record.",
+            ) from None
         except (LogCorrupt, UnknownTopic):
             # The proof names the damaged record; the audit covers the readable part.
             continue

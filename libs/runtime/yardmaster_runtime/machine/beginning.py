@@ -1,0 +1,74 @@
+"""Logs that have lost their first records, as a wrong retention of the brokers deletes them.
+
+A machine folds such a log from a snapshot whose commit the log still has, with all records after
+it. Without one, its state at the beginning of the log is unknown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.reader import first_offset
+from yardmaster_runtime.errors import LogBeginsLater
+from yardmaster_schemas.errors import YardmasterError
+
+
+async def later_beginnings(
+    log: EventLog, partitions: Iterable[Partition]
+) -> Mapping[Partition, int]:
+    """Return the first offset of each partition that has lost its first records.
+
+    Raises: LogError: the log cannot be read.
+    """
+    firsts = {}
+    for partition in partitions:
+        try:
+            first = await first_offset(log, partition)
+        except UnknownTopic:
+            continue
+        if first:
+            firsts[partition] = first
+    return firsts
+
+
+def topics_of(machine: Machine[Any], number: int) -> list[Partition]:
+    """Return the partitions that a machine of a cell reads: its own topic, then its inputs."""
+    return [Partition(topic.name, number) for topic in (machine.output, *machine.inputs)]
+
+
+def expired_records(firsts: Mapping[Partition, int]) -> str:
+    """Name the records that have expired."""
+    return ", ".join(
+        f"records 0 to {first - 1} of {at} have expired" for at, first in firsts.items()
+    )
+
+
+def cause_of(error: YardmasterError) -> str:
+    """Return what is wrong with a snapshot, without advice."""
+    return str(error.fields.get("found", error))
+
+
+def needs_snapshot(
+    machine: str,
+    cell: str,
+    firsts: Mapping[Partition, int],
+    url: str | None,
+    unusable: Sequence[str],
+) -> LogBeginsLater:
+    """Return the error of a machine that has no snapshot to begin from.
+
+    `url`: where snapshots are looked for; None: nowhere. `unusable`: why each that was found cannot
+    be used.
+    """
+    if url is None:
+        found = "no place of snapshots is known: name it (YARD_SNAPSHOTS, --snapshots)"
+    else:
+        found = f"{url.rstrip('/')}/{machine}/{cell} has no usable one"
+        found += f" ({'; '.join(unusable)})" if unusable else " (there is none at all)"
+    return LogBeginsLater(
+        expired=expired_records(firsts),
+        needs=f"{machine} of cell {cell} needs a snapshot that covers them, and {found}. Copy its "
+        "snapshots there from a backup, restore the log from a backup, or start with an empty log.",
+    )
