@@ -185,6 +185,7 @@ def _let_pass(state: ClusterState, pool: Pool) -> None:
         run = task.run
         if run is not None and task.job.spec.preemptible and pool.index.preempts:
             state.put(run, "passed_others", True)
+            state.dirty[task] = None
             state.may_be_preempted(task, pool)
 
 
