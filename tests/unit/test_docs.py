@@ -1,12 +1,13 @@
 """The documentation names only what exists: paths, commands, options, settings, codes."""
 
+import ast
 import importlib.util
 import json
 import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import cache
@@ -55,6 +56,8 @@ CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 COMMAND: Final = re.compile(r"(?<![\w./-])yard((?:[ ][^\s`|;)]+(?:\|[\w-]+)*)+)")
 #: One test of a file.
 NAMED_TEST: Final = re.compile(r"(tests/[\w./]+\.py)::(\w+)")
+#: A file and what it defines: `path` (`name`), or `path` (`Class.name`).
+NAMED_DEFINITION: Final = re.compile(r"`([\w./-]+\.py)` \(`([\w.]+)`\)")
 SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
 
 
@@ -386,6 +389,41 @@ def test_every_named_test_exists() -> None:
     ]
     assert named
     assert missing == []
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a module defines a function, a class, a constant or, as `Class.name`, a method."""
+    body: Sequence[ast.stmt] = ast.parse(path.read_text()).body
+    for part in name.split("."):
+        for statement in body:
+            match statement:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    if statement.name == part:
+                        body = statement.body
+                        break
+                case ast.AnnAssign(target=ast.Name(id=target)) if target == part:
+                    body = ()
+                    break
+                case ast.Assign(targets=[ast.Name(id=target)]) if target == part:
+                    body = ()
+                    break
+        else:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_every_file_in_the_docs_defines_what_the_page_says(page: Path) -> None:
+    named = NAMED_DEFINITION.findall(page.read_text())
+    missing = [(path, what) for path, what in named if not defines(ROOT / path, what)]
+    assert missing == []
+
+
+def test_each_hop_of_a_submit_names_a_file_and_what_it_defines() -> None:
+    text = (DOCS / "explanation/cycle.md").read_text()
+    hops = re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE)
+    assert len(hops) > 10
+    assert [hop for hop in hops if not NAMED_DEFINITION.search(hop)] == []
 
 
 def test_the_readme_says_how_long_its_gang_trains() -> None:
