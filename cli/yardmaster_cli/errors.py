@@ -132,6 +132,30 @@ _BY_STATUS: Final[Mapping[int, Exit]] = {
 }
 
 
+#: problem+json `code` -> what a user of `yard` can do, where the hint is for programs.
+_HINTS: Final[Mapping[str, str]] = {
+    "unauthenticated": "yard config shows where the token comes from; use another one with yard "
+    "login, or set YARD_TOKEN",
+}
+#: The commands that list the objects that a request may name.
+_LISTS: Final[Mapping[str, str]] = {
+    **{kind: f"yard {kind}s" for kind in ("department", "node", "pool", "project", "user")},
+    **dict.fromkeys(("job", "task"), "yard ls -A"),
+}
+
+
+def list_hint(kind: str) -> str:
+    """Where the objects of a kind are listed, for the error of an unknown name."""
+    return f"list them with: {_LISTS[kind]}"
+
+
+def _where_listed(detail: str) -> str | None:
+    """The hint for `There is no project nlp.`; None for another detail."""
+    kind = detail.removeprefix("There is no ").partition(" ")[0]
+    # The detail of a task's attempt or replica lists those that the task has.
+    return list_hint(kind) if detail.startswith("There is no ") and kind in _LISTS else None
+
+
 def exit_of_problem(status: int, code: str | None) -> Exit:
     """The exit code for an error response."""
     if code is not None and code in _BY_CODE:
@@ -175,7 +199,7 @@ def problem_error(status: int, problem: Mapping[str, Any]) -> CliError:
         if isinstance(item, Mapping)
     ]
     message = "; ".join(places) if places else detail
-    hint = problem.get("hint")
+    hint = _HINTS.get(str(code)) or problem.get("hint") or _where_listed(detail)
     trace = problem.get("trace_id")
     if exit_of_problem(status, code) is Exit.INTERNAL and trace:
         message = f"{message} (trace {trace})"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from yardmaster.errors import ApiError
-from yardmaster_cli.output.columns import counted
+from yardmaster_cli.output.columns import counted, wait_words
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import Remote
@@ -102,5 +102,5 @@ def _detail(task: Row) -> str | None:
             return "paused"
         if wait is None:
             return None
-        return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
+        return wait_words(wait)
     return f"on {','.join(task['nodes'])}" if task.get("nodes") else None

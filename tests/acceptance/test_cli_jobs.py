@@ -46,7 +46,7 @@ def test_a_list_has_active_tasks_first_and_groups_pending_tasks_of_an_array(dev:
     assert every[-1].startswith(done)
     short = dev.yard("ls", "--name", "list", "--limit", "1")
     assert [row["ID"] for row in table(short.out)] == [f"{array}.0"]
-    assert "1 rows shown; --all lists every task" in short.err
+    assert "1 row shown; --all lists every task" in short.err
     on_node = dev.yard("ls", "--name", "list", "--pool", "default")
     assert f"{array}.[1-29]" in on_node.out
     jobs = dev.yard("ls", "--jobs", "--name", "list")
@@ -116,7 +116,7 @@ def test_lines_of_a_gang_begin_with_their_replica(dev: Dev) -> None:
     assert set(dev.yard("logs", job).lines) == wanted
     assert dev.yard("logs", job, "--replica", "1").lines == ["hello", "from 1"]
     assert {line.strip() for line in dev.yard("show", job).lines} >= wanted
-    for flag, has in (("--attempt", "attempts 1 to 1"), ("--replica", "replicas 0 to 1")):
+    for flag, has in (("--attempt", "attempt 1 only"), ("--replica", "replicas 0 to 1")):
         for follow in ((), ("-f",)):
             assert has in dev.yard("logs", job, flag, "9", *follow, code=101).err
 

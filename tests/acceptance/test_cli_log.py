@@ -70,8 +70,8 @@ def test_verify_reports_the_cycles_that_it_reproduced(
 ) -> None:
     log, _, _ = preempted
     said = yard(tmp_path).yard("replay", "verify", "--log", str(log))
-    assert re.search(r"^quota: \d+ cycles of 1 terms", said.out, re.MULTILINE)
-    assert re.search(r"^scheduler: \d+ cycles of 1 terms", said.out, re.MULTILINE)
+    assert re.search(r"^quota: \d+ cycles of 1 term,", said.out, re.MULTILINE)
+    assert re.search(r"^scheduler: \d+ cycles of 1 term,", said.out, re.MULTILINE)
     assert said.lines[-1].startswith("ok: every recorded decision was reproduced")
     found = yard(tmp_path).yard("replay", "verify", "--log", str(log), "-o", "json").json
     assert found["ok"] is True

@@ -97,7 +97,7 @@ def test_every_command_of_the_readme_does_what_it_says(folder: Path) -> None:
 
 
 def test_the_services_of_the_readme_run_in_containers(folder: Path) -> None:
-    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.available():
+    if not containers.is_there(containers.KAFKA_IMAGE) or compose.why_unavailable() is not None:
         pytest.skip("needs Docker, compose and the images")
     env = reader_env(folder / "home")
     installed(folder, env)

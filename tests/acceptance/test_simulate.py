@@ -110,7 +110,7 @@ def test_a_trace_with_failing_nodes_ends(tmp_path: Path) -> None:
         (("calibrated", "--node-repair", "1h"), "--node-repair needs --node-fails"),
         (("waves:1", "--te-share", "100"), "are only for calibrated"),
         (("csv:jobs.csv",), "the columns are not given"),
-        (("philly:/dev/null",), "no such file"),
+        (("philly:/dev/null",), "there is no such file"),
         (("waves:1", "--every", "soon"), "--every"),
     ],
 )

@@ -77,7 +77,7 @@ class Containers(Up):
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Containers]:
     """A cluster that is not started; at the end nothing of it runs."""
-    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.available():
+    if not containers.is_there(containers.KAFKA_IMAGE) or compose.why_unavailable() is not None:
         pytest.skip("needs Docker, compose and the images")
     found = Containers(tmp_path)
     volumes = set(found.docker("volume", "ls", "--quiet").split())

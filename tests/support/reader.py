@@ -14,6 +14,7 @@ from tests.support.readme import (
     bare,
     filled,
     missing,
+    unshown_advice,
     with_ids,
 )
 
@@ -90,6 +91,9 @@ class Reader:
                 printed += said
                 if bare(command.text) not in self.exceptions.not_run:
                     check(where, command.shown, said, self.ids)
+                    if block.kind == "console":
+                        unshown = unshown_advice(command.shown, said)
+                        assert unshown == [], f"{where}: printed but not shown: {unshown}"
             if block.shown:
                 check(f"{page}:{block.commands[0].line}", block.shown, printed, None)
 

@@ -203,6 +203,20 @@ def missing(
     return lacking
 
 
+#: How lines begin that say what is wrong or what to do.
+_ADVICE: Final = ("error: ", "hint: ", "warning: ")
+
+
+def unshown_advice(shown: Sequence[str], printed: str) -> list[str]:
+    """The printed errors, hints and warnings that a page does not show."""
+    return [
+        line
+        for line in printed.splitlines()
+        if line.startswith(_ADVICE)
+        and not any(_plain(line).startswith(_plain(each)) for each in shown)
+    ]
+
+
 def _same(shown: str, printed: str, ids: Mapping[str, str] | None) -> dict[str, str] | None:
     """The ids of a shown line and those printed in their place; None if the lines differ."""
     if not _plain(printed).startswith(_plain(shown)):

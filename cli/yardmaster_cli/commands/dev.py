@@ -22,6 +22,7 @@ from yardmaster_cli.policy_spec import DEFAULT_POLICY, PolicySpec
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.process import path_with_python
 from yardmaster_runtime.telemetry.level import LogLevel
+from yardmaster_schemas.counts import count_of
 
 #: The policies for the help text; `checked_policy` reads the registry.
 POLICY_NAMES: Final = (
@@ -77,8 +78,6 @@ def dev(
     continues with it. Ctrl-C ends the process, but tasks keep running. A node may declare any
     number of slots, so no GPU is needed.
     """
-    from yardmaster_cli.dev.embedded import Options, serve
-
     if file is not None and (nodes is not None or slots is not None):
         raise BadUsage(
             "--cluster excludes --nodes and --slots", hint="set nodes and slots in the file"
@@ -105,9 +104,14 @@ def dev(
     def ready(server: str) -> None:
         out.say(f"yard dev: {server}, data in {folder.path}")
         for node in cluster.nodes:
-            out.say(f"  {node.name}: {node.slots} slots, pool {node.pool}")
+            out.say(f"  {node.name}: {count_of(node.slots, 'slot')}, pool {node.pool}")
         out.note(f"hint: in another terminal: {yard} submit -- COMMAND")
         out.note("Ctrl-C stops this process; tasks keep running")
+
+    services = "gateway, quota, scheduler, views and agents"
+    out.note(f"starting {services} in one process")
+    # Imports all services, which takes long.
+    from yardmaster_cli.dev.embedded import Options, serve
 
     options = Options(
         cluster=cluster,

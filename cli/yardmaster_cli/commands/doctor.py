@@ -41,6 +41,7 @@ from yardmaster_localcluster.redis_server import redis_program
 from yardmaster_localcluster.request import read_state
 from yardmaster_runtime import distribution
 from yardmaster_schemas.access import AUDITOR
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.topics import TOPICS
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
@@ -246,7 +247,7 @@ def _processes(folder: Path) -> Iterator[Finding]:
         state, why = row["state"], reasons.get(row.get("health"))
         said = f"{state}, pid {row['pid']}" if state == "running" else state
         if row["restarts"]:
-            said += f", restarted {row['restarts']} times"
+            said += f", restarted {count_of(row['restarts'], 'time')}"
         if why is not None:
             said += f"; {why}"
         good = state == "running" and why is None

@@ -21,6 +21,7 @@ from yardmaster_cli.session import NounGroup, Session, detaching, if_match_optio
 from yardmaster_cli.times import future_ms, now_ms
 from yardmaster_core.scheduling.state.enrollment import covers
 from yardmaster_schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeState, NodeWish
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.fields import MAX_SLOTS
 
 _ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
@@ -228,7 +229,8 @@ def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> Non
     Raises: BadUsage without a terminal; click.Abort for no.
     """
     named = ", ".join(
-        f"{node.name} ({len(node.tasks)} tasks)" if node.tasks else node.name for node in barred
+        f"{node.name} ({count_of(len(node.tasks), 'task')})" if node.tasks else node.name
+        for node in barred
     )
     message = (
         f"{name} would be the cell's first enrolled node: from then on only enrolled nodes may "
@@ -237,7 +239,7 @@ def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> Non
     if not session.out.terminal or not click.get_text_stream("stdin").isatty():
         raise BadUsage(message, hint="add --all-present to enroll them too, or --yes to bar them")
     click.echo(message, err=True)
-    click.confirm(f"enroll {name} and bar {len(barred)} nodes?", abort=True, err=True)
+    click.confirm(f"enroll {name} and bar {count_of(len(barred), 'node')}?", abort=True, err=True)
 
 
 def _labels(pairs: Sequence[str]) -> dict[str, str]:
@@ -326,7 +328,7 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
             if now_ms() > until_ms + 3_600_000:
                 held = node.tasks
                 raise CliError(
-                    f"{name}: {len(held)} tasks still run: {', '.join(held)}",
+                    f"{name} still runs {count_of(len(held), 'task')}: {', '.join(held)}",
                     exit_code=Exit.TIMEOUT,
                     hint="end them with: yard cancel --now ID",
                 )

@@ -33,6 +33,7 @@ from yardmaster_runtime.machine.beginning import expired_records
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.instants import rfc3339
@@ -368,25 +369,29 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
     lines += [f"BROKEN: {one}" for one in report.promises]
     for one in report.proved:
         ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
-        refused = f", {one.refused} claims refused" if one.refused else ""
+        refused = f", {count_of(one.refused, 'claim')} refused" if one.refused else ""
         if one.unreadable_then:
             refused += f" ({one.unreadable_then} unknown to the version that decided)"
-        dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
+        dropped = (
+            f", {count_of(one.dropped, 'record')} of fenced leaders dropped" if one.dropped else ""
+        )
         derived = " recomputed" if all(each.derived for each in one.ranges) else ""
         begun = f" after the snapshot of cycle {one.from_cycle}" if one.from_cycle else ""
         lines.append(
-            f"{one.machine}: {one.cycles} cycles{begun} of {one.terms} terms, "
-            f"{one.inputs} inputs, {one.decisions} decisions{derived}"
+            f"{one.machine}: {count_of(one.cycles, 'cycle')}{begun} of "
+            f"{count_of(one.terms, 'term')}, {count_of(one.inputs, 'input')}, "
+            f"{count_of(one.decisions, 'decision')}{derived}"
             f"{refused}{dropped}{ended}"
         )
         lines += [] if derived else map(_range_line, one.ranges)
     lines += [
-        f"not yet decided on: {place.topic} from offset {start} to {end}"
+        f"not checked: {count_of(end - start, 'record')} of {place.topic} from offset {start} on, "
+        "which no cycle has read yet; this is normal"
         for place, (start, end) in report.unproved.items()
         if first is None
     ]
-    checked = f"{report.details_checked} details match what requests recorded"
-    gone = f", {report.details_gone} were erased" if report.details_gone else ""
+    checked = f"{count_of(report.details_checked, 'detail')} checked against what requests recorded"
+    gone = f", {report.details_gone} erased" if report.details_gone else ""
     unnamed = report.details_unnamed
     vouched = f", {unnamed} that no request names, so not proved" if unnamed else ""
     if unnamed and report.expired:

@@ -16,6 +16,7 @@ from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.simulate import arguments as simulated
 from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.quantities import duration_s
 from yardmaster_simulation.errors import BadOrganization, BadWorkload
 from yardmaster_simulation.metrics import ALL, BE, TE
@@ -273,7 +274,7 @@ def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
         return
     steps = 1000
     with click.progressbar(
-        length=steps, label=f"{runs} runs", file=click.get_text_stream("stderr")
+        length=steps, label=count_of(runs, "run"), file=click.get_text_stream("stderr")
     ) as bar:
         yield lambda part: bar.update(max(0, int(part * steps) - bar.pos))
 
@@ -301,10 +302,10 @@ def _show(out: Output, results: Sequence[Result]) -> None:
     out.items(rows, COLUMNS, name="policy", document={"runs": runs})
     left = sum(result.left for result in results)
     if left:
-        out.note(f"{left} tasks did not end: they fit no node, or run forever")
+        out.note(f"{count_of(left, 'task')} did not end: no fitting node, or running forever")
     refused = sum(result.figures.summary.rejected for result in results)
     if refused:
-        out.note(f"{refused} jobs were refused: they exceed the limits of their projects")
+        out.note(f"{count_of(refused, 'job')} refused: above the limits of a project")
 
 
 def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from yardmaster_cli.output.exits import signal_words
 from yardmaster_cli.output.formats import Column, Output, Row
 from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
 from yardmaster_cli.session import Session, command
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.phases import ENDED
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> N
     grouped = GroupedTasks(remote, {"job_id": ref.job_id}, GROUPS).read(FEW_TASKS)
     out.one(job, lambda: job_lines(out, job, _table(out, grouped.rows, GROUPS)), "job_id")
     if sum(row["count"] for row in grouped.rows) < job["tasks"]:
-        out.note(f"{len(grouped.rows)} rows shown; --all lists every task")
+        out.note(f"{count_of(len(grouped.rows), 'row')} shown; --all lists every task")
 
 
 def _table(out: Output, listed: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -186,8 +187,7 @@ def _targets(
     if not yes:
         if session.out.terminal:
             session.out.items(found, TASKS, name="task_id")
-        count = "1 task" if len(found) == 1 else f"{len(found)} tasks"
-        confirm(f"This would {verb} {count}.", session.out)
+        confirm(f"This would {verb} {count_of(len(found), 'task')}.", session.out)
     return [Ref(task["job_id"], task["index"]) for task in found]
 
 

@@ -13,6 +13,7 @@ from yardmaster.local_cluster import default_up_dir, read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.hints import down_for, up_with, yard_for
 from yardmaster_cli.isolation import not_isolated, why_not_isolated
+from yardmaster_cli.output.formats import Output
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.background import (
@@ -21,7 +22,7 @@ from yardmaster_localcluster.background import (
     BackgroundCluster,
     ProcessStatus,
 )
-from yardmaster_localcluster.compose import ComposeCluster, available, project_name
+from yardmaster_localcluster.compose import ComposeCluster, project_name, why_unavailable
 from yardmaster_localcluster.errors import PortsInUse
 from yardmaster_localcluster.layout import (
     CONTROLLER_PORT,
@@ -33,6 +34,7 @@ from yardmaster_localcluster.layout import (
 )
 from yardmaster_localcluster.plan import MOST, Counts, Wanted
 from yardmaster_localcluster.request import requested, requested_ports
+from yardmaster_schemas.counts import count_of
 
 _PORTS: Final = {
     "gateway": GATEWAY_PORT,
@@ -130,11 +132,11 @@ def up(
     names = _cells(cells, data, before, ports_before)
     wanted = Wanted(counts=counts, cells=names, slots=slots if slots is not None else before.slots)
     ports = _ports(given, ports_before)
-    if _form(form, clusters) == "compose":
+    if _form(form, clusters, out) == "compose":
         if names != ("main",):
             raise BadUsage("--compose runs one cell", hint="use --local for several cells")
         containers, port = clusters.compose.up(wanted, ports)
-        out.say(f"yard up --compose: {len(containers)} containers, data in {data.path}")
+        out.say(f"yard up --compose: {count_of(len(containers), 'container')}, data in {data.path}")
         for name in sorted(containers):
             out.say(f"  {name}: {containers[name]}")
         out.note(f"all healthy after {time.monotonic() - began_s:.0f} s: http://127.0.0.1:{port}")
@@ -143,7 +145,7 @@ def up(
         out.say(f"yard up: {len(processes)} processes, data in {data.path}")
         for each in processes:
             place = f"{each.serves}, health {each.address}" if each.serves else each.address
-            restarts = f", restarted {each.restarts} times" if each.restarts else ""
+            restarts = f", restarted {count_of(each.restarts, 'time')}" if each.restarts else ""
             out.say(f"  {each.name:<12} pid {each.pid:<8} {place}{restarts}")
         out.note(f"all healthy after {time.monotonic() - began_s:.0f} s; logs are in {data.logs}")
     yard, down_command = yard_for(data.path, os.environ), down_for(data.path, os.environ)
@@ -216,8 +218,10 @@ def _cells(
     return names
 
 
-def _form(given: str | None, clusters: _Clusters) -> str:
+def _form(given: str | None, clusters: _Clusters, out: Output) -> str:
     """Whether to use containers or processes: as given, as running, or as available.
+
+    A form that was not chosen by an option is printed with the reason.
 
     Raises:
         CliError: the cluster runs in the other form.
@@ -230,7 +234,13 @@ def _form(given: str | None, clusters: _Clusters) -> str:
             exit_code=Exit.CONFLICT,
             hint="stop it with yard down, or choose another directory with --data DIR",
         )
-    return given or running or ("compose" if available() else "local")
+    if given or running:
+        return given or str(running)
+    if (why := why_unavailable()) is None:
+        out.note("starting containers, as Docker answers; --local chooses processes")
+        return "compose"
+    out.note(f"starting processes in the background: {why}")
+    return "local"
 
 
 @command("down")
@@ -253,7 +263,7 @@ def down(session: Session, purge: bool) -> int:
         stopped = False
         out.note(f"no cluster ran in {path}")
     else:
-        ended = f", {tasks} processes of tasks among them" if tasks else ""
+        ended = f", {count_of(tasks, 'process', 'processes')} of tasks among them" if tasks else ""
         took_s = time.monotonic() - began_s
         out.say(f"yard down: all processes have ended{ended}, in {took_s:.0f} s")
     if purge:

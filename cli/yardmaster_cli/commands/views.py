@@ -25,6 +25,7 @@ from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_projections.rows import LogRow
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.topics import REQUESTS
 from yardmaster_views.compare import Compared, Comparison
 from yardmaster_views.follower import Metrics
@@ -66,8 +67,9 @@ def rebuild(
     session.out.one(
         {"items": items},
         lambda: [
-            f"{one.view}: {one.folded} records folded, up to {one.position}; generation "
-            f"{one.generation} is active, {one.dropped} keys of older ones are deleted"
+            f"{one.view}: {count_of(one.folded, 'record')} folded, up to {one.position}; "
+            f"generation {one.generation} is active, {count_of(one.dropped, 'key')} of older ones "
+            "deleted"
             for one in done
         ],
         "items",
@@ -82,7 +84,7 @@ async def _rebuild(
 
     def report(now: Rebuilt) -> None:
         share = 100 * now.folded // now.records if now.records else 100
-        out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
+        out.note(f"{now.view}: {now.folded} of {count_of(now.records, 'record')}, {share} %")
 
     async with opened(where) as log:
         await identify(log, where)
@@ -226,7 +228,9 @@ def compared_lines(done: Sequence[Compared]) -> list[str]:
         if more:
             lines.append(f"   and {more} more")
         verdict = "none differs" if one.ok else f"{one.differing} differ"
-        lines.append(f"{one.view}: {one.rows} rows compared up to {one.position}, {verdict}")
+        lines.append(
+            f"{one.view}: {count_of(one.rows, 'row')} compared up to {one.position}, {verdict}"
+        )
     return lines
 
 

@@ -11,12 +11,13 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from yardmaster.errors import ApiError
-from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.errors import BadUsage, CliError, Exit, list_hint
 from yardmaster_cli.listing.filters import matches
 from yardmaster_cli.output.columns import GROUPS, JOBS, TASKS, counted, grouped, reason
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import Remote
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.phases import ENDED, Phase
 
 #: The most rows of a list for people without `--limit` or `--all`.
@@ -136,9 +137,10 @@ class GroupedTasks(Listing):
         return sorted(rows, key=lambda row: row.get("ended_at") or "", reverse=True)[:RECENT]
 
     def _left_out(self, found: Sequence[Row]) -> str:
+        shown = f"{count_of(len(found), 'row')} shown"
         if not self.recent:
-            return f"{len(found)} rows shown; --all lists every task"
-        return f"{len(found)} rows shown; --phase ended lists all that ended, --all every task"
+            return f"{shown}; --all lists every task"
+        return f"{shown}; --phase ended lists all that ended, --all every task"
 
     def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
         """Group tasks in the client: the filters match only some tasks of a job.
@@ -195,8 +197,8 @@ class EachJob(Listing):
         left = most - len(listed)
         listed += islice(ended, min(left, RECENT) if self.recent else left)
         more = next(chain(active, ended), None) is not None
-        summary = f"{len(listed)} jobs shown; --all lists every job" if more else None
-        return Listed(listed, summary)
+        shown = count_of(len(listed), "job")
+        return Listed(listed, f"{shown} shown; --all lists every job" if more else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,5 +272,5 @@ def check_names(reader: Reader, query: Query) -> None:
                 raise CliError(
                     f"there is no {kind} {name}",
                     exit_code=Exit.NOT_FOUND,
-                    hint=f"list them with: yard {kind}s",
+                    hint=list_hint(kind),
                 ) from None

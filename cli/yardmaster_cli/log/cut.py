@@ -27,6 +27,7 @@ from yardmaster_runtime.replay.cut import CutPlan, plan_cut
 from yardmaster_runtime.service import kafka_settings, on_kafka
 from yardmaster_runtime.settings import KafkaOptions, SharedSettings
 from yardmaster_schemas.access import ADMIN
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.topics import (
     ASSIGNMENTS_PREFIX,
@@ -141,7 +142,7 @@ def lines_of(plan: CutPlan) -> list[str]:
     lines = [f"the log is kept up to cycle {plan.cycle}"]
     for one in plan.event.kept:
         removed = f"{one.was - one.end} removed" if one.was > one.end else "none removed"
-        lines.append(f"{one.topic}: {one.end} records kept, {removed}")
+        lines.append(f"{one.topic}: {count_of(one.end, 'record')} kept, {removed}")
     lost = {
         "the log has lost the requests of these jobs": plan.lost.requests,
         "the log has lost the commands, names or notes of these jobs": plan.lost.details,

@@ -60,12 +60,17 @@ def reason(task: Row) -> str | None:
         wait = task.get("wait")
         if wait is None:
             return "paused" if task.get("paused") else None
-        return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
+        return wait_words(wait)
     if phase == "rejected" and task.get("refusal"):
         return str(task["refusal"]["code"])
     if phase in ("failed", "cancelled") and task.get("end"):
         return ended(task["end"])
     return None
+
+
+def wait_words(wait: Mapping[str, Any]) -> str:
+    """`insufficient_free`, `never: exceeds_pool`."""
+    return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
 
 
 def ended(end: Mapping[str, Any]) -> str:

@@ -11,10 +11,11 @@ from yardmaster_cli.output.cells import (
     mebibytes,
     span,
 )
-from yardmaster_cli.output.columns import ended
+from yardmaster_cli.output.columns import ended, wait_words
 from yardmaster_cli.output.exits import killed_after_grace
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.times import parse_time
+from yardmaster_schemas.counts import count_of
 
 #: The texts of wait classes.
 _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
@@ -42,11 +43,11 @@ def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
         if key in without:
             continue
         if key.endswith("_cpu_milli"):
-            parts.append(f"{_words(key, '_cpu_milli')} {counted(gpus(value), 'CPU')}")
+            parts.append(f"{_words(key, '_cpu_milli')} {count_of(gpus(value), 'CPU')}")
         elif key.endswith("_memory_mib"):
             parts.append(f"{_words(key, '_memory_mib')} {mebibytes(value)}")
         elif key.endswith("_gpus"):
-            parts.append(f"{_words(key, '_gpus')} {counted(str(value), 'GPU')}")
+            parts.append(f"{_words(key, '_gpus')} {count_of(value, 'GPU')}")
         elif key.endswith("_milli"):
             parts.append(f"{_words(key, '_milli')} {gpus(value)}")
         elif key.endswith("_at_ms"):
@@ -56,11 +57,6 @@ def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
         else:
             parts.append(f"{_words(key, '')} {value}")
     return ", ".join(parts)
-
-
-def counted(number: str, what: str) -> str:
-    """`1 CPU`, `0.5 CPUs`, `4 CPUs`."""
-    return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
 def _words(key: str, unit: str) -> str:
@@ -158,8 +154,7 @@ def _at(out: Output, at: str | None) -> str:
 
 
 def _waits(out: Output, wait: Row) -> str:
-    code = f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"]
-    text = str(code)
+    text = wait_words(wait)
     if wait.get("pool"):
         text += f" in {wait['pool']}"
     since = wait.get("since_at")
@@ -222,7 +217,7 @@ def reserved_words(out: Output, reserved: Row) -> str:
     """`slots 3 and 4 of gpu-07, until 12:31`: the slots that are kept for a task."""
     parts = [_slots_of(one) for one in reserved["slots"][:_MAX_NODES]]
     more = len(reserved["slots"]) - _MAX_NODES
-    text = "; ".join(parts) + (f"; and of {more} more nodes" if more > 0 else "")
+    text = "; ".join(parts) + (f"; and of {count_of(more, 'more node')}" if more > 0 else "")
     until = reserved.get("until_at")
     return f"{text}, until {_at(out, until)}" if until else text
 
@@ -285,7 +280,11 @@ def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
     department = job.get("department")
     place = f"{job['project']} / {department}" if department else job["project"]
     phases = ", ".join(f"{count} {phase}" for phase, count in job["phases"].items() if count)
-    parts = [f"{job['job_id']} {plain(job['name'])}", f"{job['tasks']} tasks: {phases}", place]
+    parts = [
+        f"{job['job_id']} {plain(job['name'])}",
+        f"{count_of(job['tasks'], 'task')}: {phases}",
+        place,
+    ]
     if job.get("priority") is not None:
         parts.append(f"priority {job['priority']}")
     lines = ["   ".join(parts)]
@@ -314,7 +313,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         rows = [
             [
                 wait["pool"],
-                f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"],
+                wait_words(wait),
                 _request(wait),
                 _pool_numbers(wait),
             ]
@@ -361,7 +360,7 @@ def _share_line(wait: Row) -> str | None:
         asked, used, share = (found[key] for key in keys)
 
         def amount(value: int, name: str = name) -> str:
-            return counted(gpus(value), name) if name else mebibytes(value)
+            return count_of(gpus(value), name) if name else mebibytes(value)
 
         pool = wait["pool"]
         if used + asked > share:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from yardmaster.configuration import Config
 from yardmaster.errors import ApiError
 from yardmaster.retry import SLOW_S, OutageListener
-from yardmaster_cli.errors import BadUsage, CliError, Exit, problem_error
+from yardmaster_cli.errors import BadUsage, CliError, Exit, list_hint, problem_error
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.describe import refusal_words
 from yardmaster_cli.output.formats import Output, Row
@@ -211,7 +211,7 @@ class Remote:
             raise CliError(
                 f"no job id starts with {prefix}",
                 exit_code=Exit.NOT_FOUND,
-                hint="list all tasks with: yard ls -A",
+                hint=list_hint("job"),
             )
         if len(found) > 1:
             raise CliError(
@@ -243,7 +243,9 @@ class Remote:
             return [self.reader.task(ref.id)]
         rows = sorted(self.reader.all_tasks(job_id=ref.job_id), key=lambda row: row["index"])
         if not rows:
-            raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
+            raise CliError(
+                f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND, hint=list_hint("job")
+            )
         return rows
 
     def await_verdict(self, accepted: "Accepted", subject: str, out: Output) -> None:

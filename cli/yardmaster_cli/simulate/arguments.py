@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster.job_file.read import where_to_look
 from yardmaster.yaml_tree import nearest, scalar
 from yardmaster_cli.errors import BadUsage
 from yardmaster_core.scheduling.planner.placement import PLACEMENTS
@@ -110,7 +111,7 @@ def source(
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise BadUsage(f"{path}: no such file")
+        raise BadUsage(f"{path}: there is no such file", hint=where_to_look(path))
     return path.resolve()
 
 

@@ -32,6 +32,7 @@ from yardmaster_localcluster.request import (
     requested_ports,
     write_request,
 )
+from yardmaster_schemas.counts import count_of
 
 #: The longest start and stop, in seconds; on two cores they usually take 20 and 5.
 UP_LIMIT_S: Final = 400.0
@@ -159,7 +160,9 @@ class BackgroundCluster:
         left = self._end_all()
         withdraw(self.data.path)
         if left:
-            raise StopFailed(found=f"{left} processes", hint="they hang in the kernel")
+            raise StopFailed(
+                found=count_of(left, "process", "processes"), hint="they hang in the kernel"
+            )
         return None if pid is None else tasks
 
     def _fetch(self) -> None:
@@ -218,7 +221,8 @@ class BackgroundCluster:
         """End the processes that a killed supervisor left."""
         found = [*of_cluster(self.data.path), *of_tasks(self.data.agents)]
         if found:
-            self._progress(f"ending {len(found)} processes of a cluster that was not stopped")
+            ended = count_of(len(found), "process", "processes")
+            self._progress(f"ending {ended} of a cluster that was not stopped")
             self._end_all()
 
     def _end_all(self) -> int:

@@ -49,9 +49,17 @@ LOOK_S: Final = 1.0
 Progress = Callable[[str], None]
 
 
-def available() -> bool:
-    """Whether a Docker daemon answers, and compose and the compose file are there."""
-    return daemon_answers() and _command() is not None and _file() is not None
+def why_unavailable() -> str | None:
+    """Why no cluster can run in containers here; None: it can."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    if not daemon_answers():
+        return "Docker does not answer"
+    if _command() is None:
+        return "docker compose is not installed"
+    return (
+        None if _file() is not None else "this installation has no compose file, only a clone has"
+    )
 
 
 def project_name(data: Path, usual: Path) -> str:

@@ -813,8 +813,8 @@ class RolesChange(Closed):
 def _user_name(name: str) -> str:
     if re.fullmatch(USER_NAME, name) is None:
         raise ValueError(
-            "a name has 1 to 63 letters, digits and . _ : -, and no @, because the log keeps it "
-            "forever"
+            f"{name[:80]!r} is not allowed: a name has 1 to 63 letters, digits and . _ : -, begins "
+            "with a letter or digit, and has no @, because the log keeps it forever"
         )
     return name
 

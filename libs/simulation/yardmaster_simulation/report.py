@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster_schemas.counts import count_of
 from yardmaster_simulation.figures import OTHERS, Figures
 from yardmaster_simulation.metrics import BE, TE, Spread, Summary
 
@@ -61,7 +62,7 @@ def report(title: str, runs: Sequence[Figures]) -> str:
 
     groups = _grouped(runs)
     seeds = len({run.labels.get(SEED) for run in runs})
-    about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    about = count_of(len(runs), "run")
     if seeds > 1:
         about += f", {seeds} seeds; each figure is the mean, with minimum and maximum"
     common = [

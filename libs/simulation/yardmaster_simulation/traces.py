@@ -15,6 +15,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
 from yardmaster_schemas.fields import Name
@@ -175,7 +176,7 @@ def philly(
         jobs=jobs,
         projects=projects_of(jobs),
         cadence_ms=60_000,
-        source=f"{path.name} ({len(jobs)} jobs)",
+        source=f"{path.name} ({count_of(len(jobs), 'job')})",
     )
 
 
@@ -191,7 +192,7 @@ def csv_jobs(path: Path, columns: Columns, *, equal: Equal | None = None) -> Wor
         nodes=nodes,
         jobs=jobs,
         projects=projects_of(jobs),
-        source=f"{path.name} ({len(jobs)} jobs)",
+        source=f"{path.name} ({count_of(len(jobs), 'job')})",
     )
 
 

@@ -62,6 +62,7 @@ from yardmaster_runtime.fence import Mark, check_generation, check_marks, last_c
 from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import happens_within, together
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
 from yardmaster_schemas.reasons import RefusalCode
@@ -360,7 +361,9 @@ class _Incarnation:
                 and all(supervision.replica.facts_logged for supervision, _ in lost)
             ):
                 await self._ports.clock.sleep(self._settings.tick_s)
-            raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
+            raise IncarnationOver(
+                f"{count_of(len(lost), 'replica')} ended with the machine, or its agent"
+            )
 
         async def report() -> None:
             await self._check_log()

@@ -38,6 +38,7 @@ from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_runtime.cycle_reader import digest_of
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.decisions import (
@@ -206,7 +207,7 @@ class Follower:
         """
         held = [s.replica for s in self._supervisions.values() if s.replica.held and not s.refused]
         if len(held) + len(new) > self._context.settings.max_replicas:
-            return f"the node holds {len(held)} replicas already"
+            return f"the node holds {count_of(len(held), 'replica')} already"
         used: Tally[int] = Tally()
         for replica in [*held, *new]:
             for slot in replica.assignment.slots:

@@ -12,6 +12,8 @@ from yardmaster_cli.errors import (
     problem_error,
 )
 from yardmaster_cli.main import run
+from yardmaster_gateway.errors import NotFound
+from yardmaster_gateway.http.problems import KINDS
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,39 @@ def test_a_problem_with_places_names_each_place() -> None:
 
 def test_an_answer_that_is_no_problem_document_still_says_its_status() -> None:
     assert "502" in problem_error(502, {}).message
+
+
+@pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("project nlp", "yard projects"),
+        ("department vision", "yard departments"),
+        ("pool a100", "yard pools"),
+        ("node node-9", "yard nodes"),
+        ("user ana", "yard users"),
+        ("job tsobp7l3mw5x", "yard ls -A"),
+        ("task tsobp7l3mw5x.0", "yard ls -A"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_command_that_lists_the_names(
+    what: str, command: str
+) -> None:
+    error = problem_error(404, {"code": "not_found", "detail": str(NotFound(what=what))})
+    assert error.lines() == [f"error: There is no {what}.", f"hint: list them with: {command}"]
+
+
+def test_an_unknown_attempt_and_a_wrong_path_have_no_list() -> None:
+    for what in ("attempt 7 of task x.0; it has attempt 1 only", "endpoint GET /v1/x"):
+        error = problem_error(404, {"code": "not_found", "detail": str(NotFound(what=what))})
+        assert error.hint is None
+
+
+def test_a_rejected_token_is_explained_with_commands_not_with_headers() -> None:
+    problem = {"code": "unauthenticated", "detail": "no", "hint": KINDS["unauthenticated"].hint}
+    hint = problem_error(401, problem).hint
+    assert hint is not None
+    assert "Authorization" not in hint
+    assert all(each in hint for each in ("yard config", "yard login", "YARD_TOKEN"))
 
 
 #: A command line that is wrong.

@@ -198,7 +198,9 @@ def test_a_word_that_is_no_job_file_may_be_a_command_but_a_job_file_is_not(
     Path("job.yaml").write_bytes("name: \xe9tude\n".encode("latin-1"))
     Path("train").write_bytes(b"\x7fELF\x02\xff")
     for word, message, hint in (
-        ("nosuch.yaml", "nosuch.yaml: there is no such file", None),
+        ("jobb.yaml", "jobb.yaml: there is no such file", "did you mean job.yaml?"),
+        ("nosuch.yaml", "nosuch.yaml: there is no such file", f"files are read in {tmp_path}"),
+        ("away/a.yaml", "away/a.yaml: there is no such file", f"no folder {tmp_path / 'away'}"),
         ("nosuch", "nosuch: there is no such file", "yard submit -- nosuch"),
         ("train", "train:1: not UTF-8 text (byte 0xff)", "yard submit -- train"),
         ("jobs", "jobs is a folder", "name a file in it"),
@@ -208,8 +210,8 @@ def test_a_word_that_is_no_job_file_may_be_a_command_but_a_job_file_is_not(
         assert code == Exit.USAGE
         lines = err.splitlines()
         assert lines[0] == f"error: {message}"
-        assert ("put --" in err) == (hint is not None and hint.startswith("yard submit"))
-        assert (lines[1:] == []) if hint is None else lines[1].endswith(hint)
+        assert ("put --" in err) == hint.startswith("yard submit")
+        assert lines[1].endswith(hint)
 
 
 def test_docker_without_a_daemon_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

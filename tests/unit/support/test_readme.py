@@ -14,6 +14,7 @@ from tests.support.readme import (
     clean_copy,
     filled,
     missing,
+    unshown_advice,
     with_ids,
 )
 
@@ -117,6 +118,12 @@ def test_output_is_compared_in_order_with_ids_and_numbers_left_open() -> None:
     assert missing(["9zq7w2mz9c1x.0 running 3 s", "step 7"], printed) == []
     assert missing(["step 7", "9zq7w2mz9c1x.0 running"], printed) == ["9zq7w2mz9c1x.0 running"]
     assert missing(["step 7, lost"], printed) == ["step 7, lost"]
+
+
+def test_errors_hints_and_warnings_that_a_page_leaves_out_are_found() -> None:
+    printed = "error: no node 7\nhint: yard nodes\nnode-1\nwarning: late"
+    assert unshown_advice(["error: no node 9"], printed) == ["hint: yard nodes", "warning: late"]
+    assert unshown_advice(printed.splitlines(), printed) == []
 
 
 def test_an_id_of_a_page_stands_for_one_id_of_the_run() -> None:

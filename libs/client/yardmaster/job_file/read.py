@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from yardmaster.control_characters import plain
 from yardmaster.errors import InputError
 from yardmaster.job_file.expected import expected, limit
-from yardmaster.yaml_tree import NotAMapping, Path, Tree, read, tree_of, unknown_key
+from yardmaster.yaml_tree import NotAMapping, Path, Tree, nearest, read, tree_of, unknown_key
 from yardmaster_schemas.job_file import (
     GpuShares,
     JobCheckpoint,
@@ -108,6 +108,19 @@ def resolve_folder(tree: Tree, folder: str) -> None:
         tree.put(("run", "working_dir"), os.path.normpath(os.path.join(folder, named)), place)
 
 
+def where_to_look(missing: FilePath) -> str:
+    """Where to look for a file that does not exist."""
+    folder = missing.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder.absolute()}"
+    # Without suffixes, which make all names similar.
+    names = {FilePath(name).stem: name for name in sorted(os.listdir(folder))}
+    like = nearest(missing.stem, names)
+    if like is None:
+        return f"files are read in {folder.absolute()}"
+    return f"did you mean {folder / names[like]}?"
+
+
 def read_file(path: str | os.PathLike[str]) -> str:
     """The text of a file that must be UTF-8.
 
@@ -118,7 +131,9 @@ def read_file(path: str | os.PathLike[str]) -> str:
     try:
         raw = FilePath(path).read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{name}: there is no such file") from None
+        raise InputError(
+            f"{name}: there is no such file", hint=where_to_look(FilePath(path))
+        ) from None
     except IsADirectoryError:
         raise InputError(f"{name} is a folder", hint="name a file in it") from None
     except OSError as error:

@@ -224,7 +224,8 @@ async def _check_exists(
         NotFound: with the attempts or replicas that the task has.
     """
     if attempt is not None and attempt > max(1, row.attempt):
-        has = f"attempts 1 to {row.attempt}" if row.attempt else "no attempt yet"
+        has = f"attempts 1 to {row.attempt}" if row.attempt > 1 else "attempt 1 only"
+        has = has if row.attempt else "no attempt yet"
         raise errors.NotFound(what=f"attempt {attempt} of task {row.task_id}; it has {has}")
     if replica is None:
         return

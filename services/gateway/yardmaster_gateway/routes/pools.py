@@ -17,6 +17,7 @@ from yardmaster_projections import queries
 from yardmaster_projections.queue_pages import QueueReader
 from yardmaster_projections.rows import PoolRow
 from yardmaster_schemas.api import FieldError, List, Pool, PoolConfig, QueuedTasks, QueueShown
+from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import PoolChangeRequestedV1, PoolDeletionRequestedV1
 
@@ -64,7 +65,11 @@ class Pools(ObjectKind[PoolRow, PoolConfig, Pool]):
     async def users(self, read: ReadContext, name: str) -> str | None:
         counters = await queries.counters(read.store, f"pool/{name}")
         if counters.nodes or counters.waiting or counters.used_milli:
-            return f"{counters.nodes} nodes and {counters.waiting} pending tasks"
+            nodes, tasks = (
+                count_of(counters.nodes, "node"),
+                count_of(counters.waiting, "pending task"),
+            )
+            return f"{nodes} and {tasks}"
         return None
 
     def change(self, name: str, config: PoolConfig, if_revision: int | None) -> Event:

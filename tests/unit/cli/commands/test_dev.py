@@ -41,6 +41,21 @@ def test_the_log_level_is_that_of_the_flag_else_of_the_variable_else_warning(
     assert used == [expected]
 
 
+def test_the_start_is_announced_before_the_services_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    announced: list[str] = []
+
+    def serve(*_: object) -> int:
+        announced.append(capsys.readouterr().err)
+        return 0
+
+    monkeypatch.setattr(embedded, "serve", serve)
+    assert run(["dev", "--data", str(tmp_path / "data")]) == 0
+    (said,) = announced
+    assert said.startswith("starting gateway, quota, scheduler, views and agents in one process")
+
+
 def test_a_wrong_log_level_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:

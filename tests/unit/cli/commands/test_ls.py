@@ -30,7 +30,7 @@ def test_a_list_of_a_pool_says_when_more_tasks_run_than_it_shows(
     shown = capsys.readouterr()
     assert code == 0
     assert SHOWN["task_id"] in shown.out
-    assert ("1 rows shown; --all lists every task" in shown.err) is (more is not None)
+    assert ("1 row shown; --all lists every task" in shown.err) is (more is not None)
 
 
 def stream(*changes: tuple[str, Any]) -> Answer:

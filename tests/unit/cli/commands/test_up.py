@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_cli.commands.up import _PORTS, _pending_upgrade, _ports, _up_local
+from yardmaster_cli.commands.up import _PORTS, _Clusters, _form, _pending_upgrade, _ports, _up_local
 from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.session import Session
 from yardmaster_localcluster.background import BackgroundCluster
 from yardmaster_localcluster.errors import PortsInUse
 from yardmaster_localcluster.layout import DataLayout
@@ -58,6 +59,34 @@ def test_ports_in_use_are_answered_with_a_command_to_copy(
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("choose free ports: ")
     assert caught.value.hint.endswith(command)
+
+
+@pytest.mark.parametrize(
+    ("docker", "form", "said"),
+    [
+        (None, "local", "starting processes in the background: docker is not installed\n"),
+        ("exit 1", "local", "starting processes in the background: Docker does not answer\n"),
+        ("exit 0", "compose", "starting containers, as Docker answers; --local chooses"),
+    ],
+)
+def test_a_form_that_was_not_chosen_is_printed_with_the_reason(
+    docker: str | None,
+    form: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if docker is not None:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    session = Session({"data": str(tmp_path / "data")}, ("text",))
+    clusters = _Clusters(session)
+    assert _form(None, clusters, session.out) == form
+    assert capsys.readouterr().err.startswith(said)
+    assert _form("local", clusters, session.out) == "local"
+    assert capsys.readouterr().err == ""
 
 
 @contextmanager

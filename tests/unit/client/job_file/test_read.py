@@ -94,7 +94,7 @@ def test_a_text_that_names_a_file_says_how_to_pass_one() -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing, latin = tmp_path / "no.yaml", tmp_path / "job.yaml"
     latin.write_bytes("# r\xe9seau\nname: \xe9tude\n".replace("r\xe9", "re").encode("latin-1"))
-    assert problems(missing) == [f"{missing}: there is no such file"]
+    assert problems(missing) == [f"{missing}: there is no such file (files are read in {tmp_path})"]
     assert problems(latin) == [f"{latin}:2: not UTF-8 text (byte 0xe9) (save the file as UTF-8)"]
     assert problems(tmp_path) == [f"{tmp_path} is a folder (name a file in it)"]
     windows = tmp_path / "windows.yaml"
