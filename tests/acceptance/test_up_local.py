@@ -75,7 +75,7 @@ def check_doctor(cluster: Up) -> None:
 
     until(lambda: cluster.yard("doctor", code=None).code == 0, "all processes are ready", cluster)
     found = rows(0)
-    assert found["scheduler-1"]["found"].endswith(", restarted 1 times")
+    assert found["scheduler-1"]["found"].endswith(", restarted 1 time")
     assert {name for name in found if name.endswith(("-1", "-n1"))} >= {
         name for name in cluster.pids() if name not in ("kafka", "redis", "gateway-2")
     }
