@@ -202,9 +202,6 @@ def test_waiting_for_a_job_that_can_never_fit_ends_with_the_reason(dev: Dev) -> 
     assert "never: exceeds_every_node" in explained
     assert "gpus, largest 2 GPUs (as of cycle " in explained
     assert "never: exceeds_every_node" in dev.yard("ls").out
-    state = dev.yard("replay", "at", "-o", "json").json
-    reasons = {task["task_id"]: task["reason"] for task in state["tasks"]}
-    assert reasons[f"{job}.0"] == "never: exceeds_every_node"
     dev.yard("cancel", job)
 
 
