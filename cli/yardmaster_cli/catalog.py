@@ -80,7 +80,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "nodes ls": _list("nodes", "nodes ls --state drained"),
     "nodes show": _one("nodes show node-1"),
     "nodes slots": _list("nodes slots node-1", "nodes slots node-1 --disable 3 --reason ecc"),
-    "nodes enrol": _plain("nodes enrol node-1 --pool default --gpus 8"),
+    "nodes enroll": _plain("nodes enroll node-1 --pool default --gpus 8"),
     "nodes revoke": _plain("nodes revoke node-1"),
     "nodes cordon": _plain("nodes cordon node-1 --reason fan"),
     "nodes uncordon": _plain("nodes uncordon node-1"),

@@ -50,7 +50,7 @@ COMMANDS: Final = {
     ),
     "shares": ("shares", "shares", "Show how a pool is divided among departments and projects."),
     "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),
-    "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
+    "nodes": ("nodes", "nodes", "List nodes; enroll, revoke, cordon, uncordon, drain."),
     "cell": ("configured", "cell", "Show or set what applies to the whole cell."),
     "pools": ("configured", "pools", "List pools; show, create, set, delete."),
     "projects": ("configured", "projects", "List projects; show, create, set, delete."),

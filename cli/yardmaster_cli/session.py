@@ -274,7 +274,7 @@ class YardGroup(click.Group):
 #: Commands of other tools, and their names here.
 _SYNONYMS: Final = {
     "describe": ("show",),
-    "enroll": ("enrol",),
+    "enrol": ("enroll",),
     "get": ("show", "ls"),
     "kill": ("cancel",),
     "list": ("ls",),

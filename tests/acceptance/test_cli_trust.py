@@ -61,11 +61,11 @@ def test_a_single_task_cannot_be_erased(dev: Dev) -> None:
 
 
 def test_a_wrong_enrollment_is_refused_before_anything_is_sent(dev: Dev) -> None:
-    dev.yard("nodes", "enrol", "gpu-08", "--pool", "default", code=2)
+    dev.yard("nodes", "enroll", "gpu-08", "--pool", "default", code=2)
     bad = ("--pool", "default", "--gpus", "1")
-    assert "KEY=VALUE" in dev.yard("nodes", "enrol", "gpu-08", *bad, "--label", "x", code=2).err
-    dev.yard("nodes", "enrol", "gpu-08", *bad, "--address", "not an address", code=2)
-    ghost = ("nodes", "enrol", "gpu-08", "--pool", "ghost", "--gpus", "1")
+    assert "KEY=VALUE" in dev.yard("nodes", "enroll", "gpu-08", *bad, "--label", "x", code=2).err
+    dev.yard("nodes", "enroll", "gpu-08", *bad, "--address", "not an address", code=2)
+    ghost = ("nodes", "enroll", "gpu-08", "--pool", "ghost", "--gpus", "1")
     said = dev.yard(*ghost, "--yes", code=101)
     assert "pools" in said.err
 
@@ -83,10 +83,10 @@ def test_the_first_enrollment_can_include_all_present_nodes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with running_dev(tmp_path_factory.mktemp("open"), nodes=2, slots=2) as dev:
-        narrow = ("nodes", "enrol", "node-1", "--pool", "default", "--gpus", "1")
+        narrow = ("nodes", "enroll", "node-1", "--pool", "default", "--gpus", "1")
         said = dev.yard(*narrow, "--all-present", code=2)
         assert "until they are enrolled: node-1\n" in said.err
-        new = ("nodes", "enrol", "gpu-07", "--pool", "default", "--gpus", "8")
+        new = ("nodes", "enroll", "gpu-07", "--pool", "default", "--gpus", "8")
         assert dev.yard(*new, "--all-present").lines == ["gpu-07", "node-1", "node-2"]
         assert states(dev) == {"gpu-07": "enrolled", "node-1": "ready", "node-2": "ready"}
         dev.yard(*narrow)
@@ -96,7 +96,7 @@ def test_the_first_enrollment_can_include_all_present_nodes(
 def test_nodes_are_enrolled_used_revoked_and_enrolled_again(dev: Dev) -> None:
     bounds = ("--pool", "default", "--gpus", "2")
     first = (
-        *("nodes", "enrol", "gpu-07", "--pool", "default", "--gpus", "8"),
+        *("nodes", "enroll", "gpu-07", "--pool", "default", "--gpus", "8"),
         *("--label", "rack=r1", "--address", "10.0.0.7", "--key", str(public_key(dev))),
     )
     refused = dev.yard(*first, code=2)
@@ -113,11 +113,11 @@ def test_nodes_are_enrolled_used_revoked_and_enrolled_again(dev: Dev) -> None:
 
     job = dev.submit("--gpus", "2", "--", "sleep", "600")
     assert dev.task(f"{job}.0")["phase"] == "pending"
-    dev.yard("nodes", "enrol", "node-1", *bounds)
+    dev.yard("nodes", "enroll", "node-1", *bounds)
     assert dev.reach(f"{job}.0", "running")["nodes"] == ["node-1"]
-    dev.yard("nodes", "enrol", "node-2", "--pool", "default", "--gpus", "1")
+    dev.yard("nodes", "enroll", "node-2", "--pool", "default", "--gpus", "1")
     assert states(dev)["node-2"] == "barred"
-    dev.yard("nodes", "enrol", "node-2", *bounds)
+    dev.yard("nodes", "enroll", "node-2", *bounds)
     assert states(dev)["node-2"] == "ready"
 
     dev.yard("nodes", "revoke", "gpu-07")
@@ -128,7 +128,7 @@ def test_nodes_are_enrolled_used_revoked_and_enrolled_again(dev: Dev) -> None:
     assert states(dev)["node-1"] == "revoked"
     dev.yard("cancel", job, "--now")
 
-    dev.yard("nodes", "enrol", "node-1", *bounds)
+    dev.yard("nodes", "enroll", "node-1", *bounds)
     dev.stop()
     dev.start()  # returns when both are ready
     assert states(dev) == {"node-1": "ready", "node-2": "ready"}

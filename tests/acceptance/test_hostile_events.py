@@ -362,7 +362,7 @@ async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
     codes = Counter(named.values())
     # No node is enrolled here (tests/unit/gateway/test_enrollment.py), and no project says where
     # checkpoints are (tests/unit/core/scheduling/planner/test_refusals.py).
-    closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLMENT}
+    closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLLMENT}
     closed |= {RefusalCode.CHECKPOINT_NOT_ALLOWED}
     assert set(codes) >= set(RefusalCode) - closed - {RefusalCode.UNKNOWN_NODE}, codes
     return codes

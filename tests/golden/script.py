@@ -9,7 +9,7 @@ that followed; lines that start with `#` are comments. Commands:
     starts|ends|exits|releases|never-starts TASK [replica=] [code=] [signal=] [done]
     checkpoint TASK step=     cancel|pause|resume TASK [now]     priority|weight|max-slots JOB N
     project p [department=] limit=     department d limit=
-    enrol NODE gpus=4 [pool= node_type=]     revoke NODE     erase JOB
+    enroll NODE gpus=4 [pool= node_type=]     revoke NODE     erase JOB
     cordon|uncordon NODE     drain NODE within=60s     disable NODE slots=0,3 [stop=yes]
     silent NODE for=60s     leaves NODE     wait 10s     cycle     settle
 
@@ -222,7 +222,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cordon": lambda cell, node: cell.cordon(node),
     "uncordon": lambda cell, node: cell.uncordon(node),
     "drain": lambda cell, node, within: cell.drain(node, within_s=within),
-    "enrol": lambda cell, node, **bounds: cell.enroll(node, **bounds),
+    "enroll": lambda cell, node, **bounds: cell.enroll(node, **bounds),
     "revoke": lambda cell, node: cell.revoke(node),
     "erase": lambda cell, job: cell.erase(job),
     "leaves": lambda cell, node: cell.leaves(node),

@@ -472,7 +472,7 @@ class World:
                 node = state.nodes[placement.node]
                 assert node.state is NodeState.UP, f"{task.id} starts on a node that is not up"
                 assert not node.cordoned, f"{task.id} starts on a cordoned node"
-                assert not node.barred, f"{task.id} starts on a node beyond its enrolment"
+                assert not node.barred, f"{task.id} starts on a node beyond its enrollment"
                 assert node.pool_name == event.pool
                 types = task.job.spec.node_types
                 assert not types or node.node_type in types

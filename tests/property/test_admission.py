@@ -118,7 +118,7 @@ VALUES = {
     "immediate": st.booleans(),
     "deadline_at_ms": st.integers(0, 5),
     "note": st.none(),
-    "enrolment": st.builds(r.Enrolment, pool=pools, gpus=st.sampled_from([0, 8])),
+    "enrollment": st.builds(r.Enrollment, pool=pools, gpus=st.sampled_from([0, 8])),
     "partition": st.just(0),
     "tombstone": st.integers(0, 5),
     "disabled": st.sampled_from([(), (0,), (1, 3)]),

@@ -38,7 +38,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     DepartmentChangeRequestedV1,
-    Enrolment,
+    Enrollment,
     EraseRequestedV1,
     Kind,
     MaxSlotsChangeRequestedV1,
@@ -134,7 +134,7 @@ class World:
             log.request(ProjectChangeRequestedV1(project=name, config=of))
         for node in NODES:
             if self.closing and self.chance.random() < 0.8:
-                self.enrol(node, 4)
+                self.enroll(node, 4)
             log.claim(joined(node))
 
     def step(self) -> None:
@@ -280,16 +280,16 @@ class World:
             )
         )
 
-    def enrol(self, node: str, gpus: int) -> None:
-        enrolment = Enrolment(pool="default", gpus=gpus)
-        self.log.request(NodeEnrolRequestedV1(node=node, enrolment=enrolment))
+    def enroll(self, node: str, gpus: int) -> None:
+        enrollment = Enrollment(pool="default", gpus=gpus)
+        self.log.request(NodeEnrolRequestedV1(node=node, enrollment=enrollment))
 
     def trust(self) -> None:
         """A node is enrolled, for as much as it has or less, or revoked; a job is erased."""
         node = self.chance.choice(NODES)
         what = self.chance.random()
         if what < 0.6:
-            self.enrol(node, self.chance.choice([4, 4, 2]))
+            self.enroll(node, self.chance.choice([4, 4, 2]))
         elif what < 0.8:
             self.log.request(NodeRevokeRequestedV1(node=node))
         else:

@@ -1,4 +1,4 @@
-"""`yard nodes`: list, show, enrol, revoke, cordon, uncordon, drain, slots."""
+"""`yard nodes`: list, show, enroll, revoke, cordon, uncordon, drain, slots."""
 
 import json
 import time
@@ -20,11 +20,11 @@ from yardmaster_cli.server.remote import plain, rows
 from yardmaster_cli.session import NounGroup, Session, detaching, if_match_option
 from yardmaster_cli.times import future_ms, now_ms
 from yardmaster_core.scheduling.state.enrollment import covers
-from yardmaster_schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeState, NodeWish
+from yardmaster_schemas.api import Enrollment, Node, NodePatch, NodeSlots, NodeState, NodeWish
 from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.fields import MAX_SLOTS
 
-_ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
+_ENROLLMENT: Final[TypeAdapter[Enrollment]] = TypeAdapter(Enrollment)
 #: The default deadline of a drain, for tasks that may not be preempted.
 DRAIN_DEADLINE: Final = "1h"
 #: The interval of `drain --wait`, in seconds.
@@ -35,7 +35,7 @@ _ABSENT: Final = (NodeState.ENROLLED, NodeState.REVOKED, NodeState.GONE, NodeSta
 
 @click.group("nodes", cls=NounGroup)
 def nodes() -> None:
-    """List nodes; enrol, revoke, cordon, uncordon, drain."""
+    """List nodes; enroll, revoke, cordon, uncordon, drain."""
 
 
 @nodes.command("ls")
@@ -122,7 +122,7 @@ def _list_slots(session: Session, name: str) -> None:
     session.out.items(node["slots"], columns, name="index")
 
 
-@nodes.command("enrol")
+@nodes.command("enroll")
 @click.argument("name")
 @click.option("--pool", required=True, metavar="NAME", help="Pool that the node may join.")
 @click.option(
@@ -156,7 +156,7 @@ def _list_slots(session: Session, name: str) -> None:
 )
 @click.option("--yes", is_flag=True, help="Bar nodes that are not enrolled, without asking.")
 @if_match_option("Change", "enrollment")
-def enrol(
+def enroll(
     session: Session,
     name: str,
     pool: str,
@@ -180,23 +180,23 @@ def enrol(
         **{"labels": _labels(labels), "keys": [key_digest(path) for path in keys]},
     }
     try:
-        enrolment = _ENROLMENT.validate_json(json.dumps(body))
+        enrollment = _ENROLLMENT.validate_json(json.dumps(body))
     except ValidationError as error:
         raise BadUsage(first_error(error)) from None
     remote = session.remote
     nodes = list(remote.client.all_nodes())
     present = [node for node in nodes if node.state not in _ABSENT]
-    others = [n for n in present if n.enrolment is None and n.name != name] if all_present else []
-    barred = [node for node in _barred_by(name, enrolment, nodes, present) if node not in others]
+    others = [n for n in present if n.enrollment is None and n.name != name] if all_present else []
+    barred = [node for node in _barred_by(name, enrollment, nodes, present) if node not in others]
     if barred and not yes:
         _confirm_barring(session, name, barred)
-    known = if_match or _enrolment_tag(session, name)
-    accepted = remote.client.put_enrolment(name, enrolment, if_match=known, create=known is None)
+    known = if_match or _enrollment_tag(session, name)
+    accepted = remote.client.put_enrollment(name, enrollment, if_match=known, create=known is None)
     remote.await_verdict(accepted, name, session.out)
     session.out.say(name)
     for other in others:
-        as_joined = Enrolment(pool=other.pool, gpus=other.gpus, labels=other.labels)
-        accepted = remote.client.put_enrolment(other.name, as_joined, create=True)
+        as_joined = Enrollment(pool=other.pool, gpus=other.gpus, labels=other.labels)
+        accepted = remote.client.put_enrollment(other.name, as_joined, create=True)
         remote.await_verdict(accepted, other.name, session.out)
         session.out.say(other.name)
     if known is None and name not in [node.name for node in present]:
@@ -204,22 +204,22 @@ def enrol(
 
 
 def _barred_by(
-    name: str, enrolment: Enrolment, nodes: Sequence[Node], present: Sequence[Node]
+    name: str, enrollment: Enrollment, nodes: Sequence[Node], present: Sequence[Node]
 ) -> list[Node]:
     """The nodes that get no new tasks once `name` is enrolled; empty unless it is the first."""
-    if any(node.enrolment is not None for node in nodes):
+    if any(node.enrollment is not None for node in nodes):
         return []
     return [
         node
         for node in present
         # If every enrollment was revoked, the other nodes are barred already.
-        if node.state is not NodeState.BARRED and (node.name != name or not _fits(node, enrolment))
+        if node.state is not NodeState.BARRED and (node.name != name or not _fits(node, enrollment))
     ]
 
 
-def _fits(node: Node, enrolment: Enrolment) -> bool:
+def _fits(node: Node, enrollment: Enrollment) -> bool:
     return covers(
-        *(enrolment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
+        *(enrollment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
     )
 
 
@@ -252,11 +252,11 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _enrolment_tag(session: Session, name: str) -> str | None:
+def _enrollment_tag(session: Session, name: str) -> str | None:
     """The ETag of a node's enrollment; None when it is not enrolled."""
     client = session.remote.client
     try:
-        return f'"{client.enrolment(name).revision}"'
+        return f'"{client.enrollment(name).revision}"'
     except ApiError as error:
         if error.status == 404:
             return None
@@ -272,7 +272,9 @@ def revoke(session: Session, name: str, if_match: str | None) -> None:
     It may join again after it is enrolled again. To let its tasks save their work, drain it first.
     """
     remote = session.remote
-    remote.await_verdict(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
+    remote.await_verdict(
+        remote.client.delete_enrollment(name, if_match=if_match), name, session.out
+    )
     session.out.say(name)
 
 

@@ -261,7 +261,9 @@ NODES: Final = (
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
     Column("SHARES", _share_limits, wide=True),
-    Column("ENROLLED", lambda row: (row.get("enrolment") or {}).get("gpus"), wide=True, right=True),
+    Column(
+        "ENROLLED", lambda row: (row.get("enrollment") or {}).get("gpus"), wide=True, right=True
+    ),
     Column("JOINED", _when("joined_at"), wide=True, right=True),
 )
 

@@ -9,11 +9,11 @@ from yardmaster_schemas.api import (
     CellConfig,
     Department,
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     List,
     NewUser,
     Node,
-    NodeEnrolment,
+    NodeEnrollment,
     NodePatch,
     NodeSlots,
     Pool,
@@ -65,20 +65,25 @@ class OperatorCalls(Connection):
         path = f"/v1/nodes/{quoted(name)}"
         return self._put(f"{path}/slots", slots, if_match or self.etag(path), create=False)
 
-    def enrolment(self, node: str, *, min_position: str | None = None) -> NodeEnrolment:
+    def enrollment(self, node: str, *, min_position: str | None = None) -> NodeEnrollment:
         """The limits of what a node may claim when it joins."""
-        path = f"/v1/nodes/{quoted(node)}/enrolment"
-        return self._get(path, NodeEnrolment, {"min_position": min_position})
+        path = f"/v1/nodes/{quoted(node)}/enrollment"
+        return self._get(path, NodeEnrollment, {"min_position": min_position})
 
-    def put_enrolment(
-        self, node: str, enrolment: Enrolment, *, if_match: str | None = None, create: bool = False
+    def put_enrollment(
+        self,
+        node: str,
+        enrollment: Enrollment,
+        *,
+        if_match: str | None = None,
+        create: bool = False,
     ) -> Accepted:
         """Change what an enrolled node may claim, or with `create` enroll a node."""
-        return self._put(f"/v1/nodes/{quoted(node)}/enrolment", enrolment, if_match, create)
+        return self._put(f"/v1/nodes/{quoted(node)}/enrollment", enrollment, if_match, create)
 
-    def delete_enrolment(self, node: str, *, if_match: str | None = None) -> Accepted:
+    def delete_enrollment(self, node: str, *, if_match: str | None = None) -> Accepted:
         """Revoke a node: its tasks are killed, and it is refused until it is enrolled again."""
-        return self._delete(f"/v1/nodes/{quoted(node)}/enrolment", if_match)
+        return self._delete(f"/v1/nodes/{quoted(node)}/enrollment", if_match)
 
     # --- the cell -------------------------------------------------------------------------------
 

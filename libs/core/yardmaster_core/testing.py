@@ -374,8 +374,10 @@ class Cell:
     def enroll(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
         """Enroll a node; after the first enrollment, nodes without one are refused."""
         revisions = self._revisions.setdefault(f"node/{node}", itertools.count(1))
-        enrolment = req.Enrolment(pool=pool, gpus=gpus, **more)
-        self.admission(adm.NodeEnrolledV1(node=node, enrolment=enrolment, revision=next(revisions)))
+        enrollment = req.Enrollment(pool=pool, gpus=gpus, **more)
+        self.admission(
+            adm.NodeEnrolledV1(node=node, enrollment=enrollment, revision=next(revisions))
+        )
 
     def revoke(self, node: str) -> None:
         """Revoke a node's enrollment."""

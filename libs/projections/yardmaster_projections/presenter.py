@@ -438,7 +438,7 @@ class Presenter:
             incarnation=joined.incarnation if joined is not None else None,
             joined_at=None if joined is None else rfc3339(row.joined_at_ms),
             seen_at=optional_time(await queries.seen_ms(self._store, row.name)),
-            enrolment=row.enrolment,
+            enrollment=row.enrollment,
             disabled_slots=list(row.disabled),
             disabled_reason=row.disabled_reason,
             gpu_milli_reserved=reserved_milli,

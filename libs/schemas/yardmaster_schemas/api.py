@@ -19,7 +19,7 @@ from yardmaster_schemas.events.node_events import Isolation, ShareLimits
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     Kind,
     Layout,
     LogMode,
@@ -59,7 +59,7 @@ __all__ = [
     "Department",
     "DepartmentConfig",
     "End",
-    "Enrolment",
+    "Enrollment",
     "EventRecord",
     "Explain",
     "FieldError",
@@ -70,7 +70,7 @@ __all__ = [
     "List",
     "NewUser",
     "Node",
-    "NodeEnrolment",
+    "NodeEnrollment",
     "NodePatch",
     "NodeSlots",
     "NodeState",
@@ -605,12 +605,12 @@ class Cell(Answer):
     time_ahead_s: int
 
 
-class NodeEnrolment(Answer):
+class NodeEnrollment(Answer):
     """The limits of what a node may claim when it joins."""
 
     node: str
     revision: int
-    enrolment: Enrolment
+    enrollment: Enrollment
 
 
 class Node(Answer):
@@ -638,7 +638,7 @@ class Node(Answer):
     incarnation: str | None
     joined_at: At | None
     seen_at: At | None
-    enrolment: Enrolment | None = None
+    enrollment: Enrollment | None = None
     disabled_slots: list[int] = Field(default_factory=list)
     disabled_reason: str | None = None
     gpu_milli_reserved: int = 0

@@ -217,7 +217,7 @@ class RefusalCode(StrEnum):
     CONTRADICTION = "contradiction"
     NOT_ENROLLED = "not_enrolled"
     CHECKPOINT_NOT_ALLOWED = "checkpoint_not_allowed"
-    BEYOND_ENROLMENT = "beyond_enrolment"
+    BEYOND_ENROLLMENT = "beyond_enrollment"
     NODE_TAKEN = "node_taken"
 
 

@@ -74,7 +74,7 @@ class AssignmentUnreadable(AgentError):
 
 class NotEnrolled(AgentError):
     """Node {node} has no topic ({topic}) after {waited_s} s. Enroll it with `yard nodes
-    enrol {node}`, then start the agent again.
+    enroll {node}`, then start the agent again.
     """
 
     code = "not_enrolled"

@@ -34,8 +34,8 @@ MAX_RECORDS: Final = 1000
 _KEY: Final = TypeAdapter(ReplicaKey)
 #: Advice for the operator after a refused join.
 HINTS: Final = {
-    RefusalCode.NOT_ENROLLED: "enroll it: yard nodes enrol NODE",
-    RefusalCode.BEYOND_ENROLMENT: "enroll it with what it offers, or let its agent offer less",
+    RefusalCode.NOT_ENROLLED: "enroll it: yard nodes enroll NODE",
+    RefusalCode.BEYOND_ENROLLMENT: "enroll it with what it offers, or let its agent offer less",
     RefusalCode.NODE_TAKEN: "another agent runs as NODE, or ran a moment ago: this one ends if the "
     "other sends heartbeats, and joins when the other is lost",
     RefusalCode.STALE_INCARNATION: "its incarnation is over: move the ledger away",

@@ -57,7 +57,7 @@ async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> No
             raise NotEnrolled(node=settings.node, topic=topic.name, waited_s=round(waited_s))
         if not reported:
             reported = True
-            hint = f"yard nodes enrol {settings.node} --pool {settings.pool}"
+            hint = f"yard nodes enroll {settings.node} --pool {settings.pool}"
             if small:
                 hint = f"it has no partition {settings.partition}: `kafka-topics --alter` adds one"
             ports.health.report("topic", f"waits for its topic {topic.name}: {hint}")

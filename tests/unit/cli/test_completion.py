@@ -44,7 +44,7 @@ def test_commands_are_offered_without_importing_them() -> None:
     assert offered("lo") == ["logs", "log", "login"]
     assert offered("nodes", "un") == ["uncordon"]
     assert offered("nodes", "") == [
-        *("cordon", "drain", "enrol", "ls", "revoke", "show", "slots", "uncordon")
+        *("cordon", "drain", "enroll", "ls", "revoke", "show", "slots", "uncordon")
     ]
 
 

@@ -55,4 +55,4 @@ def test_a_template_uses_only_labels_that_the_alarm_has() -> None:
 def test_an_alarm_names_only_codes_of_refusals() -> None:
     named = re.findall(r'code!?=~"([^"]+)"', ALARMS.read_text())
     codes = {code for each in named for code in each.split("|")}
-    assert codes == {RefusalCode.NOT_ENROLLED.value, RefusalCode.BEYOND_ENROLMENT.value}
+    assert codes == {RefusalCode.NOT_ENROLLED.value, RefusalCode.BEYOND_ENROLLMENT.value}

@@ -116,8 +116,8 @@ async def test_submitting_needs_a_role_in_the_project(cell: TestCell, token: str
 OPERATING = [
     ("PATCH", "/v1/nodes/n1", {"state": "cordoned"}),
     ("PUT", "/v1/nodes/n1/slots", {"disabled": [0]}),
-    ("PUT", "/v1/nodes/n1/enrolment", {"pool": "h100", "gpus": 8}),
-    ("DELETE", "/v1/nodes/n1/enrolment", None),
+    ("PUT", "/v1/nodes/n1/enrollment", {"pool": "h100", "gpus": 8}),
+    ("DELETE", "/v1/nodes/n1/enrollment", None),
     ("PUT", "/v1/rules", {"rules": 2}),
     ("PUT", "/v1/pools/p", {"policy": {"name": "priority"}}),
     ("DELETE", "/v1/pools/h100", None),

@@ -12,7 +12,7 @@ from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.reasons import RefusalCode
 
-PATH = "/v1/nodes/n2/enrolment"
+PATH = "/v1/nodes/n2/enrollment"
 NEW = {"If-None-Match": "*"}
 BOUNDS = {"pool": "default", "gpus": 4}
 
@@ -21,14 +21,14 @@ def joined(node: str, **offer: Any) -> NodeJoinedV1:
     return replace(logs.joined(node), **offer)
 
 
-async def enrol(cell: TestCell, node: str, **bounds: Any) -> None:
-    path = f"/v1/nodes/{node}/enrolment"
+async def enroll(cell: TestCell, node: str, **bounds: Any) -> None:
+    path = f"/v1/nodes/{node}/enrollment"
     answer = await cell.call("PUT", path, status=202, json={**BOUNDS, **bounds}, headers=NEW)
     assert await state(cell, answer) == "accepted"
 
 
 async def revoke(cell: TestCell, node: str) -> None:
-    path = f"/v1/nodes/{node}/enrolment"
+    path = f"/v1/nodes/{node}/enrollment"
     answer = await cell.call("DELETE", path, status=202, headers={"If-Match": "*"})
     assert await state(cell, answer) == "accepted"
 
@@ -56,11 +56,11 @@ def scheduling(cell: TestCell) -> ClusterState:
 async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: TestCell) -> None:
     await cell.call("GET", PATH, status=404)
     await cell.call("PUT", PATH, status=428, json=BOUNDS)
-    await enrol(cell, "n2", labels={"rack": "r1"}, keys=["ab" * 32])
+    await enroll(cell, "n2", labels={"rack": "r1"}, keys=["ab" * 32])
     await cell.call("PUT", PATH, status=412, json=BOUNDS, headers=NEW)
     found = await cell.call("GET", PATH)
     assert (found["node"], found["revision"]) == ("n2", 1)
-    assert found["enrolment"]["labels"] == {"rack": "r1"}
+    assert found["enrollment"]["labels"] == {"rack": "r1"}
     first = await tag(cell, PATH)
     changed = {**BOUNDS, "gpus": 2}
     answer = await cell.call("PUT", PATH, status=202, json=changed, headers={"If-Match": first})
@@ -69,7 +69,7 @@ async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: TestCe
     await revoke(cell, "n2")
     await cell.call("GET", PATH, status=404)
     await cell.call("DELETE", PATH, status=404, headers={"If-Match": "*"})
-    await enrol(cell, "n2")
+    await enroll(cell, "n2")
     assert (await cell.call("GET", PATH))["revision"] == 3
 
 
@@ -80,14 +80,14 @@ async def test_an_invalid_enrollment_is_refused(cell: TestCell) -> None:
     assert await state(cell, answer) == "pool_unknown"
     for body in ({"pool": "default"}, {**BOUNDS, "gpus": -1}, {**BOUNDS, "keys": ["x"]}):
         await cell.call("PUT", PATH, status=422, json=body, headers=NEW)
-    await cell.call("PUT", "/v1/nodes/UPPER/enrolment", status=404, json=BOUNDS, headers=NEW)
+    await cell.call("PUT", "/v1/nodes/UPPER/enrollment", status=404, json=BOUNDS, headers=NEW)
 
 
 async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCell) -> None:
-    await enrol(cell, "n2", node_type="h100")
+    await enroll(cell, "n2", node_type="h100")
     node = await cell.call("GET", "/v1/nodes/n2")
     assert (node["state"], node["pool"], node["gpus"]) == ("enrolled", "default", 0)
-    assert (node["joined_at"], node["enrolment"]["gpus"]) == (None, 4)
+    assert (node["joined_at"], node["enrollment"]["gpus"]) == (None, 4)
     listed = await cell.call("GET", "/v1/nodes?state=enrolled")
     assert [one["name"] for one in listed["items"]] == ["n2"]
     await cell.claim(joined("n2", node_type="h100"))
@@ -98,18 +98,18 @@ async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCe
 async def test_nodes_that_joined_before_the_first_enrollment_get_no_new_tasks(
     cell: TestCell,
 ) -> None:
-    await enrol(cell, "n2")
+    await enroll(cell, "n2")
     assert await state_of(cell, "n1") == "barred"
     job = await cell.submit()
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "pending"
-    await enrol(cell, "n1")
+    await enroll(cell, "n1")
     assert await state_of(cell, "n1") == "ready"
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "starting"
 
 
 async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: TestCell) -> None:
-    await enrol(cell, "n1")
-    await enrol(cell, "n2", labels={"rack": "r1"}, address="10.0.0.2", node_type="h100")
+    await enroll(cell, "n1")
+    await enroll(cell, "n2", labels={"rack": "r1"}, address="10.0.0.2", node_type="h100")
     offer = {"pool": "default", "node_type": "h100", "address": "10.0.0.2"}
     for beyond in (
         {"gpus": 5},
@@ -121,7 +121,7 @@ async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: Tes
     ):
         await cell.claim(joined("n2", **{**offer, **beyond}))
     await cell.run_until_idle()
-    assert await refusals(cell) == [(RefusalCode.BEYOND_ENROLMENT, 6)]
+    assert await refusals(cell) == [(RefusalCode.BEYOND_ENROLLMENT, 6)]
     assert await state_of(cell, "n2") == "enrolled"
     await cell.claim(joined("n2", **offer, gpus=3, labels={"rack": "r1"}))
     await cell.run_until_idle()
@@ -131,8 +131,8 @@ async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: Tes
 async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_state(
     cell: TestCell,
 ) -> None:
-    await enrol(cell, "n1")
-    await enrol(cell, "n2")
+    await enroll(cell, "n1")
+    await enroll(cell, "n2")
     before = scheduling(cell)
     pools, nodes, digest = set(before.pools), set(before.nodes), len(before.sources)
     for number in range(300):
@@ -144,13 +144,13 @@ async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_st
     counts = dict.fromkeys(RefusalCode, 0)
     for code, count in await refusals(cell):
         counts[code] += count
-    assert counts[RefusalCode.NOT_ENROLLED] == counts[RefusalCode.BEYOND_ENROLMENT] == 300
+    assert counts[RefusalCode.NOT_ENROLLED] == counts[RefusalCode.BEYOND_ENROLLMENT] == 300
     listed = await cell.call("GET", "/v1/nodes?limit=1000")
     assert [one["name"] for one in listed["items"]] == ["n1", "n2"]
 
 
 async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: TestCell) -> None:
-    await enrol(cell, "n1")
+    await enroll(cell, "n1")
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     await revoke(cell, "n1")
@@ -170,7 +170,7 @@ async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: TestCell) ->
     await cell.joins("n3")
     await cell.run_until_idle()
     await cell.call("GET", "/v1/nodes/n3", status=404)
-    await enrol(cell, "n1")
+    await enroll(cell, "n1")
     await cell.claim(joined("n1", incarnation="f" * 12))
     await cell.run_until_idle()
     assert await state_of(cell, "n1") == "ready"

@@ -266,11 +266,11 @@ async def test_the_scheduler_counts_nodes_under_the_states_that_the_api_shows(
     await change("n3", state="draining", deadline_at="2100-01-01T00:00:00Z")
     for name in ("n1", "n2", "n3", "n4", "later"):
         body = {"pool": "default", "gpus": 4}
-        path, new = f"/v1/nodes/{name}/enrolment", {"If-None-Match": "*"}
+        path, new = f"/v1/nodes/{name}/enrollment", {"If-None-Match": "*"}
         await cell.call("PUT", path, status=202, json=body, headers=new)
         await compare()
     match = {"If-Match": "*"}
-    await cell.call("DELETE", "/v1/nodes/n4/enrolment", status=202, headers=match)
+    await cell.call("DELETE", "/v1/nodes/n4/enrollment", status=202, headers=match)
     await compare()
     await cell.claim(NodeDrainedV1(node="n5", incarnation=logs.incarnation()))
     await cell.run_until_idle()

@@ -99,7 +99,7 @@ async def test_a_dropped_reservation_is_no_longer_shown(cell: TestCell, change: 
         body = {"disabled": [0]}
         await cell.call("PUT", "/v1/nodes/n1/slots", status=202, json=body, headers=match)
     else:
-        path = "/v1/nodes/n1/enrolment"
+        path = "/v1/nodes/n1/enrollment"
         body = {"pool": "default", "gpus": 4}
         await cell.call("PUT", path, status=202, json=body, headers={"If-None-Match": "*"})
         await cell.call("DELETE", path, status=202, headers=match)

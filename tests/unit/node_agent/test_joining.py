@@ -71,8 +71,8 @@ async def quarantine() -> Quarantine:
 
 async def test_the_newest_refusal_of_the_own_join_is_found_once(quarantine: Quarantine) -> None:
     await quarantine.put(JOIN)
-    await quarantine.put(JOIN, RefusalCode.BEYOND_ENROLMENT)
-    assert await quarantine.refusals.poll() is RefusalCode.BEYOND_ENROLMENT
+    await quarantine.put(JOIN, RefusalCode.BEYOND_ENROLLMENT)
+    assert await quarantine.refusals.poll() is RefusalCode.BEYOND_ENROLLMENT
     assert await quarantine.refusals.poll() is None
     await quarantine.put(JOIN)
     assert await quarantine.refusals.poll() is RefusalCode.NOT_ENROLLED

@@ -74,7 +74,7 @@ async def test_an_agent_waits_until_its_node_is_enrolled_and_reports_that(
         assert not looking.done()
         said = waiting.ports.health.reasons["topic"]
         assert "assignments.n1" in said
-        assert "yard nodes enrol n1 --pool default" in said
+        assert "yard nodes enroll n1 --pool default" in said
         waiting.log.shut = False
         await waiting.log.create_topics([assignments("n1")])
         await waiting.seconds(3)
@@ -95,7 +95,7 @@ async def test_an_agent_without_a_topic_ends_with_not_enrolled(tmp_path: Path) -
     waiting = Waiting(tmp_path)
 
     async def fails() -> None:
-        with pytest.raises(NotEnrolled, match="yard nodes enrol n1") as raised:
+        with pytest.raises(NotEnrolled, match="yard nodes enroll n1") as raised:
             await waiting.find()
         assert raised.value.code == "not_enrolled"
 

@@ -30,7 +30,7 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
-from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.events.requests import Enrollment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS, follows
 
@@ -329,13 +329,13 @@ async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -
 
 async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) -> None:
     world = host.world
-    bounds = Enrolment(pool="default", gpus=1)
-    await world.request(NodeEnrolRequestedV1(node="n2", enrolment=bounds))
+    bounds = Enrollment(pool="default", gpus=1)
+    await world.request(NodeEnrolRequestedV1(node="n2", enrollment=bounds))
     await world.run_for_half_a_second()
     async with host.agent(MemoryLedger()):
         await host.until(lambda: bool(host.said("join_refused")))
-        assert "yard nodes enrol n1" in host.health.reasons["node"]
-        await world.request(NodeEnrolRequestedV1(node="n1", enrolment=bounds))
+        assert "yard nodes enroll n1" in host.health.reasons["node"]
+        await world.request(NodeEnrolRequestedV1(node="n1", enrollment=bounds))
         await host.until(lambda: not host.health.reasons)
         await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))

@@ -452,11 +452,11 @@ async def test_a_node_is_cordoned_drained_and_taken_back() -> None:
     assert (await node(store)).state is NodeState.READY
 
 
-def enrol(log: LogBuilder, name: str, revision: int = 1, gpus: int = 8) -> None:
-    enrolment = r.Enrolment(pool="default", gpus=gpus)
+def enroll(log: LogBuilder, name: str, revision: int = 1, gpus: int = 8) -> None:
+    enrollment = r.Enrollment(pool="default", gpus=gpus)
     log.judged(
-        r.NodeEnrolRequestedV1(node=name, enrolment=enrolment),
-        a.NodeEnrolledV1(node=name, enrolment=enrolment, revision=revision),
+        r.NodeEnrolRequestedV1(node=name, enrollment=enrollment),
+        a.NodeEnrolledV1(node=name, enrollment=enrollment, revision=revision),
     )
 
 
@@ -494,30 +494,30 @@ async def test_a_reservation_is_on_each_of_its_nodes_until_it_is_dropped_or_star
     assert (await task(store)).reserved is None
 
 
-async def test_the_first_enrolment_bars_those_who_are_here_and_not_enrolled() -> None:
+async def test_the_first_enrollment_bars_those_who_are_here_and_not_enrolled() -> None:
     log = cell()
     followed = Followed(log)
-    enrol(log, "n2")
+    enroll(log, "n2")
     store = await followed.catch_up()
     assert [(await node(store, n)).state for n in ("n1", "n2")] == [
         NodeState.BARRED,
         NodeState.ENROLLED,
     ]
-    enrol(log, "n1", gpus=1)
+    enroll(log, "n1", gpus=1)
     await followed.catch_up()
     assert (await node(store)).state is NodeState.BARRED, "it has more than it may"
-    enrol(log, "n1", revision=2)
+    enroll(log, "n1", revision=2)
     log.claim(logs.joined("n2"))
     log.scheduler.cycle()
     await followed.catch_up()
     assert [(await node(store, n)).state for n in ("n1", "n2")] == [NodeState.READY] * 2
     row = await node(store)
-    assert (row.enrolment_revision, row.enrolment) == (2, r.Enrolment(pool="default", gpus=8))
+    assert (row.enrollment_revision, row.enrollment) == (2, r.Enrollment(pool="default", gpus=8))
 
 
-async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrolments_is_barred() -> None:
+async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrollments_is_barred() -> None:
     log = cell()
-    enrol(log, "n1")
+    enroll(log, "n1")
     log.claim(logs.joined("n2"))
     log.scheduler.cycle()
     assert (await node(await viewed(log), "n2")).state is NodeState.BARRED
@@ -526,7 +526,7 @@ async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrolments_i
 async def test_a_revoked_node_has_that_state_until_it_is_enrolled_and_joins_again() -> None:
     log = cell()
     followed = Followed(log)
-    enrol(log, "n1")
+    enroll(log, "n1")
     revoke(log, "n1")
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.REVOKED
@@ -540,7 +540,7 @@ async def test_a_revoked_node_has_that_state_until_it_is_enrolled_and_joins_agai
     )
     await followed.catch_up()
     assert (await node(store)).state is NodeState.REVOKED
-    enrol(log, "n1", revision=2)
+    enroll(log, "n1", revision=2)
     await followed.catch_up()
     assert (await node(store)).state is NodeState.LOST
     log.claim(logs.joined("n1", life=2))

@@ -43,7 +43,7 @@ from yardmaster_schemas.events.decisions import (
     TaskRequeuedV1,
 )
 from yardmaster_schemas.events.machine import CycleCommittedV1
-from yardmaster_schemas.events.requests import CancelRequestedV1, Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.events.requests import CancelRequestedV1, Enrollment, NodeEnrolRequestedV1
 from yardmaster_schemas.instants import LAST_MS, rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.resources import Resources
@@ -172,8 +172,8 @@ async def test_an_enrolled_node_has_its_topic_before_it_joins_and_an_unknown_one
     world = World(tmp_path)
     await world.create()
     async with world.running():
-        enrolment = Enrolment(pool="default", gpus=2)
-        await world.request(NodeEnrolRequestedV1(node="n1", enrolment=enrolment))
+        enrollment = Enrollment(pool="default", gpus=2)
+        await world.request(NodeEnrolRequestedV1(node="n1", enrollment=enrollment))
         assert await world.relayed("n1", 0) == []
         await world.claim(joined("n9", 2))
         await world.run_for_half_a_second()

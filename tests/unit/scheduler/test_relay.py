@@ -43,7 +43,7 @@ from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     TaskEndedV1,
 )
-from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.events.requests import Enrollment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
 from yardmaster_schemas.topics import TOPICS, Topic, assignments
@@ -221,13 +221,13 @@ async def test_nodes_that_join_get_a_topic_before_a_task_is_placed_there(rig: Ri
 
 async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(rig: Rig) -> None:
     relay = rig.relay()
-    enrolment = Enrolment(pool="default", gpus=8)
+    enrollment = Enrollment(pool="default", gpus=8)
     async with running(relay, []):
         await idle(rig)
         rig.builder.request(log_created())
         rig.builder.judged(
-            NodeEnrolRequestedV1(node="new", enrolment=enrolment),
-            NodeEnrolledV1(node="new", enrolment=enrolment, revision=1),
+            NodeEnrolRequestedV1(node="new", enrollment=enrollment),
+            NodeEnrolledV1(node="new", enrollment=enrollment, revision=1),
         )
         verdict = rig.builder.of("admissions")[-2]
         assert verdict.envelope is not None

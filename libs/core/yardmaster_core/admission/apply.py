@@ -310,7 +310,7 @@ def _node_enrolled_v1(
     state: AdmissionState, verdict: a.NodeEnrolledV1, request: r.NodeEnrolRequestedV1
 ) -> None:
     _follows(verdict, verdict.revision, state.enrolled.get(verdict.node))
-    state.put_enrolled(verdict.node, Enrolled(verdict.enrolment, verdict.revision))
+    state.put_enrolled(verdict.node, Enrolled(verdict.enrollment, verdict.revision))
 
 
 def _node_revoked_v1(
@@ -386,7 +386,7 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], VerdictApplier]
         ("node", "disabled", "stop"),
         _node_slots_changed_v1,
     ),
-    a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
+    a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrollment"), _node_enrolled_v1),
     a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
     a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),
     u.RoleGrantedV1: (u.RoleGrantRequestedV1, ("principal",), _access_changed_v1),

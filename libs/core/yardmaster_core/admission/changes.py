@@ -402,9 +402,9 @@ def judge_enrollment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> 
     known = 0 if row is None or row.revoked else row.revision
     return (
         _stale(request, request.if_revision, known)
-        or _unknown_pool(state, request, (request.enrolment.pool,))
+        or _unknown_pool(state, request, (request.enrollment.pool,))
         or a.NodeEnrolledV1(
-            node=request.node, enrolment=request.enrolment, revision=_revision(row) + 1
+            node=request.node, enrollment=request.enrollment, revision=_revision(row) + 1
         )
     )
 

@@ -30,7 +30,7 @@ from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     PoolConfig,
     ProjectConfig,
 )
@@ -107,8 +107,8 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     for name, deadline in dumped["nodes"].items():
         state.nodes.put(name, Node(deadline))
     for name, (config, revision, revoked) in dumped["enrolled"].items():
-        enrolment = plain.load(Enrolment, config)
-        state.put_enrolled(name, Enrolled(enrolment, int(revision), revoked is True))
+        enrollment = plain.load(Enrollment, config)
+        state.put_enrolled(name, Enrolled(enrollment, int(revision), revoked is True))
     for name, row in dumped["users"].items():
         state.put_user(name, _load_user(row))
     for name, row in dumped["jobs"].items():

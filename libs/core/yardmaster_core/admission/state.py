@@ -19,7 +19,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     LogMode,
     PoolConfig,
     ProjectConfig,
@@ -91,7 +91,7 @@ class Node:
 class Enrolled:
     """The enrollment of a node; `revision` counts from 1, also across revocations."""
 
-    config: Enrolment
+    config: Enrollment
     revision: int
     revoked: bool = False
 

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.node_events import (
 )
 from yardmaster_schemas.events.requests import (
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     PoolConfig,
     ProjectConfig,
 )
@@ -130,7 +130,7 @@ class Cluster:
         self.disabled: dict[str, tuple[int, ...]] = {}
         self.stopping_slots: dict[str, tuple[int, ...]] = {}
         #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
-        self.enrolled: dict[str, Enrolment | None] = {}
+        self.enrolled: dict[str, Enrollment | None] = {}
         self.pools: dict[str, PoolConfig] = {}
         self.projects: dict[str, ProjectConfig] = {}
         self.departments: dict[str, DepartmentConfig] = {}
@@ -221,7 +221,7 @@ class Cluster:
                 self.disabled[body.node] = body.disabled
                 self.stopping_slots[body.node] = body.disabled if body.stop else ()
             case NodeEnrolledV1():
-                self.enrolled[body.node] = body.enrolment
+                self.enrolled[body.node] = body.enrollment
             case NodeRevokedV1():
                 self.enrolled[body.node] = None
                 self.drains[body.node] = self.now_ms
@@ -281,19 +281,19 @@ class Cluster:
         """How the current incarnation of a node exceeds its enrollment, or None."""
         if not self.enrolled:
             return None
-        node, enrolment = self.nodes[name], self.enrolled.get(name)
-        if enrolment is None:
+        node, enrollment = self.nodes[name], self.enrolled.get(name)
+        if enrollment is None:
             return f"node {name} is {'revoked' if name in self.enrolled else 'not enrolled'}"
         for what, offered, most in (
-            ("pool", node.pool, enrolment.pool),
-            ("node_type", node.node_type, enrolment.node_type or node.node_type),
-            ("address", node.address, enrolment.address or node.address),
+            ("pool", node.pool, enrollment.pool),
+            ("node_type", node.node_type, enrollment.node_type or node.node_type),
+            ("address", node.address, enrollment.address or node.address),
         ):
             if offered != most:
                 return f"node {name}: {what} {offered}, enrolled with {most}"
-        if node.gpus > enrolment.gpus:
-            return f"node {name}: {node.gpus} GPUs, enrolled with {enrolment.gpus}"
-        labels = sorted(node.labels.items() - enrolment.labels.items())
+        if node.gpus > enrollment.gpus:
+            return f"node {name}: {node.gpus} GPUs, enrolled with {enrollment.gpus}"
+        labels = sorted(node.labels.items() - enrollment.labels.items())
         return f"node {name}: labels {labels[:8]} are not enrolled" if labels else None
 
     def _placed(self, body: Any) -> Attempt | None:

@@ -200,10 +200,10 @@ def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Det
     data = envelope.data
     first = draft.find(CountersRow, ENROLLED) is None
     node = draft.find(NodeRow, data.node) or NodeRow(name=data.node)
-    if not node.enrolment_revision:
-        draft.enrol()
+    if not node.enrollment_revision:
+        draft.enroll()
     draft.change_node(
-        node, enrolment=data.enrolment, enrolment_revision=data.revision, revoked=False
+        node, enrollment=data.enrollment, enrollment_revision=data.revision, revoked=False
     )
     # The first enrollment closes the cell, also to nodes that joined already.
     here = draft.having(NodeRow, ("listed", "yes")) if first else []
@@ -216,7 +216,7 @@ def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Det
 def _node_revoked_v1(draft: Draft, envelope: Envelope[a.NodeRevokedV1], _: Details) -> None:
     node = draft.need(NodeRow, envelope.data.node, envelope.type)
     draft.change_node(
-        node, enrolment=None, revoked=True, barred=node.joined is not None, rejoined=None
+        node, enrollment=None, revoked=True, barred=node.joined is not None, rejoined=None
     )
 
 

@@ -159,7 +159,7 @@ class Draft:
         found = [self.find(kind, row.key) for row in self._view.having(kind, facet)]
         return [row for row in found if row is not None]
 
-    def enrol(self) -> None:
+    def enroll(self) -> None:
         """Count a node that was enrolled for the first time."""
         self._of(ENROLLED).nodes += 1
 

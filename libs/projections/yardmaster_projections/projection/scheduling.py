@@ -75,11 +75,11 @@ def _install(draft: Draft, node: NodeRow, joined: n.NodeJoinedV1) -> None:
 
 def barred(node: NodeRow) -> bool:
     """Whether a node of a closed cell has joined and its enrollment does not cover its offer."""
-    joined, enrolment = node.joined, node.enrolment
+    joined, enrollment = node.joined, node.enrollment
     if joined is None:
         return False
     offer = (joined.pool, joined.gpus, joined.node_type, joined.labels, joined.address)
-    return enrolment is None or not covers(enrolment, *offer)
+    return enrollment is None or not covers(enrollment, *offer)
 
 
 def _node_drained_v1(draft: Draft, envelope: Envelope[n.NodeDrainedV1], _: object) -> None:

@@ -11,7 +11,7 @@ from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import (
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     PoolConfig,
     ProjectConfig,
 )
@@ -36,8 +36,8 @@ class NodeRow(Row):
     disabled: tuple[int, ...] = ()
     disabled_reason: str | None = None
     #: The limits of what the node may claim; None: it was not enrolled, or was `revoked`.
-    enrolment: Enrolment | None = None
-    enrolment_revision: int = 0
+    enrollment: Enrollment | None = None
+    enrollment_revision: int = 0
     revoked: bool = False
     #: It gets no new tasks, because its enrollment does not cover its offer.
     barred: bool = False
@@ -59,9 +59,9 @@ class NodeRow(Row):
         return self.name
 
     @property
-    def offer(self) -> NodeJoinedV1 | Enrolment | None:
+    def offer(self) -> NodeJoinedV1 | Enrollment | None:
         """Its offer, else its enrollment; None for a node that is only named by a request."""
-        return self.joined or self.enrolment
+        return self.joined or self.enrollment
 
     @property
     def state(self) -> NodeState:
@@ -72,7 +72,7 @@ class NodeRow(Row):
             return NodeState.LOST
         if self.left:
             return NodeState.GONE
-        if self.joined is None and self.enrolment is not None:
+        if self.joined is None and self.enrollment is not None:
             return NodeState.ENROLLED
         if self.barred:
             return NodeState.BARRED

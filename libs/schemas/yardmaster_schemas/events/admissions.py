@@ -13,7 +13,7 @@ from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
     DetailsRef,
-    Enrolment,
+    Enrollment,
     ExitZero,
     Kind,
     Layout,
@@ -285,7 +285,7 @@ class NodeEnrolledV1(Event):
     """
 
     node: Name
-    enrolment: Enrolment
+    enrollment: Enrollment
     revision: Positive
 
 

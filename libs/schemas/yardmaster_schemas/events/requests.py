@@ -481,7 +481,7 @@ class CellConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enrolment:
+class Enrollment:
     """The limits of a node that joins."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -510,7 +510,7 @@ class Enrolment:
 
 #: The configurations, whose fields have their texts (`abouts`).
 CONFIGURATIONS: Final = (
-    *(PolicyRef, PoolConfig, Quota, DepartmentConfig, ProjectConfig, CellConfig, Enrolment),
+    *(PolicyRef, PoolConfig, Quota, DepartmentConfig, ProjectConfig, CellConfig, Enrollment),
 )
 
 
@@ -714,7 +714,7 @@ class NodeEnrolRequestedV1(Event):
     """A request to let a node join within these limits; revision 0: it must not be enrolled."""
 
     node: Name
-    enrolment: Enrolment
+    enrollment: Enrollment
     if_revision: Count | None = None
 
 

@@ -20,7 +20,7 @@ from yardmaster_schemas.api import (
     CancelBody,
     CellConfig,
     DepartmentConfig,
-    Enrolment,
+    Enrollment,
     HoldBody,
     JobPatch,
     JobSpec,
@@ -62,7 +62,7 @@ BODIES: Final[Mapping[type, Json]] = {
     DepartmentConfig: {"quotas": {"default": {"limit_milli": 32_000}}},
     ProjectConfig: {"department": "default", "limit_milli": 8000},
     Quota: {"limit_milli": 8000},
-    Enrolment: {"pool": "default", "gpus": 8},
+    Enrollment: {"pool": "default", "gpus": 8},
 }
 
 

@@ -1,4 +1,4 @@
-"""`/v1/nodes/{name}/enrolment`: which nodes may join the cluster, and with which resources."""
+"""`/v1/nodes/{name}/enrollment`: which nodes may join the cluster, and with which resources."""
 
 from typing import Annotated
 
@@ -21,26 +21,28 @@ from yardmaster_gateway.http.writes import (
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_gateway.routes.object_router import CONFIGURE_RESPONSES
 from yardmaster_projections.rows import NodeRow
-from yardmaster_schemas.api import Accepted, Enrolment, NodeEnrolment
+from yardmaster_schemas.api import Accepted, Enrollment, NodeEnrollment
 from yardmaster_schemas.events.requests import NodeEnrolRequestedV1, NodeRevokeRequestedV1
 
 router = APIRouter(tags=["nodes"])
 
 
-async def _find(read: ReadContext, name: str) -> NodeEnrolment | None:
+async def _find(read: ReadContext, name: str) -> NodeEnrollment | None:
     row = await read.store.get(NodeRow, name)
-    if row is None or row.enrolment is None:
+    if row is None or row.enrollment is None:
         return None
-    return NodeEnrolment(node=row.name, revision=row.enrolment_revision, enrolment=row.enrolment)
+    return NodeEnrollment(
+        node=row.name, revision=row.enrollment_revision, enrollment=row.enrollment
+    )
 
 
 @router.get(
-    "/nodes/{name}/enrolment",
-    operation_id="read_enrolment",
-    response_model=NodeEnrolment,
+    "/nodes/{name}/enrollment",
+    operation_id="read_enrollment",
+    response_model=NodeEnrollment,
     responses=problem_responses("not_found"),
 )
-async def read_enrolment(read: Read, response: Response, name: str) -> NodeEnrolment:
+async def read_enrollment(read: Read, response: Response, name: str) -> NodeEnrollment:
     """Show what a node may claim when it joins."""
     found = await _find(read, name)
     if found is None:
@@ -50,11 +52,11 @@ async def read_enrolment(read: Read, response: Response, name: str) -> NodeEnrol
 
 
 @router.put(
-    "/nodes/{name}/enrolment",
+    "/nodes/{name}/enrollment",
     operation_id="enrol_node",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=request_body(Enrolment),
+    openapi_extra=request_body(Enrollment),
     responses=CONFIGURE_RESPONSES,
 )
 async def enrol_node(
@@ -62,7 +64,7 @@ async def enrol_node(
     response: Response,
     origin: Origin,
     name: str,
-    enrolment: Annotated[Enrolment, Depends(body_of(Enrolment))],
+    enrollment: Annotated[Enrollment, Depends(body_of(Enrollment))],
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Accepted:
@@ -75,12 +77,12 @@ async def enrol_node(
     known = await _find(read, node)
     current = known.revision if known is not None else None
     found = check_condition(f"the enrollment of node {node}", current, if_match, if_none_match)
-    event = NodeEnrolRequestedV1(node=node, enrolment=enrolment, if_revision=as_revision(found))
+    event = NodeEnrolRequestedV1(node=node, enrollment=enrollment, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, node)], origin, response)
 
 
 @router.delete(
-    "/nodes/{name}/enrolment",
+    "/nodes/{name}/enrollment",
     operation_id="revoke_node",
     status_code=202,
     response_model=Accepted,

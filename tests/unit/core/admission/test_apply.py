@@ -122,8 +122,8 @@ def test_a_verdict_that_does_not_answer_the_first_request_is_impossible(request_
         (r.NodeUncordonRequestedV1(node="a"), a.NodeUncordonedV1(node="a")),
         (r.NodeRevokeRequestedV1(node="a"), a.NodeRevokedV1(node="a")),
         (
-            r.NodeEnrolRequestedV1(node="a", enrolment=r.Enrolment(pool="default", gpus=1)),
-            a.NodeEnrolledV1(node="a", enrolment=r.Enrolment(pool="default", gpus=1), revision=2),
+            r.NodeEnrolRequestedV1(node="a", enrollment=r.Enrollment(pool="default", gpus=1)),
+            a.NodeEnrolledV1(node="a", enrollment=r.Enrollment(pool="default", gpus=1), revision=2),
         ),
     ],
     ids=lambda e: type(e).__name__,

@@ -343,11 +343,11 @@ def test_slots_of_any_node_are_disabled_as_requested():
 # Enrollment -----------------------------------------------------------------------------------
 
 
-def enrol(
+def enroll(
     node: str = "gpu-07", if_revision: int | None = None, **bounds: Any
 ) -> r.NodeEnrolRequestedV1:
-    enrolment = r.Enrolment(**{"pool": "default", "gpus": 8, **bounds})
-    return r.NodeEnrolRequestedV1(node=node, enrolment=enrolment, if_revision=if_revision)
+    enrollment = r.Enrollment(**{"pool": "default", "gpus": 8, **bounds})
+    return r.NodeEnrolRequestedV1(node=node, enrollment=enrollment, if_revision=if_revision)
 
 
 def revoke(node: str = "gpu-07", if_revision: int | None = None) -> r.NodeRevokeRequestedV1:
@@ -356,35 +356,35 @@ def revoke(node: str = "gpu-07", if_revision: int | None = None) -> r.NodeRevoke
 
 def test_a_node_is_enrolled_as_requested_with_the_next_revision():
     desk = Desk(*CELL_SETUP)
-    request = enrol(labels={"rack": "r1"}, keys=("ab" * 32,), address="10.0.0.7")
+    request = enroll(labels={"rack": "r1"}, keys=("ab" * 32,), address="10.0.0.7")
     assert desk.one(request) == a.NodeEnrolledV1(
-        node="gpu-07", enrolment=request.enrolment, revision=1
+        node="gpu-07", enrollment=request.enrollment, revision=1
     )
-    assert desk.one(enrol(gpus=4)).revision == 2
+    assert desk.one(enroll(gpus=4)).revision == 2
 
 
 def test_a_node_is_enrolled_only_into_an_existing_pool():
-    verdict = refused(Desk(*CELL_SETUP).one(enrol(pool="h100")), AdmissionCode.POOL_UNKNOWN)
+    verdict = refused(Desk(*CELL_SETUP).one(enroll(pool="h100")), AdmissionCode.POOL_UNKNOWN)
     assert verdict.about == "h100"
 
 
 def test_the_second_enrollment_on_the_same_revision_is_refused():
     desk = Desk(*CELL_SETUP)
-    assert desk.one(enrol(if_revision=0)).revision == 1
+    assert desk.one(enroll(if_revision=0)).revision == 1
     refused(
-        desk.one(enrol(if_revision=0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0
+        desk.one(enroll(if_revision=0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0
     )
-    assert desk.one(enrol(if_revision=1)).revision == 2
+    assert desk.one(enroll(if_revision=1)).revision == 2
     refused(
         desk.one(revoke(if_revision=1)), AdmissionCode.VERSION_MISMATCH, revision=2, if_revision=1
     )
 
 
 def test_a_node_is_revoked_once_and_may_be_enrolled_again():
-    desk = Desk(*CELL_SETUP, enrol())
+    desk = Desk(*CELL_SETUP, enroll())
     assert desk.one(revoke()) == a.NodeRevokedV1(node="gpu-07")
     refused(desk.one(revoke()), AdmissionCode.NODE_UNKNOWN)
-    again = desk.one(enrol(if_revision=0))
+    again = desk.one(enroll(if_revision=0))
     assert again.revision == 2, "an ETag of before must not fit what came after"
 
 
@@ -393,10 +393,10 @@ def test_a_node_that_was_never_enrolled_cannot_be_revoked():
 
 
 def test_a_pool_is_in_use_until_its_enrolled_nodes_are_revoked_or_moved():
-    desk = Desk(*CELL_SETUP, pool("a"), pool("b"), enrol(pool="a"))
+    desk = Desk(*CELL_SETUP, pool("a"), pool("b"), enroll(pool="a"))
     delete_a, delete_b = (r.PoolDeletionRequestedV1(pool=name) for name in "ab")
     refused(desk.one(delete_a), AdmissionCode.IN_USE, uses=1)
-    desk.one(enrol(pool="b"))
+    desk.one(enroll(pool="b"))
     assert desk.one(delete_a) == a.PoolDeletedV1(pool="a")
     refused(desk.one(delete_b), AdmissionCode.IN_USE, uses=1)
     desk.one(revoke())

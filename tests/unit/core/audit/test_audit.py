@@ -62,7 +62,7 @@ from yardmaster_schemas.events.machine import SnapshotTakenV1
 from yardmaster_schemas.events.node_events import NodeDrainedV1, ReplicaRef
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
-    Enrolment,
+    Enrollment,
     EraseRequestedV1,
     Fence,
     NodeDrainRequestedV1,
@@ -556,11 +556,11 @@ def test_s3_a_replaced_node_frees_its_slots(log: LogBuilder) -> None:
 # S4
 
 
-def enrol(log: LogBuilder, node: str, gpus: int = 4, **bounds: Any) -> None:
-    enrolment = Enrolment(pool="default", gpus=gpus, **bounds)
+def enroll(log: LogBuilder, node: str, gpus: int = 4, **bounds: Any) -> None:
+    enrollment = Enrollment(pool="default", gpus=gpus, **bounds)
     log.judged(
-        NodeEnrolRequestedV1(node=node, enrolment=enrolment),
-        NodeEnrolledV1(node=node, enrolment=enrolment, revision=1),
+        NodeEnrolRequestedV1(node=node, enrollment=enrollment),
+        NodeEnrolledV1(node=node, enrollment=enrollment, revision=1),
     )
 
 
@@ -577,28 +577,28 @@ def revoke(log: LogBuilder, node: str) -> None:
     ],
 )
 def test_s3_an_accepted_join_beyond_its_enrollment(log: LogBuilder, bounds: Any, word: str) -> None:
-    enrol(log, "n9", **bounds)
+    enroll(log, "n9", **bounds)
     log.claim(joined("n9"))
     log.scheduler.cycle()
     expect_one(log, "S3", word, topic="node-events")
 
 
 def test_s3_an_accepted_join_of_an_unknown_node_in_a_closed_cell(log: LogBuilder) -> None:
-    enrol(log, "n1")
+    enroll(log, "n1")
     log.claim(joined("n9"))
     log.scheduler.cycle()
     expect_one(log, "S3", "n9 is not enrolled: expected its join refused", topic="node-events")
 
 
 def test_s3_a_placement_on_a_node_that_its_enrollment_does_not_cover(log: LogBuilder) -> None:
-    enrol(log, "n1")
+    enroll(log, "n1")
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n2", 0)))
     expect_one(log, "S3", "node n2 is not enrolled")
 
 
 def test_s3_a_node_that_its_enrollment_covers_is_correct(log: LogBuilder) -> None:
-    enrol(log, "n1")
+    enroll(log, "n1")
     admit(log, JOB)
     run(log, A, placed("n1", 0))
     finish(log, A, placed("n1", 0))
@@ -608,7 +608,7 @@ def test_s3_a_node_that_its_enrollment_covers_is_correct(log: LogBuilder) -> Non
 
 def test_s3_only_a_revoked_node_is_lost_as_revoked(log: LogBuilder) -> None:
     for name in ("n1", "n2"):
-        enrol(log, name)
+        enroll(log, name)
     revoke(log, "n1")
     log.scheduler.cycle(lost("n1", cause=LossCause.REVOKED))
     assert not found(log)
@@ -621,7 +621,7 @@ def test_s4_a_revoked_node_is_not_lost_while_its_tasks_have_a_fence(
     log: LogBuilder, fence: Fence
 ) -> None:
     for name in ("n1", "n2"):
-        enrol(log, name)
+        enroll(log, name)
     pool = pool_configured(revision=2, node_timeout_s=60, fence=fence)
     log.judged(PoolChangeRequestedV1(pool="default", config=pool.config), pool)
     admit(log, JOB)
@@ -637,7 +637,7 @@ def test_s4_a_revoked_node_is_not_lost_while_its_tasks_have_a_fence(
 
 def test_s10_tasks_of_a_revoked_node_are_stopped_at_once(log: LogBuilder) -> None:
     for name in ("n1", "n2"):
-        enrol(log, name)
+        enroll(log, name)
     admit(log, JOB, preemptible=False)
     run(log, A, placed("n1", 0))
     revoke(log, "n1")

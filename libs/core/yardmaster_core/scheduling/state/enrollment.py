@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_schemas.events.node_events import NodeJoinedV1
-from yardmaster_schemas.events.requests import Enrolment
+from yardmaster_schemas.events.requests import Enrollment
 from yardmaster_schemas.reasons import RefusalCode
 
 
@@ -22,7 +22,7 @@ class Enrolled:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.config: Enrolment | None = None
+        self.config: Enrollment | None = None
         self.revision = 0
         self.hash = 0
 
@@ -41,7 +41,7 @@ def join_refusal(enrolled: Mapping[str, Enrolled], event: NodeJoinedV1) -> Refus
     within = covers(
         row.config, event.pool, event.gpus, event.node_type, event.labels, event.address
     )
-    return None if within else RefusalCode.BEYOND_ENROLMENT
+    return None if within else RefusalCode.BEYOND_ENROLLMENT
 
 
 def is_barred(enrolled: Mapping[str, Enrolled], node: Node, pool: str) -> bool:
@@ -55,18 +55,18 @@ def is_barred(enrolled: Mapping[str, Enrolled], node: Node, pool: str) -> bool:
 
 
 def covers(
-    enrolment: Enrolment,
+    enrollment: Enrollment,
     pool: str,
     gpus: int,
     node_type: str,
     labels: Mapping[str, str],
     address: str,
 ) -> bool:
-    """Whether `enrolment` allows a node to offer this."""
+    """Whether `enrollment` allows a node to offer this."""
     return (
-        pool == enrolment.pool
-        and gpus <= enrolment.gpus
-        and enrolment.node_type in (None, node_type)
-        and enrolment.address in (None, address)
-        and all(enrolment.labels.get(key) == value for key, value in labels.items())
+        pool == enrollment.pool
+        and gpus <= enrollment.gpus
+        and enrollment.node_type in (None, node_type)
+        and enrollment.address in (None, address)
+        and all(enrollment.labels.get(key) == value for key, value in labels.items())
     )

@@ -30,7 +30,7 @@ from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, Sh
 from yardmaster_schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
-    Enrolment,
+    Enrollment,
     PoolConfig,
     ProjectConfig,
 )
@@ -295,7 +295,7 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     for row in dump["enrolled"]:
         enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
         enrolled.revision = row["revision"]
-        enrolled.config = _maybe(Enrolment, row["config"])
+        enrolled.config = _maybe(Enrollment, row["config"])
     for row in dump["nodes"]:
         _load_node(state, row)
     waiting: list[Task] = []

@@ -70,7 +70,7 @@ def test_a_node_joins_only_within_its_enrollment(offer: dict[str, Any]) -> None:
     cell.enroll("n2", gpus=2, node_type="any", address="127.0.0.1", labels={"rack": "r1"})
     cell.node("n2", **{"gpus": 2, **offer})
     cell.cycle()
-    assert refusals(cell) == [RefusalCode.BEYOND_ENROLMENT]
+    assert refusals(cell) == [RefusalCode.BEYOND_ENROLLMENT]
     assert "side" not in cell.state.pools
     cell.node("n2", gpus=1, labels={"rack": "r1"})
     cell.cycle()

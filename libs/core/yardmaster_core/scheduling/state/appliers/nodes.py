@@ -81,7 +81,7 @@ def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> 
         row = state.enrolled[event.node] = Enrolled(event.node)
     elif event.revision <= row.revision:
         return  # a repeat
-    row.config = event.enrolment
+    row.config = event.enrollment
     row.revision = event.revision
     state.dirty[row] = None
     node = state.nodes.get(event.node)
