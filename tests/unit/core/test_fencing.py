@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.logs import LogBuilder, allocated, placed, pool_configured
 from tests.unit.core.admission import desk as quota
-from tests.unit.core.audit.test_audit import JOB, A, admit, expect_one, silent
-from tests.unit.core.audit.test_audit import log as log
-from tests.unit.core.audit.test_audit import lost as node_lost
+from tests.unit.core.audit.cell_log import JOB, A, admit, cell_log, expect_one, silent
+from tests.unit.core.audit.cell_log import lost as node_lost
 from tests.unit.core.scheduling.reading import kinds, only, running
 from yardmaster_core import fencing
 from yardmaster_core.testing import Cell
@@ -22,6 +21,11 @@ from yardmaster_schemas.reasons import AdmissionCode
 #: The agent's kill may be a second late (its runner's), and clocks differ by a hundredth.
 LATE_S = 1.0
 RATE = 0.995
+
+
+@pytest.fixture
+def log() -> LogBuilder:
+    return cell_log()
 
 
 def config(timeout_s: int, fence: Fence = Fence.KILL) -> PoolConfig:

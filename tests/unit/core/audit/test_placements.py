@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.logs import LogBuilder, allocated, joined, placed, pool_configured, released
-from tests.unit.core.audit.test_audit import (
+from tests.unit.core.audit.cell_log import (
     GANG,
     JOB,
     OTHER,
@@ -14,7 +14,6 @@ from tests.unit.core.audit.test_audit import (
     admit,
     expect_one,
     found,
-    log,
     run,
     stopped,
 )
@@ -26,8 +25,6 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import StopCode
 from yardmaster_schemas.resources import Resources
-
-__all__ = ["log"]
 
 
 def eight(gpus: int = 8) -> dict[str, Any]:

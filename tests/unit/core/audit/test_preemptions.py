@@ -1,0 +1,151 @@
+"""S7: what a task may be preempted for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.logs import (
+    LogBuilder,
+    allocated,
+    exited,
+    placed,
+    released,
+)
+from tests.unit.core.audit.cell_log import (
+    JOB,
+    OTHER,
+    A,
+    B,
+    admit,
+    expect_one,
+    finish,
+    found,
+    preempted,
+    requeued,
+    run,
+)
+from yardmaster_schemas.events.admissions import (
+    PriorityChangedV1,
+)
+from yardmaster_schemas.events.decisions import (
+    PreemptionRequestedV1,
+    TaskRequeuedV1,
+)
+from yardmaster_schemas.events.requests import (
+    PriorityChangeRequestedV1,
+)
+from yardmaster_schemas.reasons import (
+    PolicyStop,
+)
+
+
+@pytest.mark.parametrize(
+    ("stop", "word"),
+    [
+        ({"for_task": None}, "without naming a beneficiary"),
+        ({"for_task": "zzzzzzzzzzzz.0"}, "cannot use its slots"),
+        ({"for_task": A}, "cannot use its slots"),
+    ],
+)
+def test_s7_a_preemption_without_a_beneficiary(log: LogBuilder, stop: Any, word: str) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A, **stop))
+    expect_one(log, "S7", word)
+
+
+def preempted_by_policy(log: LogBuilder, for_task: str | None) -> PreemptionRequestedV1:
+    """Preempt task `A` in a cycle one second later, by a policy that no schema knows."""
+    return PreemptionRequestedV1(
+        task_id=A,
+        attempt=1,
+        nodes=("n1",),
+        stop=PolicyStop(policy="toy", rule="drawn", for_task=for_task, numbers={"dice": 6}),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + 61_000,
+    )
+
+
+def test_a_preemption_by_a_policy_that_no_schema_knows_is_sound(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted_by_policy(log, B))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(TaskRequeuedV1(task_id=A, attempt=1, code="toy", restarts=0))
+    assert found(log) == ()
+
+
+def test_s7_a_preemption_by_a_policy_without_a_beneficiary(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted_by_policy(log, None))
+    expect_one(log, "S7", "stopped (toy) without naming a beneficiary")
+
+
+def test_s7_a_victim_that_is_not_preemptible(log: LogBuilder) -> None:
+    admit(log, JOB, preemptible=False)
+    admit(log, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", "not preemptible")
+
+
+def test_s7_a_victim_before_its_min_runtime(log: LogBuilder) -> None:
+    admit(log, JOB, min_runtime_s=600)
+    admit(log, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", "after 1000 ms, min_runtime is 600000 ms")
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_s7_no_two_tasks_preempt_each_other(log: LogBuilder, reordered: bool) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    if reordered:
+        log.judged(
+            PriorityChangeRequestedV1(job_id=JOB, priority=1),
+            PriorityChangedV1(job_id=JOB, priority=1, revision=2),
+        )
+    log.scheduler.cycle(preempted(log, B, for_task=A))
+    if reordered:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
+
+
+def fails_to_start(log: LogBuilder, times: int) -> None:
+    """Both jobs are admitted, A runs, and the first starts of B fail."""
+    admit(log, JOB)
+    admit(log, OTHER, priority=1)
+    run(log, A, placed("n1", 0))
+    for attempt in range(1, times + 1):
+        log.scheduler.cycle(allocated(B, placed("n1", 1), attempt=attempt))
+        log.claim(released(B, "n1", attempt=attempt, never_started=True))
+        log.scheduler.cycle(replace(requeued(B, attempt), failed_starts=attempt))
+
+
+def test_s7_a_task_whose_last_starts_failed_preempts_no_task(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 2 starts failed")
+
+
+def test_s7_a_task_may_preempt_after_one_failed_start(log: LogBuilder) -> None:
+    fails_to_start(log, 1)
+    log.scheduler.cycle(preempted(log, A))
+    assert found(log) == ()
+
+
+def test_s7_a_task_may_preempt_after_it_started(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    run(log, B, placed("n1", 1), attempt=3)
+    log.claim(exited(B, "n1", attempt=3, exit_code=1))
+    log.claim(released(B, "n1", attempt=3))
+    log.scheduler.cycle(requeued(B, 3))
+    log.scheduler.cycle(preempted(log, A))
+    assert found(log) == ()
