@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.support.prose import one_sentence_a_line, paragraphs
 from yardmaster_cli.errors import Exit
 from yardmaster_core.scheduling.planner.policy import Policy, no_shares
 from yardmaster_core.scheduling.policies import POLICIES
@@ -49,6 +50,8 @@ PRESENT: Final = [
     *(page for page in PAGES if page.parent.name != "decisions"),
     ROOT / "deploy/prometheus/alarms.yaml",  # the page of metrics shows its texts
 ]
+#: Every Markdown page of the tree.
+WRITTEN: Final = sorted({*PAGES, *(ROOT / "changes").glob("*.md"), *(ROOT / "tests").rglob("*.md")})
 FOLDERS: Final = r"(?:libs|services|cli|tests|bench|deploy|docs|examples|changes|\.ci)"
 PATH: Final = re.compile(rf"(?<![\w./~-])({FOLDERS}/[\w./*<>-]*[\w*>])")
 CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
@@ -85,6 +88,12 @@ def generated() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_each_line_of_prose_is_one_sentence(page: Path) -> None:
+    for paragraph in paragraphs(page.read_text()):
+        assert paragraph == one_sentence_a_line(paragraph)
 
 
 @pytest.mark.parametrize("page", PRESENT, ids=name)
