@@ -70,7 +70,7 @@ def test_the_page_adds_two_files_and_a_row() -> None:
 
 def test_its_own_test_passes(tree: Path) -> None:
     path = f"tests/unit/core/scheduling/policies/test_{NAME}.py"
-    assert "3 passed" in run(tree, "pytest", "-q", "-p", "no:cacheprovider", path)
+    assert "2 passed" in run(tree, "pytest", "-q", "-p", "no:cacheprovider", path)
 
 
 def test_its_files_are_in_the_style_of_the_tree(tree: Path) -> None:

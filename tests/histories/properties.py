@@ -227,8 +227,8 @@ class CheckedCell(Cell):
         names = self.victims.get(task.id, [])
         assert len(names) == decision.victims, f"{task.id}: {decision.victims} victims, not {names}"
         policy = pool.config.policy
-        claims = policy_of(policy).claims(options_of(policy))
-        if not all(claim.drop_unneeded for claim in claims):
+        actions = policy_of(policy).preemption.actions(options_of(policy))
+        if not all(action.drop_unneeded for action in actions):
             return
         future = pool.future
         changes = future.changes

@@ -16,7 +16,9 @@ from yardmaster_core.scheduling.policies.priority import PRIORITY
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.testing import Cell
 
-ALONE = {("priority", 1): replace(PRIORITY, equivalence=no_equivalence)}
+ALONE = {
+    ("priority", 1): replace(PRIORITY, order=replace(PRIORITY.order, equivalence=no_equivalence))
+}
 STEPS = 40
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -274,9 +274,14 @@ def test_every_policy_and_option_is_in_the_docs_with_its_default() -> None:
 
 def test_every_field_of_a_policy_is_in_the_guide() -> None:
     text = (DOCS / "how-to/add-a-policy.md").read_text()
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
-    documented = [field for row in rows for field in re.findall(r"\w+", row)]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", text, re.MULTILINE)
+    documented = [field for row, _ in rows for field in re.findall(r"\w+", row)]
     assert documented == [field.name for field in fields(Policy)]
+    holds = dict(rows)
+    for part in fields(Policy):
+        if is_dataclass(part.default):
+            named = re.findall(r"`(\w+)`", holds[f"`{part.name}`"])
+            assert {field.name for field in fields(part.default)} <= set(named), part.name
 
 
 def job_keys() -> dict[str, dict[str, Any]]:
@@ -458,7 +463,7 @@ def test_the_policies_with_a_share_for_each_project_are_named(page: str) -> None
         for line in (DOCS / page).read_text().splitlines()
         if "share exists under" in line or "`yard_scheduler_project_share{" in line
     )
-    with_shares = {one.name for one in POLICIES.values() if one.project_shares is not no_shares}
+    with_shares = {one.name for one in POLICIES.values() if one.shares.of_projects is not no_shares}
     assert {name for name, _ in POLICIES if f"`{name}`" in line} == with_shares
 
 

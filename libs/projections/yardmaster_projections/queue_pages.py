@@ -1,7 +1,7 @@
 """Pages of the queue of a pool: its pending tasks in the order of its policy.
 
-The policy orders tasks by their traits (`Policy.place`), then, where it says so (`in_rank`), by the
-ranks that the scheduler recorded of their claimants, then by other traits (`within`), then by
+The policy orders tasks by their traits (`Listing.place`), then, where it says so (`in_rank`), by
+the ranks that the scheduler recorded of their claimants, then by other traits (`within`), then by
 submission. So a page walks the places in order; in each, the claimants in order of their ranks; of
 each, the sections in the order of `within`; and the jobs of these by submission. Jobs of claimants
 without a rank, which no cycle has considered yet, come last in their place.
@@ -134,9 +134,9 @@ class QueueReader:
     ) -> None:
         self._store = store
         self._pool = pool
-        self._policy = policy
+        self._listing = policy.listing
         self._options = options
-        self._among = policy.claimants(options)
+        self._among = policy.listing.claimants(options)
         #: Whether tasks of a project are listed; others only count.
         self._includes = includes
         self._grouped = grouped
@@ -180,13 +180,13 @@ class QueueReader:
         ]
         places: dict[Rank, list[QueueTraits]] = {}
         for traits in sections:
-            places.setdefault(tuple(map(int, self._policy.place(traits))), []).append(traits)
+            places.setdefault(tuple(map(int, self._listing.place(traits))), []).append(traits)
         for place in sorted(places):
             if start is not None and place < start.place:
                 continue
             begin = start if start is not None and place == start.place else _At(place=place)
             some = places[place]
-            ranked = self._among is not None and self._policy.in_rank(some[0])
+            ranked = self._among is not None and self._listing.in_rank(some[0])
             if ranked and begin.step == 0:
                 async for found in self._by_rank(begin, some):
                     yield found
@@ -250,7 +250,7 @@ class QueueReader:
         """The sections of a place in the order of `within`, equal ones together."""
         parts: dict[Rank, list[QueueTraits]] = {}
         for traits in sections:
-            within = tuple(map(int, self._policy.within(self._options, traits)))
+            within = tuple(map(int, self._listing.within(self._options, traits)))
             parts.setdefault(within, []).append(traits)
         return sorted(parts.items(), key=itemgetter(0))
 

@@ -167,7 +167,7 @@ def shares_of(state: ClusterState, pool: Pool) -> Mapping[str, int]:
     resolved: ResolvedConfig | None = pool.resolved
     if resolved is None or resolved.config is not pool.config:
         return {}
-    return resolved.policy.project_shares(PoolView(state, pool, resolved.options))
+    return resolved.policy.shares.of_projects(PoolView(state, pool, resolved.options))
 
 
 def largest_of(held: ByProject, shares: ByProject) -> frozenset[tuple[str, str]]:

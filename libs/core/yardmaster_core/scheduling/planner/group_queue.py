@@ -1,9 +1,9 @@
 """The queue of groups to consider in one pool in one cycle.
 
 Groups come in the policy's order, each with its first task. A group has a turn to start and one
-for each of the policy's claims, at least two in all: in the second it may get slots that are being
-released. All groups of one rank (the first element of the policy's sort key) have one turn before
-any has the next. Tasks whose last starts failed come after all turns of the others.
+for each of the policy's preemption actions, at least two in all: in the second it may get slots
+that are being released. All groups of one rank (the first element of the policy's sort key) have
+one turn before any has the next. Tasks whose last starts failed come after all turns of the others.
 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
@@ -17,6 +17,7 @@ from typing import Any, Final
 from yardmaster_core.scheduling.planner.policy import (
     Candidate,
     CandidateOrder,
+    OrderKey,
     Policy,
     PoolView,
 )
@@ -41,10 +42,13 @@ class GroupQueue:
         self, view: PoolView, policy: Policy, *, turns: int, fits: Callable[[Group], bool]
     ) -> None:
         self._view = view
-        self._policy = policy
-        ordered = policy.candidates
+        self._equivalence = policy.order.equivalence
+        self._offer = policy.wake.offer
+        ordered = policy.order.candidates
         self._candidates: CandidateOrder = (
-            SortedCandidates(view, policy, turns) if ordered is None else ordered(view, turns)
+            SortedCandidates(view, policy.order.key, turns)
+            if ordered is None
+            else ordered(view, turns)
         )
         self._queued: set[Group] = set()
         #: Leader -> its followers.
@@ -96,8 +100,8 @@ class GroupQueue:
 
     def _take_offer(self) -> None:
         """Queue the next group that nothing woke and that fits now."""
-        if self._policy.offer is not None:
-            group = self._policy.offer(self._view, self._fits, self._left)
+        if self._offer is not None:
+            group = self._offer(self._view, self._fits, self._left)
             if group is not None:
                 self.requeue((group,))
 
@@ -165,7 +169,7 @@ class GroupQueue:
             return shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
-        rank = self._policy.equivalence(self._view, group)
+        rank = self._equivalence(self._view, group)
         return None if rank is None else (rank, shape.fit, shape.start_failed, code)
 
     def _push_leader(self, followers: list[Follower]) -> None:
@@ -178,9 +182,11 @@ class GroupQueue:
 class SortedCandidates:
     """`CandidateOrder` by the policy's sort key, which does not change while a group waits."""
 
-    def __init__(self, view: PoolView, policy: Policy, turns: int) -> None:
+    def __init__(
+        self, view: PoolView, key: Callable[[PoolView, Group, Task], OrderKey], turns: int
+    ) -> None:
         self._view = view
-        self._policy = policy
+        self._order_key = key
         self._turns = turns
         #: The groups in their first turn, and those in a later one.
         self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
@@ -220,7 +226,7 @@ class SortedCandidates:
         return not any(heap and heap[0][0] < key for heap in self._heaps)
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
-        rank, *rest_of_key = self._policy.order(self._view, group, task)
+        rank, *rest_of_key = self._order_key(self._view, group, task)
         # A task whose last starts failed has its turns after all others of its rank: so it does
         # not take slots for which one of them preempted tasks.
         return rank, turn + self._turns * group.shape.start_failed, *rest_of_key

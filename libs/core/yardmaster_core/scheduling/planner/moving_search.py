@@ -24,7 +24,7 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
     replicas_on,
 )
-from yardmaster_core.scheduling.planner.policy import Claim, PoolView
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction
 from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -35,7 +35,7 @@ from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 
-#: Sets of victims that are tried for one task and claim.
+#: Sets of victims that are tried for one task and action.
 MAX_TRIES: Final = 64
 
 
@@ -60,9 +60,14 @@ class MovingSearch(VictimSearch):
         self.tries: Counter[Task] = Counter()
 
     def preemption(
-        self, view: PoolView, task: Task, claim: Claim, victims: Iterable[Task], key: str
+        self,
+        view: PoolView,
+        task: Task,
+        action: PreemptionAction,
+        victims: Iterable[Task],
+        key: str,
     ) -> Preemption | None:
-        """Return the first set of victims that suffices and that the claim permits, or None.
+        """Return the first set of victims that suffices and that the action permits, or None.
 
         `key` names the task and its attempt for strategies that use random numbers.
         """
@@ -73,7 +78,7 @@ class MovingSearch(VictimSearch):
         for victim in victims:
             for some in gains.add(victim):
                 with self._draft.trial():
-                    found = self._try_moving(view, task, claim, some, key)
+                    found = self._try_moving(view, task, action, some, key)
                 # The trial is rolled back, so the index is unchanged.
                 self._future.changes = changes
                 tries += 1
@@ -85,16 +90,16 @@ class MovingSearch(VictimSearch):
         return None
 
     def _try_moving(
-        self, view: PoolView, task: Task, claim: Claim, some: Sequence[Task], key: str
+        self, view: PoolView, task: Task, action: PreemptionAction, some: Sequence[Task], key: str
     ) -> Preemption | None:
         shape = task.job.shape
         for victim in some:
             self._remove(victim)
-        needed = self._needed(view, shape, some, moves=claim.max_moves is not None)
+        needed = self._needed(view, shape, some, moves=action.max_moves is not None)
         if not needed:
             return None  # it fits on what is being released
         # rule: moves: max_moves
-        if claim.max_moves is not None and len(needed) > claim.max_moves:
+        if action.max_moves is not None and len(needed) > action.max_moves:
             return None
         placement = place(self._future, shape, self._strategy, key)
         if placement is None:
@@ -108,11 +113,11 @@ class MovingSearch(VictimSearch):
                 self.reserve(victim.job.shape, other)
                 moved[victim] = other
             # rule: moves: every task has a new place
-            elif claim.max_moves is not None:
+            elif action.max_moves is not None:
                 return None
         # rule: moves: moved tasks are not judged
         stopped = [victim for victim in needed if victim not in moved]
-        if stopped and claim.permits is not None and not claim.permits(view, task, stopped):
+        if stopped and action.permits is not None and not action.permits(view, task, stopped):
             return None
         return Preemption(placement, needed, moved)
 

@@ -31,7 +31,7 @@ from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQue
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
-from yardmaster_core.scheduling.planner.policy import Claim, PolicyRegistry, PoolView
+from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView, PreemptionAction
 from yardmaster_core.scheduling.planner.pool_decisions import PoolDecisions
 from yardmaster_core.scheduling.planner.pool_preference import PoolPreference
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
@@ -59,7 +59,7 @@ class GroupResult(Enum):
     RESERVED = auto()
     #: It has reserved slots, and fits on no others: consider the tasks without.
     KEPT = auto()
-    #: It does not fit now: consider it again, with the next claim.
+    #: It does not fit now: consider it again, with the next action.
     NO_CAPACITY = auto()
     #: Its wait reason is recorded, and holds for all tasks of the group.
     WAITS = auto()
@@ -129,7 +129,7 @@ class PoolPass:
         self.strategy = resolved.strategy
         self.preference = preference
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
-        self.offers_groups = resolved.policy.offer is not None
+        self.offers_groups = resolved.policy.wake.offer is not None
         self.victim_search = MovingSearch(draft, pool, self.strategy)
         self.view = PoolView(
             draft.state,
@@ -138,9 +138,10 @@ class PoolPass:
             find_victims=self.victim_search.for_tasks,
         )
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
-        self.claims = self.policy.claims(resolved.options)
-        self._starts_on_idle = self.policy.starts_on_idle(resolved.options)
-        turns = max(2, 1 + len(self.claims))
+        self._must_wait = self.policy.start.must_wait
+        self._starts_on_idle = self.policy.start.on_idle(resolved.options)
+        self.actions = self.policy.preemption.actions(resolved.options)
+        turns = max(2, 1 + len(self.actions))
         self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
         self._begun = False
         #: Index and fit -> the index's change count at which no placement existed for that fit.
@@ -159,11 +160,13 @@ class PoolPass:
 
     def record_ranks(self) -> None:
         """Record the places in the queue that changed, for policies with claimants."""
-        ranks, among = self.policy.ranks, self.policy.claimants(self.view.options)
-        if ranks is None or among is None:
+        listing = self.policy.listing
+        among = listing.claimants(self.view.options)
+        if among is None:
             return
         changed = [
-            ClaimantRank(claimant=_name(claimant), rank=rank) for claimant, rank in ranks(self.view)
+            ClaimantRank(claimant=_name(claimant), rank=rank)
+            for claimant, rank in listing.ranks(self.view)
         ]
         changed.sort(key=attrgetter("rank", "claimant"))
         for at in range(0, len(changed), MAX_RANKED):
@@ -246,18 +249,18 @@ class PoolPass:
         """Preempt tasks of claimants above their share; reconsider groups whose claimant may get
         more.
         """
-        if self.policy.reclaim is not None:
-            for victim, stop in self.policy.reclaim(self.view):
-                self.decisions.stop(victim, stop)
-        for group in self.policy.wake(self.view):
+        for victim, stop in self.policy.preemption.reclaim(self.view):
+            self.decisions.stop(victim, stop)
+        for group in self.policy.wake.groups(self.view):
             self.pool.reconsider(group)
 
     def recheck_limits(self, projects: Iterable[Project]) -> None:
         """Reconsider groups that wait for capacity but have reached a limit since other tasks of
         their owner, in one of `projects`, started; such a group must not block others.
         """
-        if self.policy.under_limits is not None:
-            for group in self.policy.under_limits(self.view, projects):
+        under_limits = self.policy.wake.under_limits
+        if under_limits is not None:
+            for group in under_limits(self.view, projects):
                 if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
                     self.pool.reconsider(group)
             return
@@ -299,12 +302,12 @@ class PoolPass:
 
     def _next_turn(self, task: Task, turn: int) -> int | None:
         """Return the next turn in which a task may get slots, or None."""
-        if not self.claims:
+        if not self.actions:
             return 1
         applying = (
             at
-            for at, claim in enumerate(self.claims, 1)
-            if at > turn and claim.applies(self.view, task)
+            for at, action in enumerate(self.actions, 1)
+            if at > turn and action.applies(self.view, task)
         )
         return next(applying, None)
 
@@ -315,7 +318,7 @@ class PoolPass:
             woken.clear()
 
     def _consider(self, group: Group, task: Task, turn: int) -> GroupResult:
-        wait = limit_reached(self.draft.state, self.pool, task) or self.policy.may_start(
+        wait = limit_reached(self.draft.state, self.pool, task) or self._must_wait(
             self.view, group, task
         )
         if task.reserved is not None:
@@ -355,12 +358,12 @@ class PoolPass:
         return (
             self._starts_on_idle
             and limit_reached(self.draft.state, self.pool, task) is None
-            and self.policy.may_start(self.view, group, task) is None
+            and self._must_wait(self.view, group, task) is None
             and self._find_placement(self.pool.free, task) is not None
         )
 
     def _preempt_or_wait(self, group: Group, task: Task, turn: int) -> GroupResult:
-        """Reserve slots that other tasks release, else preempt tasks by the claim of this turn,
+        """Reserve slots that other tasks release, else preempt tasks by the action of this turn,
         else record why the task waits.
 
         A task whose last starts failed starts on free capacity only: it preempts no task, and gets
@@ -370,31 +373,31 @@ class PoolPass:
         if shape.start_failed:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
-        claim = self.claims[turn - 1] if turn <= len(self.claims) else None
+        action = self.actions[turn - 1] if turn <= len(self.actions) else None
         # Where victims are moved, what they release beyond the reservation is offered to all, in
         # the order of the first turn: else the group of the claimant would take it.
-        if (claim is None or claim.permits is None) and self._reserve_released(task):
+        if (action is None or action.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
-        if claim is not None:
+        if action is not None:
             # A task that starts on its reserved slots was just let pass, also by higher priorities.
             candidates = (
                 v
-                for v in claim.victims(self.view, task)
+                for v in action.victims(self.view, task)
                 if v not in self.decisions.placed and not v.starts_past_others
             )
-            if claim.permits is not None:
+            if action.permits is not None:
                 found = self.victim_search.preemption(
-                    self.view, task, claim, candidates, self._seed_key(task)
+                    self.view, task, action, candidates, self._seed_key(task)
                 )
                 if found is not None:
-                    self._move_for(task, found, claim)
+                    self._move_for(task, found, action)
                     return GroupResult.RESERVED
             elif victims := self.victim_search.for_task(
-                task, candidates, drop_unneeded=claim.drop_unneeded
+                task, candidates, drop_unneeded=action.drop_unneeded
             ):
-                self._preempt_for(task, victims, claim)
+                self._preempt_for(task, victims, action)
                 return GroupResult.RESERVED
-            if turn < len(self.claims):
+            if turn < len(self.actions):
                 return GroupResult.NO_CAPACITY
         self._wait_for_capacity(group, task)
         return GroupResult.WAITS
@@ -404,8 +407,7 @@ class PoolPass:
         wait = self._capacity_wait(group.shape)
         if wait.code in NO_CAPACITY:
             # Else not even the end of all victims would help.
-            protected = self.policy.min_runtime_wait(self.view, task)
-            wait = protected or self.policy.no_victims_wait(self.view, task, wait)
+            wait = self.policy.preemption.no_victims_wait(self.view, task, wait)
         tries = self.victim_search.tries[task]
         if tries and "tries" in NUMBERS[wait.code]:
             wait = replace(wait, numbers={**wait.numbers, "tries": tries})
@@ -494,20 +496,20 @@ class PoolPass:
         self.decisions.reserve(task, placement)
         return True
 
-    def _preempt_for(self, task: Task, victims: list[Task], claim: Claim) -> None:
+    def _preempt_for(self, task: Task, victims: list[Task], action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve the slots that it then fits on."""
         self.draft.require(len(victims) + 1)
         for victim in victims:
-            self.decisions.stop(victim, claim.stop_reason(self.view, victim, task))
+            self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
         self.decisions.reserve(task, placement, len(victims))
 
-    def _move_for(self, task: Task, found: Preemption, claim: Claim) -> None:
+    def _move_for(self, task: Task, found: Preemption, action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve slots for it and for those that move."""
         self.draft.require(len(found.victims) + len(found.moved) + 1)
         for victim in found.victims:
-            reason = claim.stop_reason(self.view, victim, task)
+            reason = action.stop_reason(self.view, victim, task)
             if victim in found.moved:
                 reason = replace(reason, rule=MOVED)
             self.decisions.stop(victim, reason)

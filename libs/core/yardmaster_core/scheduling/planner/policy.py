@@ -1,50 +1,22 @@
 """The interface of a policy: a value made of functions that the planner (`plan.py`) calls.
 
-The planner calls them in this order:
+A `Policy` has seven parts. Each is a value with defaults: with them, tasks come by submission, each
+starts where it fits, and none is preempted. The planner calls the functions in this order:
 
-1. `reclaim`: the running tasks to preempt because their claimant is above its share, for whichever
-   task; `wake`: the groups that waited for their share and may get more now. Only policies with
-   shares have them.
-2. `order`: the sort key of a pending group by its first task; the smallest comes first. Where the
-   order changes with each start, `candidates` makes the order of one cycle instead, for so many
-   turns.
-3. `may_start`: the reason, other than capacity and limits, why a task must not start now, get
-   reserved slots or preempt. It holds for all tasks of the group without reserved slots.
-4. `start_reason`: why a task starts.
-5. `claims`: for given options, the ways in which a task that does not fit may preempt others, in
-   the order in which to try them. Each has `victims`, the running tasks that may be preempted for a
-   task in the order in which to try them, and `stop_reason`, why a victim is stopped.
-6. `min_runtime_wait`: if no claim found victims, the wait reason of a task whose victims are within
-   their minimum run time. If it has none, `no_victims_wait`: the wait reason of a task that found
-   neither capacity nor victims, made from the one about the capacity.
+1. `Preemption.reclaim`: the running tasks to preempt because their claimant is above its share, for
+   whichever task; `Wake.groups`: the groups that nothing woke and that may get slots now.
+2. `Order.key`: the sort key of a pending group by its first task; the smallest comes first. Where
+   the order changes with each start, `Order.candidates` makes the order of one cycle instead.
+3. `StartRules.must_wait`: the reason, other than capacity and limits, why a task must wait;
+   `StartRules.reason`: why a task starts.
+4. The `PreemptionAction`s, one after another, for a task that does not fit.
+5. `Preemption.no_victims_wait`: the wait reason of a task that found neither capacity nor victims.
+6. `ShareReports.queues` and `Listing.ranks`: what the cycle records.
 
-`index` makes the index of the policy, which the state notifies of each change
-(`state/policy_index.py`) and the functions read. With the index of
-`policies/strict_queues.py` a policy is strict: every task behind one of its queue that waits for
-capacity waits too. Then `order` and `may_start` are those of `policies/strict.py`.
-
-`offer` returns the next group that did not fit, and would now, in the policy's order. It gets a
-function that tells whether a group fits, and the groups that the cycle has considered. Policies
-with `PolicyIndex.finds_fitting_groups` have it.
-
-`equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
-result: if the first of them neither fits nor finds victims, the later ones do not either.
-
-`under_limits` returns the groups that did not fit and count towards the limits of these projects or
-of queues above them; without it, all that did not fit are checked.
-
-`shares` returns the queues that the pool is divided among, which the planner records
-(`share_records.py`) while the index says that they may have changed (`shares_stale`).
-
-`simulation_only` policies are refused outside simulations. The planner does not call
-`project_shares`: it returns the share of each project for metrics, by name, in gpu_milli.
-
-The queue of a pool is served in the policy's order (`GET /v1/pools/NAME/queue`), by views that know
-tasks but no state: `place` gives the place of a task by its traits. Where the order depends on what
-others demand, `claimants` tells what the claimants are, and the planner records each rank that
-`ranks` returns (ClaimantsRanked): within a place for which `in_rank` is true, tasks come in the
-order of their claimants' ranks. Within equal places and ranks, they come by the traits that
-`within` orders for given options, then by submission.
+`Policy.index` makes the index of the policy, which the state notifies of each change
+(`state/policy_index.py`) and the functions read. With the index of `policies/strict_queues.py` a
+policy is strict: every task behind one of its queue that waits for capacity waits too. Then
+`Order.key` and `StartRules.must_wait` are those of `policies/strict.py`.
 
 A pool's placement strategy is configured apart from its policy (`placement.py`). Limits of projects
 and jobs apply under every policy (`limits.py`).
@@ -52,7 +24,9 @@ and jobs apply under every policy (`limits.py`).
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Final, Protocol
+
+from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
@@ -61,6 +35,7 @@ from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import Among, QueueShare
 from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Wait
 
 #: A group, the task to consider, the tasks after it, and the turn.
@@ -68,7 +43,6 @@ Candidate = tuple[Group, Task, Iterator[Task], int]
 
 #: Groups are considered in ascending order. Keys of one pool must be comparable and should differ.
 OrderKey = tuple[Any, ...]
-
 
 #: The numbers that order the claimants of a pool, the smallest first; empty: not in the queue.
 Rank = tuple[int, ...]
@@ -156,40 +130,87 @@ class PoolView:
 
 
 def by_submission(_: PoolView, __: Group, task: Task) -> OrderKey:
-    """`order` of policies under which only the submission orders tasks, or that have
-    `candidates`.
-    """
+    """Order groups by submission."""
     return 0, task.key
 
 
-def always(_: Any) -> bool:
-    """`starts_on_idle` of policies under which tasks start on any idle capacity."""
-    return True
-
-
 def no_equivalence(_: PoolView, __: Group) -> None:
-    """`equivalence` of policies under which each group may get a different result."""
+    """Each group may get a different result."""
 
 
-def may_apply(_: PoolView, __: Task) -> bool:
-    """`applies` of claims that check nothing beforehand."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order in which the groups of pending tasks are considered.
+
+    Attributes:
+        key: the sort key of a group by its first task; the smallest comes first.
+        candidates: the order of one cycle, for so many turns, where the order changes with each
+            start. It replaces `key`.
+        equivalence: a key of groups that have the same result if they wait for the same capacity:
+            if the first of them neither fits nor finds victims, the later ones do not either. None:
+            the group has no equivalent.
+    """
+
+    key: Callable[[PoolView, Group, Task], OrderKey] = by_submission
+    candidates: Callable[[PoolView, int], CandidateOrder] | None = None
+    equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
+
+
+def never_must_wait(_: PoolView, __: Group, ___: Task) -> None:
+    """A task that does not fit lets the tasks behind it pass."""
+
+
+_IN_ORDER: Final = Start(rule="in_order")
+
+
+def in_order(_: PoolView, __: Task) -> Start:
+    """Return the only rule of a policy under which each task starts where it fits."""
+    return _IN_ORDER
+
+
+def always(_: Any) -> bool:
+    """Tasks start on any idle capacity."""
     return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class StartRules:
+    """The rules by which tasks start.
+
+    Attributes:
+        must_wait: the reason, other than capacity and limits, why a task must not start now, get
+            reserved slots or preempt; else None. It holds for all tasks of the group without
+            reserved slots.
+        reason: why a task starts.
+        on_idle: for given options, whether tasks start on idle capacity, or only on slots that are
+            reserved for them.
+    """
+
+    must_wait: Callable[[PoolView, Group, Task], Wait | None] = never_must_wait
+    reason: Callable[[PoolView, Task], Start] = in_order
+    on_idle: Callable[[Any], bool] = always
+
+
+def may_apply(_: PoolView, __: Task) -> bool:
+    """Nothing is checked beforehand."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionAction:
     """One way in which a task that does not fit may preempt others.
 
-    `stop_reason` gets the victim, then the task. With `drop_unneeded`, victims that turn out
-    unnecessary keep running.
-
-    With `permits`, victims are searched node by node, and get other slots where they fit: they are
-    moved. `permits` gets the task and the victims that are not moved, in the order of `victims`,
-    and tells whether they may be preempted together. With `max_moves`, all victims must be moved,
-    and so many at most.
-
-    `applies` tells at little cost whether there may be victims for a task; it gets no turn of a
-    claim that does not apply.
+    Attributes:
+        victims: the running tasks that may be preempted for a task, in the order in which they are
+            tried.
+        stop_reason: why a victim is stopped for a task, with the numbers of both.
+        drop_unneeded: victims that turn out unnecessary keep running.
+        permits: victims are searched node by node, and get other slots where they fit: they are
+            moved. Whether the victims that are not moved, in the order of `victims`, may be
+            preempted together.
+        max_moves: all victims must be moved, and so many at most.
+        applies: at little cost, whether there may be victims for a task; it gets no turn of an
+            action that does not apply.
     """
 
     victims: Callable[[PoolView, Task], Iterable[Task]]
@@ -200,84 +221,178 @@ class Claim:
     applies: Callable[[PoolView, Task], bool] = may_apply
 
 
-def no_claims(_: Any) -> tuple[Claim, ...]:
-    """`claims` of policies under which no single task preempts others."""
+def no_actions(_: Any) -> tuple[PreemptionAction, ...]:
+    """No task preempts others."""
     return ()
 
 
-def no_min_runtime_wait(_: PoolView, __: Task) -> None:
-    """`min_runtime_wait` of policies that preempt no task."""
+def nothing_above_share(_: PoolView) -> Iterable[tuple[Task, StopReason]]:
+    """No claimant releases tasks."""
+    return ()
 
 
 def capacity_alone(_: PoolView, __: Task, wait: Wait) -> Wait:
-    """`no_victims_wait` of policies under which the capacity is the reason."""
+    """Return the reason about the capacity."""
     return wait
 
 
-def no_shares(_: PoolView) -> Mapping[str, int]:
-    """`project_shares` of policies that give projects no shares."""
-    return {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """The rules by which running tasks are preempted.
+
+    Attributes:
+        actions: for given options, the ways in which a task that does not fit may preempt others,
+            in the order in which they are tried.
+        reclaim: the running tasks that claimants above their share have to release, each with the
+            reason.
+        no_victims_wait: the wait reason of a task that found neither capacity nor victims, made
+            from the one about the capacity. A policy whose actions leave out tasks within their
+            minimum run time returns `victims_protected` if there are some, so that the task is
+            considered again when that time ends.
+    """
+
+    actions: Callable[[Any], tuple[PreemptionAction, ...]] = no_actions
+    reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] = nothing_above_share
+    no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
 
 
 def by_submission_only(_: QueueTraits) -> Rank:
-    """`place` of policies under which only the submission orders tasks."""
+    """Only the submission orders tasks."""
     return ()
-
-
-def nothing_within(_: Any, __: QueueTraits) -> Rank:
-    """`within` of policies under which only the submission orders the tasks of a place and rank."""
-    return ()
-
-
-def no_index(_: Pool, __: Any) -> PolicyIndex:
-    """`index` of policies that keep nothing."""
-    return PolicyIndex()
-
-
-def no_claimants(_: Any) -> None:
-    """`claimants` of policies whose order depends on no claimant."""
 
 
 def never_in_rank(_: QueueTraits) -> bool:
-    """`in_rank` of policies whose order depends on no claimant."""
+    """The order depends on no claimant."""
     return False
 
 
-def no_groups(_: PoolView) -> Iterable[Group]:
-    """`wake` of policies without shares."""
+def nothing_within(_: Any, __: QueueTraits) -> Rank:
+    """Only the submission orders the tasks of a place and rank."""
     return ()
+
+
+def no_claimants(_: Any) -> None:
+    """The order depends on no claimant."""
+
+
+def no_ranks(_: PoolView) -> Iterable[tuple[Job | Project, Rank]]:
+    """No rank changes."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The order in which the queue of a pool is listed (`GET /v1/pools/NAME/queue`), by views that
+    know tasks but no state: by `place`, then by the rank of the claimant, then by `within`, then by
+    submission.
+
+    Attributes:
+        place: the place of a task by its traits.
+        in_rank: whether the ranks of claimants order the tasks of a place.
+        within: for given options, the place of a task by its traits among those of equal place and
+            rank.
+        claimants: for given options, what the claimants are: jobs, projects, or None.
+        ranks: the claimants whose rank is not the recorded one, with that rank, which the planner
+            records (ClaimantsRanked).
+    """
+
+    place: Callable[[QueueTraits], Rank] = by_submission_only
+    in_rank: Callable[[QueueTraits], bool] = never_in_rank
+    within: Callable[[Any, QueueTraits], Rank] = nothing_within
+    claimants: Callable[[Any], Among | None] = no_claimants
+    ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] = no_ranks
+
+
+def no_queues(_: PoolView) -> Iterable[QueueShare]:
+    """The pool is divided among no queues."""
+    return ()
+
+
+def no_shares(_: PoolView) -> Mapping[str, int]:
+    """Projects have no shares."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareReports:
+    """The shares of departments and projects, as they are recorded and measured.
+
+    Attributes:
+        queues: what each department and project deserves, gets, holds and requests. The planner
+            records it (`share_records.py`) while the index says that it may have changed
+            (`shares_stale`).
+        of_projects: the share of each project by name (gpu_milli), for metrics; the planner does
+            not call it.
+    """
+
+    queues: Callable[[PoolView], Iterable[QueueShare]] = no_queues
+    of_projects: Callable[[PoolView], Mapping[str, int]] = no_shares
+
+
+def no_groups(_: PoolView) -> Iterable[Group]:
+    """No group may get more without an input that wakes it."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """The groups that are considered again although nothing woke them.
+
+    Attributes:
+        groups: the groups that wait for their share, or for victims, and may get slots now.
+        offer: the next group that did not fit and would now, in the policy's order; else None. It
+            gets a function that tells whether a group fits, and the groups that the cycle has
+            considered. For policies whose index has `finds_fitting_groups`, so that a release wakes
+            no group.
+        under_limits: the groups that did not fit and count towards the limits of these projects or
+            of queues above them, which are checked after tasks of these projects started. None: all
+            groups that did not fit are checked.
+    """
+
+    groups: Callable[[PoolView], Iterable[Group]] = no_groups
+    offer: Callable[[PoolView, Callable[[Group], bool], Set[Group]], Group | None] | None = None
+    under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """Options of a policy that has none."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+def no_index(_: Pool, __: Any) -> PolicyIndex:
+    """Return an index that keeps nothing."""
+    return PolicyIndex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A way to schedule a pool.
 
-    `options` is a frozen dataclass that refuses unknown fields; every field has a default.
+    Attributes:
+        name: the name by which a pool's configuration selects the policy.
+        version: the version of its meaning.
+        options: a frozen dataclass that refuses unknown fields; every field has a default.
+        order: the order in which pending groups are considered.
+        start: the rules by which tasks start.
+        preemption: the rules by which running tasks are preempted.
+        listing: the order in which the queue is listed.
+        shares: the shares of departments and projects, for records and metrics.
+        wake: the groups that are considered again although nothing woke them.
+        index: for a pool and given options, a new index.
+        simulation_only: the policy is refused outside simulations.
     """
 
     name: str
     version: int
-    options: type[Any]
-    may_start: Callable[[PoolView, Group, Task], Wait | None]
-    start_reason: Callable[[PoolView, Task], Start]
-    order: Callable[[PoolView, Group, Task], OrderKey] = by_submission
-    candidates: Callable[[PoolView, int], CandidateOrder] | None = None
-    starts_on_idle: Callable[[Any], bool] = always
-    claims: Callable[[Any], tuple[Claim, ...]] = no_claims
-    min_runtime_wait: Callable[[PoolView, Task], Wait | None] = no_min_runtime_wait
-    no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
-    equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
-    reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] | None = None
-    wake: Callable[[PoolView], Iterable[Group]] = no_groups
-    project_shares: Callable[[PoolView], Mapping[str, int]] = no_shares
-    place: Callable[[QueueTraits], Rank] = by_submission_only
-    in_rank: Callable[[QueueTraits], bool] = never_in_rank
-    within: Callable[[Any, QueueTraits], Rank] = nothing_within
-    claimants: Callable[[Any], Among | None] = no_claimants
-    ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] | None = None
-    shares: Callable[[PoolView], Iterable[QueueShare]] | None = None
-    offer: Callable[[PoolView, Callable[[Group], bool], Set[Group]], Group | None] | None = None
-    under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
+    options: type[Any] = NoOptions
+    order: Order = Order()
+    start: StartRules = StartRules()
+    preemption: Preemption = Preemption()
+    listing: Listing = Listing()
+    shares: ShareReports = ShareReports()
+    wake: Wake = Wake()
     index: Callable[[Pool, Any], PolicyIndex] = no_index
     simulation_only: bool = False
 

@@ -105,7 +105,7 @@ class PoolDecisions:
             checkpoint=task.checkpoint,
             grace_s=job.spec.grace_s,
             fence_s=self.fence_s,
-            start=self.policy.start_reason(self.view, task),
+            start=self.policy.start.reason(self.view, task),
         )
         self.draft.record(event, task.id, task.cause)
         self._note_limits(task)

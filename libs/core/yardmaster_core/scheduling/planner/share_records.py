@@ -1,7 +1,7 @@
 """Records the shares of a pool's queues at the end of its pass, for views and reports.
 
-Under policies with `Policy.shares`, if something changed. While things keep changing, the records
-become rarer, down to one a minute of the cell's time (`RecordedShares`).
+Under policies with `ShareReports.queues`, if something changed. While things keep changing, the
+records become rarer, down to one a minute of the cell's time (`RecordedShares`).
 `cycle_boundaries.due_ms` asks for the cycle that records the last change.
 """
 
@@ -29,9 +29,7 @@ def record_shares(draft: Draft, policies: PolicyRegistry) -> None:
         if before is not None and state.now_ms < before.next_ms:
             continue
         resolved = resolved_config(pool, policies)
-        if resolved.policy.shares is None:
-            continue
-        queues = tuple(resolved.policy.shares(PoolView(state, pool, resolved.options)))
+        queues = tuple(resolved.policy.shares.queues(PoolView(state, pool, resolved.options)))
         if not queues and before is None:
             continue
         parts = [queues[at : at + MAX_SHARES] for at in range(0, len(queues), MAX_SHARES)] or [()]

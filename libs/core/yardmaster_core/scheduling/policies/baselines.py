@@ -8,8 +8,8 @@
 - `sjf`: the shortest runtime estimate first. It is for simulations only, because users could get
   ahead with false estimates.
 
-The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
-capacity?), then under `lrtp` and `rand`, for a task that does not fit, the `claims`.
+The planner asks, in this order: `must_wait` (is an earlier task of the queue waiting for
+capacity?), then under `lrtp` and `rand`, for a task that does not fit, the preemption action.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,24 @@ from dataclasses import replace
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import (
-    Claim,
+    Listing,
+    Order,
     Policy,
     PoolView,
+    Preemption,
+    PreemptionAction,
     QueueTraits,
     Rank,
+    StartRules,
     StopReason,
 )
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.strict import (
-    NoOptions,
     allowed_victims,
-    always,
     by_queue_position,
     first_in_queue,
     min_runtime_wait,
+    only,
     stop_for_task,
     wait_behind_first,
 )
@@ -111,10 +114,8 @@ def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 FIFO: Final = Policy(
     name="fifo",
     version=1,
-    options=NoOptions,
-    order=by_queue_position,
-    may_start=wait_behind_first,
-    start_reason=first_in_queue,
+    order=Order(key=by_queue_position),
+    start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
     index=strict_queues(by_submission),
 )
 
@@ -123,22 +124,21 @@ SJF: Final = replace(
     FIFO, name="sjf", index=strict_queues(by_estimate, per_job=True), simulation_only=True
 )
 
-LONGEST_REMAINING: Final = Claim(
+LONGEST_REMAINING: Final = PreemptionAction(
     victims=longest_remaining_first, stop_reason=lrtp_stop_reason, drop_unneeded=False
 )
-DRAWN: Final = Claim(victims=in_random_order, stop_reason=rand_stop_reason, drop_unneeded=False)
+DRAWN: Final = PreemptionAction(
+    victims=in_random_order, stop_reason=rand_stop_reason, drop_unneeded=False
+)
 
 LRTP: Final = Policy(
     name="lrtp",
     version=1,
-    options=NoOptions,
-    order=by_queue_position,
-    may_start=wait_behind_first,
-    start_reason=first_in_queue,
-    claims=always(LONGEST_REMAINING),
-    min_runtime_wait=min_runtime_wait,
+    order=Order(key=by_queue_position),
+    start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
+    preemption=Preemption(actions=only(LONGEST_REMAINING), no_victims_wait=min_runtime_wait),
     index=strict_queues(non_preemptible_first, preempts=True),
-    place=non_preemptible_place,
+    listing=Listing(place=non_preemptible_place),
 )
 
-RAND: Final = replace(LRTP, name="rand", claims=always(DRAWN))
+RAND: Final = replace(LRTP, name="rand", preemption=replace(LRTP.preemption, actions=only(DRAWN)))

@@ -13,8 +13,8 @@ lowest score is preempted. If no victim qualifies, victims are drawn at random u
 those preempted fewer than `p` times before the others; drawn victims that turn out unnecessary keep
 running.
 
-The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
-capacity?), then for a task that does not fit the victims of its claim (qualifying tasks by score,
+The planner asks, in this order: `must_wait` (is an earlier task of the queue waiting for
+capacity?), then for a task that does not fit the victims of its action (qualifying tasks by score,
 then random ones) and why each of them is stopped.
 
 The paper leaves these questions open, and this module answers them so:
@@ -39,7 +39,16 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.placement import helps
-from yardmaster_core.scheduling.planner.policy import Claim, Policy, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import (
+    Listing,
+    Order,
+    Policy,
+    PoolView,
+    Preemption,
+    PreemptionAction,
+    StartRules,
+    StopReason,
+)
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.baselines import (
     non_preemptible_first,
@@ -47,10 +56,10 @@ from yardmaster_core.scheduling.policies.baselines import (
 )
 from yardmaster_core.scheduling.policies.strict import (
     allowed_victims,
-    always,
     by_queue_position,
     first_in_queue,
     min_runtime_wait,
+    only,
     running_victims,
     wait_behind_first,
 )
@@ -228,11 +237,12 @@ FITGPP: Final = Policy(
     name="fitgpp",
     version=1,
     options=FitGppOptions,
-    order=by_queue_position,
-    may_start=wait_behind_first,
-    start_reason=first_in_queue,
-    claims=always(Claim(victims=best_victims, stop_reason=fitgpp_stop_reason)),
-    min_runtime_wait=min_runtime_wait,
+    order=Order(key=by_queue_position),
+    start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
+    preemption=Preemption(
+        actions=only(PreemptionAction(victims=best_victims, stop_reason=fitgpp_stop_reason)),
+        no_victims_wait=min_runtime_wait,
+    ),
     index=strict_queues(non_preemptible_first, preempts=True, counts_preemptions=True),
-    place=non_preemptible_place,
+    listing=Listing(place=non_preemptible_place),
 )

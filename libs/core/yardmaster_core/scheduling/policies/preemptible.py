@@ -1,6 +1,7 @@
 """The running tasks that may be preempted, by priority."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
@@ -50,6 +51,13 @@ class PreemptibleIndex(PolicyIndex):
             found = self.victims[priority] = Victims(self._pool_name, priority)
         found.add(task)
         return iter((found,))
+
+
+def preemptible_index(pool: Pool, _: Any) -> PreemptibleIndex:
+    """Return the index of a policy under which tasks preempt others; it is a `Policy.index`."""
+    index = PreemptibleIndex(pool)
+    index.preempts = True
+    return index
 
 
 def victims_of(view: PoolView) -> dict[int, Victims]:

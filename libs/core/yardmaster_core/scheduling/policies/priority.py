@@ -20,8 +20,8 @@ nothing but the slots of a task's victims is kept from other tasks.
 - Tasks without GPUs and tasks with GPUs do not block each other. But a task with GPUs may preempt
   tasks without, for their CPUs and memory.
 
-The planner asks, in this order: `order` by priority; `may_start` (does a higher-priority task
-wait?); for a task that does not fit, the `claims`, else `min_runtime_wait`.
+The planner asks, in this order: `order` by priority; `must_wait` (does a higher-priority task
+wait?); for a task that does not fit, the preemption action, else `min_runtime_wait`.
 """
 
 from bisect import bisect_left
@@ -34,12 +34,16 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import (
-    Claim,
+    Listing,
+    Order,
     OrderKey,
     Policy,
     PoolView,
+    Preemption,
+    PreemptionAction,
     QueueTraits,
     Rank,
+    StartRules,
     StopReason,
 )
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
@@ -109,7 +113,7 @@ def _first(row: tuple[int, QueueClass]) -> int:
 
 
 def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
-    """Return the priority and the group's properties on which `may_start` depends: if one group of
+    """Return the priority and the group's properties on which `must_wait` depends: if one group of
     that key neither starts nor preempts, no later one does.
     """
     return group.priority, group.shape.preemptible, group.min_runtimes > 0
@@ -172,12 +176,12 @@ def _submitted_later(victim: Task, task: Task) -> bool:
     return victim.job.submitted_ms > task.job.submitted_ms
 
 
-def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task whose victims are all within their minimum run time, or
-    None.
+def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task whose victims are all within their minimum run time; `wait`
+    if it has no victims.
     """
     if not view.options.preemption or not view.pool.has_min_runtimes:
-        return None
+        return wait
     own, victims, until_ms = task.job.priority, 0, LAST_MS
     for priority in victims_of(view):
         if priority < own:
@@ -192,7 +196,7 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
                 victims += found
                 until_ms = min(until_ms, protected[found - 1][1])
     if not victims:
-        return None
+        return wait
     numbers = {"victims": victims, "until_at_ms": until_ms}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
@@ -256,10 +260,10 @@ def _start(rule: str, priority: int) -> Start:
     return Start(rule=rule, numbers={"priority": priority})
 
 
-PREEMPT: Final = Claim(victims=lowest_priority_first, stop_reason=stop_reason)
+PREEMPT: Final = PreemptionAction(victims=lowest_priority_first, stop_reason=stop_reason)
 
 
-def claims(options: PriorityOptions) -> tuple[Claim, ...]:
+def actions(options: PriorityOptions) -> tuple[PreemptionAction, ...]:
     """Return the ways in which a task may preempt others."""
     return (PREEMPT,) if options.preemption else ()
 
@@ -276,12 +280,9 @@ PRIORITY: Final = Policy(
     name="priority",
     version=1,
     options=PriorityOptions,
-    order=by_priority,
-    may_start=wait_behind_higher_priority,
-    start_reason=start_reason,
-    claims=claims,
-    min_runtime_wait=min_runtime_wait,
-    equivalence=same_priority_and_kind,
+    order=Order(key=by_priority, equivalence=same_priority_and_kind),
+    start=StartRules(must_wait=wait_behind_higher_priority, reason=start_reason),
+    preemption=Preemption(actions=actions, no_victims_wait=min_runtime_wait),
+    listing=Listing(place=priority_first),
     index=PriorityIndex,
-    place=priority_first,
 )

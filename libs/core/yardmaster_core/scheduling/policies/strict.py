@@ -7,28 +7,21 @@ block the pool.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from pydantic import ConfigDict
-
-from yardmaster_core.scheduling.planner.policy import Claim, OrderKey, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import (
+    OrderKey,
+    PoolView,
+    PreemptionAction,
+    StopReason,
+)
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import victims_of
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues_of
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
-from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoOptions:
-    """Options of a policy that has none."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
-
 
 _FIRST_IN_QUEUE: Final = Start(rule="first_in_line")
 
@@ -113,16 +106,16 @@ def allowed_victims(view: PoolView, task: Task) -> list[Task]:
     return [victim for victim in found if min_runtime_until_ms(view.state, victim) <= now_ms]
 
 
-def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task whose victims are all within their minimum run time, or
-    None.
+def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task whose victims are all within their minimum run time; `wait`
+    if it has no victims.
     """
     if task.job.spec.preemptible or not view.pool.has_min_runtimes:
-        return None
+        return wait
     ends = (min_runtime_until_ms(view.state, victim) for victim in running_victims(view))
     until = [moment for moment in ends if moment > view.state.now_ms]
     if not until:
-        return None
+        return wait
     numbers = {"victims": len(until), "until_at_ms": min(until)}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
@@ -132,13 +125,13 @@ def first_in_queue(_: PoolView, __: Task) -> Start:
     return _FIRST_IN_QUEUE
 
 
-def always(claim: Claim) -> Callable[[Any], tuple[Claim, ...]]:
-    """Return the `claims` of a policy that has one under any options."""
+def only(action: PreemptionAction) -> Callable[[Any], tuple[PreemptionAction, ...]]:
+    """Return the `actions` of a policy that has this one under any options."""
 
-    def claims(_: Any) -> tuple[Claim, ...]:
-        return (claim,)
+    def actions(_: Any) -> tuple[PreemptionAction, ...]:
+        return (action,)
 
-    return claims
+    return actions
 
 
 def stop_for_task(

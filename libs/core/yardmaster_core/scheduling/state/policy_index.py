@@ -33,8 +33,8 @@ class PolicyIndex:
     #: Whether a task may preempt others; and whether it may preempt those of its own priority.
     preempts = False
     preempts_equals = False
-    #: Whether the policy finds the groups that released slots may help (`Policy.wake`,
-    #: `Policy.offer`); else the state wakes all that did not fit.
+    #: Whether the policy finds the groups that released slots may help (`Wake`); else the state
+    #: wakes all that did not fit.
     finds_fitting_groups = False
     #: Whether the preemptions of each task are counted (`Task.preemptions`).
     counts_preemptions = False

@@ -15,7 +15,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
-STRICT = sorted(name for (name, _), p in POLICIES.items() if p.order is by_queue_position)
+STRICT = sorted(name for (name, _), p in POLICIES.items() if p.order.key is by_queue_position)
 
 
 def started(events: Sequence[object]) -> list[str]:

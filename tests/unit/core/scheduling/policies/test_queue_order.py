@@ -39,7 +39,7 @@ def planned(cell: Cell) -> list[str]:
 
     def key(task: Task) -> Any:
         assert task.group is not None
-        rank, *rest = policy.order(view, task.group, task)
+        rank, *rest = policy.order.key(view, task.group, task)
         return rank, task.group.shape.start_failed, *rest
 
     return [task.id for task in sorted(queued(cell), key=key)]
@@ -51,18 +51,18 @@ def listed(cell: Cell) -> list[str]:
     assert pool.config is not None
     policy = policy_of(pool.config.policy)
     options = options_of(pool.config.policy)
-    among = policy.claimants(options)
+    among = policy.listing.claimants(options)
 
     def key(task: Task) -> Any:
         job = task.job
         gpus = bool(task.shape.queue_class)
         traits = QueueTraits(job.priority, job.spec.preemptible, gpus, task.shape.start_failed)
         rank: tuple[int, ...] = ()
-        if among is not None and policy.in_rank(traits):
+        if among is not None and policy.listing.in_rank(traits):
             claimant = job if among is Among.JOB else job.project
             rank = claimant.ranks["main"]
-        place = tuple(map(int, policy.place(traits)))
-        return place, rank, tuple(map(int, policy.within(options, traits))), task.key
+        place = tuple(map(int, policy.listing.place(traits)))
+        return place, rank, tuple(map(int, policy.listing.within(options, traits))), task.key
 
     return [task.id for task in sorted(queued(cell), key=key)]
 

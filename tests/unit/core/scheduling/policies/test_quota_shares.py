@@ -179,8 +179,7 @@ def shares(cell: QuotaCell) -> list[QueueShare]:
     pool = cell.state.pools["main"]
     assert pool.config is not None
     policy = policy_of(pool.config.policy)
-    assert policy.shares is not None
-    return list(policy.shares(PoolView(cell.state, pool, options_of(pool.config.policy))))
+    return list(policy.shares.queues(PoolView(cell.state, pool, options_of(pool.config.policy))))
 
 
 def test_many_queues_are_recorded_in_parts_of_one_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,5 +246,5 @@ def test_the_shares_of_projects_are_measured() -> None:
     pool = cell.state.pools["main"]
     assert pool.config is not None
     view = PoolView(cell.state, pool, options_of(pool.config.policy))
-    shares = policy_of(pool.config.policy).project_shares(view)
+    shares = policy_of(pool.config.policy).shares.of_projects(view)
     assert shares == {"b": 3000}

@@ -19,8 +19,8 @@ for the next start.
   on free capacity while no other task waits for its share.
 
 The planner asks, in this order: `reclaim` (preempt tasks above a share) and `wake` (groups that fit
-into their share now), then `order` and `may_start` for each group. It has no `claims`: no single
-task preempts others.
+into their share now), then the order and `wait_for_share` for each group. It has no preemption
+actions: no single task preempts others.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,12 +34,18 @@ from pydantic import ConfigDict
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.limits import limit_reached, reserved_for
 from yardmaster_core.scheduling.planner.policy import (
+    Listing,
+    Order,
     OrderKey,
     Policy,
     PoolView,
+    Preemption,
     QueueTraits,
     Rank,
+    ShareReports,
+    StartRules,
     StopReason,
+    Wake,
 )
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
@@ -412,13 +418,13 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
                 yield group
 
 
-def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task whose share is held by tasks within their minimum run
-    time.
+def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task whose share is held by tasks within their minimum run time;
+    `wait` if it is not.
     """
     until_ms = view.memo.get("protected") if task.job.shape.queue_class else None
     if not until_ms:
-        return None
+        return wait
     numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
@@ -507,16 +513,16 @@ FAIR_SHARE: Final = Policy(
     name="fair_share",
     version=1,
     options=FairShareOptions,
-    order=smallest_demand_first,
-    may_start=wait_for_share,
-    start_reason=start_reason,
-    min_runtime_wait=min_runtime_wait,
-    reclaim=reclaim_above_share,
-    wake=groups_within_share,
-    project_shares=project_shares,
-    place=without_gpus_first,
-    in_rank=has_gpus,
-    claimants=claimants_among,
-    ranks=changed_ranks,
+    order=Order(key=smallest_demand_first),
+    start=StartRules(must_wait=wait_for_share, reason=start_reason),
+    preemption=Preemption(reclaim=reclaim_above_share, no_victims_wait=min_runtime_wait),
+    listing=Listing(
+        place=without_gpus_first,
+        in_rank=has_gpus,
+        claimants=claimants_among,
+        ranks=changed_ranks,
+    ),
+    shares=ShareReports(of_projects=project_shares),
+    wake=Wake(groups=groups_within_share),
     index=fair_share_index,
 )

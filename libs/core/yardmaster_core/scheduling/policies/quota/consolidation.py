@@ -5,7 +5,7 @@ The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation).
 
 from collections.abc import Iterator, Sequence
 
-from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
@@ -57,13 +57,13 @@ def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
-    """`permits` of a claim with victims that may all be moved together."""
+    """`permits` of an action with victims that may all be moved together."""
     return True
 
 
-def consolidation(max_moves: int) -> Claim:
-    """Return the claim that moves at most `max_moves` tasks and preempts none."""
-    return Claim(
+def consolidation(max_moves: int) -> PreemptionAction:
+    """Return the action that moves at most `max_moves` tasks and preempts none."""
+    return PreemptionAction(
         victims=movable,
         stop_reason=move_stop_reason,
         permits=always,

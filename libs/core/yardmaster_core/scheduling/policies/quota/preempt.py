@@ -6,7 +6,7 @@ The rules are those of KAI-Scheduler at d5bc503a (actions/preempt).
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
@@ -93,7 +93,7 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     return next(running, None) is not None
 
 
-PREEMPT: Final = Claim(
+PREEMPT: Final = PreemptionAction(
     victims=own_victims,
     stop_reason=own_stop_reason,
     permits=may_preempt,

@@ -19,14 +19,25 @@ all options that are not set.
   hold more than their share or than they deserve (`reclaim.py`).
 
 In a cycle the planner first asks for the groups to wake (`wake.py`). Then, for each group in the
-order of queues, it asks whether the group may start, and tries the claims.
+order of queues, it asks whether the group may start, and tries the preemption actions.
 """
 
 from collections.abc import Hashable
 from fractions import Fraction
 from typing import Final
 
-from yardmaster_core.scheduling.planner.policy import CandidateOrder, Claim, Policy, PoolView
+from yardmaster_core.scheduling.planner.policy import (
+    CandidateOrder,
+    Listing,
+    Order,
+    Policy,
+    PoolView,
+    Preemption,
+    PreemptionAction,
+    ShareReports,
+    StartRules,
+    Wake,
+)
 from yardmaster_core.scheduling.policies.quota.consolidation import consolidation
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.listing import (
@@ -44,7 +55,6 @@ from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks
 from yardmaster_core.scheduling.policies.quota.reclaim import RECLAIM
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
 from yardmaster_core.scheduling.policies.quota.start import (
-    min_runtime_wait,
     no_victims_wait,
     start_reason,
     wait_for_quota,
@@ -62,7 +72,7 @@ def candidates(view: PoolView, turns: int) -> CandidateOrder:
     return QueueOrder(view, turns, over_in_all=follows_kai(view), within=within, after=after)
 
 
-def claims(options: QuotaOptions) -> tuple[Claim, ...]:
+def actions(options: QuotaOptions) -> tuple[PreemptionAction, ...]:
     """Return the ways in which a task may preempt others, in the order of the actions."""
     found = {
         "preempt": PREEMPT,
@@ -98,24 +108,17 @@ QUOTA: Final = Policy(
     name="quota",
     version=1,
     options=QuotaOptions,
-    order=listed_order,
-    candidates=candidates,
-    may_start=wait_for_quota,
-    start_reason=start_reason,
-    claims=claims,
-    starts_on_idle=starts_on_idle,
-    min_runtime_wait=min_runtime_wait,
-    no_victims_wait=no_victims_wait,
-    equivalence=equivalence,
-    wake=groups_to_wake,
-    offer=offer,
-    under_limits=under_limits,
+    order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
+    start=StartRules(must_wait=wait_for_quota, reason=start_reason, on_idle=starts_on_idle),
+    preemption=Preemption(actions=actions, no_victims_wait=no_victims_wait),
+    listing=Listing(
+        place=failed_last,
+        in_rank=always_in_rank,
+        within=within_project,
+        claimants=claimant_kind,
+        ranks=changed_ranks,
+    ),
+    shares=ShareReports(queues=queue_shares, of_projects=project_shares),
+    wake=Wake(groups=groups_to_wake, offer=offer, under_limits=under_limits),
     index=quota_index,
-    place=failed_last,
-    in_rank=always_in_rank,
-    within=within_project,
-    claimants=claimant_kind,
-    ranks=changed_ranks,
-    project_shares=project_shares,
-    shares=queue_shares,
 )

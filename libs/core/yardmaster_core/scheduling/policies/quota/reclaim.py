@@ -9,7 +9,7 @@ the reclaimee.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     CPU,
     GPU,
@@ -344,7 +344,7 @@ def _deciding_resource(reclaimee: Queue, excess: Amounts) -> int:
     return next((i for i in RESOURCES if excess[i]), GPU)
 
 
-RECLAIM: Final = Claim(
+RECLAIM: Final = PreemptionAction(
     victims=reclaim_victims,
     stop_reason=reclaim_stop_reason,
     permits=may_reclaim,

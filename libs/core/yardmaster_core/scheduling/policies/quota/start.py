@@ -122,7 +122,7 @@ def start_reason(view: PoolView, task: Task) -> Start:
     return Start(rule="within_deserved", numbers=numbers)
 
 
-def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
+def _wait_until(view: PoolView, task: Task) -> Wait | None:
     """Return the wait reason of a task that must not preempt others yet, or that found only victims
     within their minimum run time; else None.
     """
@@ -133,13 +133,18 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
 
 
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
-    """Return the wait reason of a task that neither fits nor found victims: `wait` with the numbers
-    of its project's share.
+    """Return the wait reason of a task that neither fits nor found victims.
+
+    If victims are protected, the reason is when that ends; else `wait` with the numbers of its
+    project's share.
 
     If the project would hold more of a resource than its share, it reclaims nothing, and the
     numbers are those of the first such resource. Else they are those of the first resource that the
     task requests, and `others_above` is the number of projects that it may reclaim from.
     """
+    until = _wait_until(view, task)
+    if until is not None:
+        return until
     if not _may_ever_reclaim(view, task):
         return wait
     project_queue = queue_of(view, task)

@@ -7,7 +7,7 @@ to them, and for each owner a heap of its tasks by priority, then by submission.
 - The pool is divided equally among the owners that hold or request GPUs (`equal_parts.py`). What an
   owner does not request goes to the others.
 - If a task does not fit and its owner is below its equal part, the task may preempt tasks of
-  owners above their equal parts, if it starts then (`claims.py`). The preempted tasks return to
+  owners above their equal parts, if it starts then (`preempt.py`). The preempted tasks return to
   the queue of their owner.
 
 So an owner gets no more GPUs by more tasks or higher priorities: a priority only orders the tasks
@@ -24,23 +24,29 @@ from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
-    Claim,
+    Listing,
+    Order,
     OrderKey,
     Policy,
     PoolView,
+    Preemption,
     QueueTraits,
     Rank,
+    ShareReports,
+    StartRules,
+    Wake,
 )
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait
-from yardmaster_core.scheduling.policies.starved_first.claims import PREEMPT
 from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex, index_of
 from yardmaster_core.scheduling.policies.starved_first.order import OwnerOrder
+from yardmaster_core.scheduling.policies.starved_first.preempt import PREEMPT
+from yardmaster_core.scheduling.policies.strict import only
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
-from yardmaster_schemas.reasons import Start, WaitCode
+from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +69,6 @@ def candidates(view: PoolView, _: int) -> CandidateOrder:
     return OwnerOrder(view)
 
 
-def may_start(_: PoolView, __: Group, ___: Task) -> None:
-    """Return no reason to wait: a task starts where it fits. Its owner only decides its place."""
-
-
 def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts: within the equal part of its owner, or beyond."""
     index = index_of(view)
@@ -79,9 +81,11 @@ def start_reason(view: PoolView, task: Task) -> Start:
     )
 
 
-def claims(_: StarvedFirstOptions) -> tuple[Claim, ...]:
-    """Return the way in which a task may preempt others."""
-    return (PREEMPT,)
+def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task whose victims are within their minimum run time, else
+    `wait`.
+    """
+    return protected_wait(view, task) or wait
 
 
 def groups_to_wake(view: PoolView) -> Iterator[Group]:
@@ -168,19 +172,17 @@ STARVED_FIRST: Final = Policy(
     name="starved_first",
     version=1,
     options=StarvedFirstOptions,
-    order=listed_order,
-    candidates=candidates,
-    may_start=may_start,
-    start_reason=start_reason,
-    claims=claims,
-    min_runtime_wait=protected_wait,
-    equivalence=equivalence,
-    wake=groups_to_wake,
+    order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
+    start=StartRules(reason=start_reason),
+    preemption=Preemption(actions=only(PREEMPT), no_victims_wait=no_victims_wait),
+    listing=Listing(
+        place=failed_last,
+        in_rank=always_in_rank,
+        within=by_priority,
+        claimants=claimant_kind,
+        ranks=changed_ranks,
+    ),
+    shares=ShareReports(of_projects=project_shares),
+    wake=Wake(groups=groups_to_wake),
     index=owners_index,
-    place=failed_last,
-    in_rank=always_in_rank,
-    within=by_priority,
-    claimants=claimant_kind,
-    ranks=changed_ranks,
-    project_shares=project_shares,
 )

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Final
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.policy import Claim, PoolView, StopReason
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.starved_first.index import Owner, index_of
 from yardmaster_core.scheduling.state.tasks import Task
@@ -105,6 +105,6 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     )
 
 
-PREEMPT: Final = Claim(
+PREEMPT: Final = PreemptionAction(
     victims=victims, stop_reason=stop_reason, permits=may_preempt, applies=may_claim
 )
