@@ -15,7 +15,7 @@ from yardmaster_core.scheduling.policies import POLICIES
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs/how-to/add-a-policy.md"
 PACKAGE: Final = Path("libs/core/yardmaster_core/scheduling/policies/__init__.py")
-NAME: Final = "firm_first"
+NAME: Final = "non_preemptible_first"
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -38,7 +38,7 @@ COLUMNS: Final = 160
 #: Run by other tests: the first two in test_readme.py, the last in test_add_a_policy.py.
 NOT_RUN: Final = (
     *("make install", "make demo"),
-    ".venv/bin/python -m pytest tests/unit/core/scheduling/policies/test_firm_first.py",
+    ".venv/bin/python -m pytest tests/unit/core/scheduling/policies/test_non_preemptible_first.py",
 )
 FOLLOWS: Final = {
     "yard logs -f $search.0": r"^step \d+ loss",

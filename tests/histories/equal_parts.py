@@ -61,18 +61,20 @@ class _Division:
         self.by_user = pool.config.policy.options.get("owners", "user") == "user"
         self.tasks = list(state.tasks.values())
         self.standing: dict[str, int] = {}
-        firm: dict[str, int] = {}
+        non_preemptible: dict[str, int] = {}
         wish: dict[str, int] = {}
         for task in self.tasks:
             owner = self.owner(task)
             held = _milli(self.kept(task))
             self.standing[owner] = self.standing.get(owner, 0) + held
-            firm[owner] = firm.get(owner, 0) + (0 if task.job.spec.preemptible else held)
+            non_preemptible[owner] = non_preemptible.get(owner, 0) + (
+                0 if task.job.spec.preemptible else held
+            )
             wish[owner] = wish.get(owner, 0) + held + self.requested(task)
         level, total = 0, self.total()
 
         def parts() -> dict[str, int]:
-            return {owner: min(wish[owner], max(firm[owner], level)) for owner in wish}
+            return {owner: min(wish[owner], max(non_preemptible[owner], level)) for owner in wish}
 
         step = max(1, total)
         while step:

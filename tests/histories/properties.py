@@ -312,14 +312,14 @@ class CheckedWorld(World):
         """A gang of the highest priority must start although others come and go below it."""
         # Tasks that cannot be preempted for it may keep it waiting without end.
         jobs = self.state.jobs.values()
-        firm = [job for job in jobs if not job.spec.preemptible or job.priority == 1]
-        for job in firm:
+        protected = [job for job in jobs if not job.spec.preemptible or job.priority == 1]
+        for job in protected:
             self.cell.cancel(job.id, immediate=True)
         self.cell.entitle("later", department="later")
         for number in range(MIN_RUNTIME_S // STEP_S + 2):
             self._tasks_come_and_go(number)
         gpus = _gpus_of_preemptible_tasks(self.state.pools["main"])
-        if not gpus or any(job.live for job in firm):
+        if not gpus or any(job.live for job in protected):
             return
         self.cell.submit(
             "gang", project="later", gpus=1, replicas=gpus, priority=1, preemptible=False

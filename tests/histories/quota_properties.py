@@ -109,7 +109,7 @@ class Held:
     standing: Amounts = NONE
     used: Amounts = NONE
     #: Of `used`, what tasks that cannot be preempted hold.
-    firm: Amounts = NONE
+    non_preemptible: Amounts = NONE
     requested: Amounts = NONE
 
 
@@ -163,15 +163,15 @@ class Queues:
             more = plus(more, queues.held[project].standing)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
-    def has_too_many_firm(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
+    def has_too_many_non_preemptible(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
         """Whether tasks of a project that cannot be preempted have more in all pools, with `more`,
         than it deserves in all, of resources of which `of` has some.
         """
-        firm = more
+        non_preemptible = more
         for queues in self.in_all or ():
-            firm = plus(firm, queues.held[project].firm)
+            non_preemptible = plus(non_preemptible, queues.held[project].non_preemptible)
         bounds = [each.deserved(project) for each in self.in_all or ()]
-        return bool(bounds) and exceeds(firm, added(bounds), of=of)
+        return bool(bounds) and exceeds(non_preemptible, added(bounds), of=of)
 
     @cached_property
     def fair(self) -> dict[Queue, Amounts]:
@@ -222,7 +222,7 @@ class Queues:
             one.used = plus(one.used, used)
             one.requested = plus(one.requested, plus(standing, returning))
             if not task.job.spec.preemptible:
-                one.firm = plus(one.firm, used)
+                one.non_preemptible = plus(one.non_preemptible, used)
 
     def _total(self) -> Amounts:
         total = NONE
@@ -406,10 +406,10 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
             f"{len(batch.moved)} tasks move for {claimant.id}"
         )
     elif batch.action == "preempt":
-        firm = options.order == "document" and not claimant.job.spec.preemptible
+        non_preemptible = options.order == "document" and not claimant.job.spec.preemptible
         for victim in map(state.task, (*batch.stopped, *batch.moved)):
             assert victim.job.project is claimant.job.project
-            assert firm or victim.job.priority > claimant.job.priority
+            assert non_preemptible or victim.job.priority > claimant.job.priority
     else:
         _loses_only_what_is_not_its_own(queues, claimant, victims, options.saturation_permille)
 
@@ -497,16 +497,16 @@ def check_taken(
     counted = (rounded, 0, 0)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        used, firm = plus(held.used, counted), plus(held.firm, counted)
+        used, non_preemptible = plus(held.used, counted), plus(held.non_preemptible, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
         if not task.job.spec.preemptible:
-            assert not exceeds(firm, deserved, of=ask), (
-                f"{task.id} takes {queue.name} to {firm}, deserved are {deserved}"
+            assert not exceeds(non_preemptible, deserved, of=ask), (
+                f"{task.id} takes {queue.name} to {non_preemptible}, deserved are {deserved}"
             )
     if not task.job.spec.preemptible:
-        too_many = queues.has_too_many_firm(task.job.project, counted, of=ask)
+        too_many = queues.has_too_many_non_preemptible(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
 
 

@@ -117,13 +117,13 @@ async def test_under_quota_the_most_deprived_project_comes_first_then_priority(
     low = await cell.submit(priority=50, resources={"gpus": 4})
     first = await cell.submit(priority=20, tasks={"count": 2}, resources={"gpus": 4})
     second = await cell.submit(priority=20, resources={"gpus": 4})
-    firm = await cell.submit(priority=60, kind="interactive", resources={"gpus": 4})
+    non_preemptible = await cell.submit(priority=60, kind="interactive", resources={"gpus": 4})
     other = await cell.submit(
         token="vision", project="vision", priority=99, resources={"gpus": 4}, tasks={"count": 3}
     )
-    ordered = [other, *((firm,) if order == "document" else ()), first, second, low]
+    ordered = [other, *((non_preemptible,) if order == "document" else ()), first, second, low]
     if order == "kai":
-        ordered.append(firm)
+        ordered.append(non_preemptible)
     counts = {first: 2, other: 3}
     wanted, place = [], 1
     for job in ordered:

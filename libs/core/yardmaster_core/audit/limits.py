@@ -101,14 +101,17 @@ class Limits:
         for queue in quotas.path(job.project):
             name, quota = " ".join(queue), quotas.quota(queue, pool)
             limit, deserved = quotas.limit(queue, pool), quotas.deserved(queue, pool)
-            used, firm = quotas.held(queue, pool), quotas.held(queue, pool, firm=True)
+            used, non_preemptible = (
+                quotas.held(queue, pool),
+                quotas.held(queue, pool, non_preemptible=True),
+            )
             for i, resource in enumerate(RESOURCES):
                 what = f"{name} deserved{resource} in {pool}"
                 yield f"{name} limit{resource} in {pool}", limit[i], used[i], asked[i]
                 if quota is not None and not quota.over_quota:
                     yield f"{what} (over-quota off)", deserved[i], used[i], asked[i]
                 if not job.spec.preemptible:
-                    yield f"{what} (not preemptible)", deserved[i], firm[i], asked[i]
+                    yield f"{what} (not preemptible)", deserved[i], non_preemptible[i], asked[i]
         if not job.spec.preemptible:
             yield from self._in_all_pools(job.project, asked)
 
@@ -126,9 +129,11 @@ class Limits:
             bounds = [quotas.deserved(queue, pool)[i] for pool in pools]
             known = [bound for bound in bounds if bound is not None]
             if len(known) == len(bounds):
-                firm = sum(quotas.held(queue, pool, firm=True)[i] for pool in pools)
+                non_preemptible = sum(
+                    quotas.held(queue, pool, non_preemptible=True)[i] for pool in pools
+                )
                 what = f"project {project} deserved{resource} in all pools (not preemptible)"
-                yield what, sum(known), firm, asked[i]
+                yield what, sum(known), non_preemptible, asked[i]
 
     def _requested(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Amounts:
         """Return the amounts that a task counts as before it has slots.

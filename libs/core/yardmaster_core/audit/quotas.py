@@ -73,12 +73,14 @@ class Quotas:
 
     def charge(self, project: str, pool: str, amounts: Amounts, *, preemptible: bool) -> None:
         """Add to what the tasks of a project hold."""
-        firm = NOTHING if preemptible else amounts
+        non_preemptible = NOTHING if preemptible else amounts
         key = project, pool
-        self._held[key] = _plus(self._held.get(key), amounts, firm)
+        self._held[key] = _plus(self._held.get(key), amounts, non_preemptible)
         if self._sums is not None:
             for queue in self.path(project):
-                self._sums[queue, pool] = _plus(self._sums.get((queue, pool)), amounts, firm)
+                self._sums[queue, pool] = _plus(
+                    self._sums.get((queue, pool)), amounts, non_preemptible
+                )
 
     def path(self, project: str) -> Iterator[Queue]:
         """The project and the departments above it."""
@@ -91,9 +93,9 @@ class Quotas:
             config = self._departments.get(department)
             department = config.parent if config is not None else None
 
-    def held(self, queue: Queue, pool: str, *, firm: bool = False) -> Amounts:
-        """Return what the tasks of a project or department hold; `firm`: those not preemptible."""
-        return self._counted().get((queue, pool), (NOTHING, NOTHING))[firm]
+    def held(self, queue: Queue, pool: str, *, non_preemptible: bool = False) -> Amounts:
+        """Return what the tasks of a queue hold; `non_preemptible`: only those."""
+        return self._counted().get((queue, pool), (NOTHING, NOTHING))[non_preemptible]
 
     def held_in_all_pools(self, project: str) -> int:
         """The gpu_milli that the tasks of a project hold."""
@@ -151,19 +153,23 @@ class Quotas:
         for name, config in self._departments.items():
             if config.parent is not None:
                 self._below.setdefault(config.parent, []).append((Level.DEPARTMENT, name))
-        for (project, pool), (held, firm) in self._held.items():
+        for (project, pool), (held, non_preemptible) in self._held.items():
             for queue in self.path(project):
-                sums[queue, pool] = _plus(sums.get((queue, pool)), held, firm)
+                sums[queue, pool] = _plus(sums.get((queue, pool)), held, non_preemptible)
         return sums
 
 
 def _plus(
-    known: tuple[Amounts, Amounts] | None, held: Amounts, firm: Amounts
+    known: tuple[Amounts, Amounts] | None, held: Amounts, non_preemptible: Amounts
 ) -> tuple[Amounts, Amounts]:
     if known is None:
-        return held, firm
+        return held, non_preemptible
     (a, b, c), (d, e, f) = known
-    return (a + held[0], b + held[1], c + held[2]), (d + firm[0], e + firm[1], f + firm[2])
+    return (a + held[0], b + held[1], c + held[2]), (
+        d + non_preemptible[0],
+        e + non_preemptible[1],
+        f + non_preemptible[2],
+    )
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:

@@ -208,7 +208,11 @@ def _sums(state: ClusterState, tasks: list[Task]) -> None:
 
 
 def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
-    for label, index in (("idle", pool.free), ("future", pool.future), ("firm", pool.max_free)):
+    for label, index in (
+        ("idle", pool.free),
+        ("future", pool.future),
+        ("non_preemptible", pool.max_free),
+    ):
         index.flush()
         rebuilt = CapacityIndex()
         rebuilt.limit_gpuless(pool.config.gpuless_per_node if pool.config is not None else None)
@@ -252,7 +256,7 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         t for t in tasks if t.run and t.run.pool_name == pool.name and t.run.stop and t.run.open
     ]
     assert pool.stopping == len(stopping)
-    assert pool.stopping_firm == sum(not t.job.spec.preemptible for t in stopping)
+    assert pool.stopping_non_preemptible == sum(not t.job.spec.preemptible for t in stopping)
 
 
 def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
@@ -450,10 +454,10 @@ def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, 
         placement = run.placements[replica]
         if placement.node != node.name or (label == "future" and run.stop is not None):
             continue
-        if label == "firm" and task.job.spec.preemptible:
+        if label == "non_preemptible" and task.job.spec.preemptible:
             continue
         gpuless += _take(capacity, placement)
-    if label != "firm":
+    if label != "non_preemptible":
         for task in tasks:
             for placement in task.reserved.placements if task.reserved is not None else ():
                 if (placement.node, placement.incarnation) == (node.name, node.incarnation):

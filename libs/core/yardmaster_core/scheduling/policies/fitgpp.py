@@ -159,7 +159,7 @@ def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """
     pool, limit = view.pool, view.options.p
     able = allowed_victims(view, task)
-    if not able or (not pool.stopping_firm and not could_fit(pool, task.job.shape)):
+    if not able or (not pool.stopping_non_preemptible and not could_fit(pool, task.job.shape)):
         return
     scores = view.memo["scores"] = Scores(view)
     below = [victim for victim in able if limit is None or victim.preemptions < limit]

@@ -167,7 +167,7 @@ def _known_insufficient(view: PoolView, task: Task) -> bool:
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
     # If a task stops that could not be preempted, more will be free than `could_fit` counts.
-    return not view.pool.stopping_firm and not could_fit(view.pool, shape)
+    return not view.pool.stopping_non_preemptible and not could_fit(view.pool, shape)
 
 
 def _submitted_later(victim: Task, task: Task) -> bool:

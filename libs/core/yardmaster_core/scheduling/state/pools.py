@@ -27,7 +27,14 @@ class Pool:
         *("all_woken", "blocked_woken", "max_free", "max_free_changes", "name", "nodes"),
         *("policy_cache", "protected", "queue_classes", "ranked", "ready", "recheck"),
         *("reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
-        *("reserved_milli", "resolved", "revision", "shares", "stopping", "stopping_firm"),
+        *(
+            "reserved_milli",
+            "resolved",
+            "revision",
+            "shares",
+            "stopping",
+            "stopping_non_preemptible",
+        ),
         *("started", "topology"),
         *("usage_by_job", "usage_by_project", "used_milli", "woken", "workload"),
     )
@@ -74,7 +81,7 @@ class Pool:
         #: Whether any job that may use the pool ever had a minimum runtime.
         self.has_min_runtimes = False
         #: Number of stopping attempts, whatever the reason; and of those that are not preemptible.
-        self.stopping = self.stopping_firm = 0
+        self.stopping = self.stopping_non_preemptible = 0
         #: Pending tasks with reserved slots of the pool; those of them whose slots are all free.
         self.reserved: dict[Task, None] = {}
         self.ready: dict[Task, None] = {}

@@ -240,14 +240,14 @@ def test_a_task_with_reserved_slots_starts_in_another_pool_only_if_it_may_there(
     cell.node("s1", 1, pool="side")
     cell.submit("lends", project="b", pools=("side",))
     cell.run()
-    cell.submit("firm", project="a", pools=("side", "main"), preemptible=False)
+    cell.submit("non_preemptible", project="a", pools=("side", "main"), preemptible=False)
     cell.cycle(after_s=1)
-    reserved = cell.task("firm").reserved
+    reserved = cell.task("non_preemptible").reserved
     assert reserved is not None
     assert reserved.pool_name == "side"
     cell.node("n1", 1)
     cell.run()
-    run = cell.task("firm").run
+    run = cell.task("non_preemptible").run
     assert run is not None
     assert run.pool_name == "side", "the project deserves nothing in main"
 
@@ -256,7 +256,7 @@ def test_a_task_beyond_its_projects_share_waits_with_the_numbers_of_the_share() 
     cell = QuotaCell({"n1": 4})
     cell.entitle_to("a", 1)
     cell.entitle_to("b", 3)
-    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("non_preemptible", project="b", gpus=2, preemptible=False)
     cell.submit("runs", project="a", gpus=2)
     cell.submit("waits", project="a")
     cell.run()
@@ -291,7 +291,7 @@ def test_a_reason_follows_the_share() -> None:
     cell = QuotaCell({"n1": 4})
     cell.entitle_to("a", 2)
     cell.entitle_to("b", 2)
-    cell.submit("firm", project="b", gpus=2, preemptible=False)
+    cell.submit("non_preemptible", project="b", gpus=2, preemptible=False)
     cell.submit("runs", project="a", gpus=2)
     cell.submit("waits", project="a")
     cell.run()

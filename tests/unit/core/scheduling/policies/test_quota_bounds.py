@@ -119,7 +119,7 @@ def test_a_project_whose_preemptible_tasks_have_ended_has_none_to_lose() -> None
     cell.submit("ended", project="a")
     cell.run()
     cell.ends("ended", done=True)
-    cell.submit("firm", project="a", preemptible=False, tasks=2)
+    cell.submit("non_preemptible", project="a", preemptible=False, tasks=2)
     cell.submit("protected", project="b", tasks=2)
     cell.run()
     cell.entitle_to("a", 0)

@@ -219,7 +219,7 @@ def test_a_victim_returns_to_its_owners_queue_and_starts_again() -> None:
 
 def test_tasks_that_cannot_be_preempted_keep_what_they_hold() -> None:
     cell = OwnersCell({"n1": 8})
-    cell.submit("firm", user="bob", gpus=6, preemptible=False)
+    cell.submit("non_preemptible", user="bob", gpus=6, preemptible=False)
     cell.submit_all("carol", 2)
     cell.run()
     cell.submit_all("alice", 5)
@@ -231,7 +231,7 @@ def test_a_task_that_cannot_be_preempted_preempts_as_others() -> None:
     cell = OwnersCell({"n1": 2})
     cell.submit_all("bob", 2)
     cell.run()
-    cell.submit("firm", user="alice", preemptible=False)
+    cell.submit("non_preemptible", user="alice", preemptible=False)
     cell.run()
     assert cell.gpus_of("alice", "bob") == [1, 1]
 
@@ -248,7 +248,7 @@ def test_a_gang_larger_than_what_two_owners_may_exchange_waits() -> None:
 def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn() -> None:
     """Else Alice's gang would start next to the task for which Bob's was preempted."""
     cell = OwnersCell({"n1": 2, "n2": 4, "n3": 3})
-    cell.submit("firm", user="carol", gpus=3, preemptible=False)
+    cell.submit("non_preemptible", user="carol", gpus=3, preemptible=False)
     cell.submit("gang", user="alice", gpus=3)
     cell.submit_all("alice", 3)
     cell.run()

@@ -31,7 +31,7 @@ def may_claim(view: PoolView, task: Task) -> bool:
     if most is None or most.allocated <= owner.allocated + asked:
         return False
     # If a task stops that could not be preempted, more will be free than `could_fit` counts.
-    return view.pool.stopping_firm > 0 or could_fit(view.pool, task.job.shape)
+    return view.pool.stopping_non_preemptible > 0 or could_fit(view.pool, task.job.shape)
 
 
 def victims(view: PoolView, task: Task) -> Iterator[Task]:

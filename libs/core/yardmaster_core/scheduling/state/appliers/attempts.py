@@ -196,7 +196,7 @@ def _count_stopping(state: ClusterState, task: Task, run: Attempt, sign: int) ->
     pool = state.pools[run.pool_name]
     pool.stopping += sign
     if not task.job.spec.preemptible:
-        pool.stopping_firm += sign
+        pool.stopping_non_preemptible += sign
 
 
 def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop | PolicyStop) -> None:
