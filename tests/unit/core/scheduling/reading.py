@@ -34,8 +34,9 @@ def started(events: Sequence[Event]) -> list[str]:
 
 
 def stopped(events: Sequence[Event]) -> list[str]:
-    """The tasks that are preempted, by the names of their jobs."""
-    return [_named(event.task_id) for event in all_of(events, dec.PreemptionRequestedV1)]
+    """Tasks that are preempted or stopped, named as in `started`."""
+    stops = (dec.PreemptionRequestedV1, dec.StopRequestedV1)
+    return [_named(event.task_id) for event in events if isinstance(event, stops)]
 
 
 def _named(task_id: str) -> str:

@@ -1,33 +1,19 @@
 """The policies that FitGpp is compared with: fifo, lrtp, rand and sjf."""
 
-from collections.abc import Sequence
-
 import pytest
 
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped
 from yardmaster_core.scheduling.policies import POLICIES, check
 from yardmaster_core.scheduling.policies.strict import by_queue_position
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
-    SlotsAllocatedV1,
     TaskUnschedulableV1,
 )
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
 STRICT = sorted(name for (name, _), p in POLICIES.items() if p.order.key is by_queue_position)
-
-
-def started(events: Sequence[object]) -> list[str]:
-    return [e.task_id.rstrip("0.") for e in events if isinstance(e, SlotsAllocatedV1)]
-
-
-def stops(events: Sequence[object]) -> list[PreemptionRequestedV1]:
-    return [e for e in events if isinstance(e, PreemptionRequestedV1)]
-
-
-def stopped(events: Sequence[object]) -> list[str]:
-    return [e.task_id.rstrip("0.") for e in stops(events)]
 
 
 def test_which_policies_are_strict() -> None:
@@ -162,7 +148,7 @@ def test_lrtp_preempts_the_longest_remaining_time() -> None:
     cell.submit("unsaid")
     cell.cycle(after_s=500)
     cell.submit("te", preemptible=False)
-    (stop,) = stops(cell.cycle())
+    stop = only(cell.cycle(), PreemptionRequestedV1)
     assert stop.task_id.startswith("new")
     assert (stop.stop.code, stop.stop.rule) == ("lrtp", "longest_remaining")
     assert stop.stop.numbers == {"remaining_s": 500, "held_milli": 1000, "asked_milli": 1000}
@@ -178,7 +164,7 @@ def test_baselines_preempt_until_the_task_fits_and_keep_unneeded_victims(policy:
         cell.submit(f"b{number}x", runtime_estimate_s=estimate_s)
     cell.cycle()
     cell.submit("te", gpus=2, preemptible=False)
-    gone = stops(cell.cycle())
+    gone = all_of(cell.cycle(), PreemptionRequestedV1)
     on_the_large_one = [stop for stop in gone if stop.nodes == ("n0",)]
     assert len(on_the_large_one) == 2
     assert len(gone) > 2
@@ -193,7 +179,7 @@ def test_rand_draws_from_the_seed_of_the_pool() -> None:
             cell.submit(f"b{number}x")
         cell.cycle()
         cell.submit("te", gpus=3, preemptible=False)
-        (first, *_) = found = stops(cell.cycle())
+        (first, *_) = found = all_of(cell.cycle(), PreemptionRequestedV1)
         assert (first.stop.code, first.stop.rule) == ("rand", "drawn")
         assert first.stop.numbers == {"candidates": 8, "held_milli": 1000, "asked_milli": 3000}
         return [stop.task_id for stop in found]

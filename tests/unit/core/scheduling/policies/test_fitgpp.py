@@ -1,15 +1,14 @@
 """The `fitgpp` policy, rule by rule; numbers of equations are the paper's."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
-    SlotsAllocatedV1,
     TaskRequeuedV1,
 )
 from yardmaster_schemas.events.requests import Layout, PolicyRef
@@ -18,18 +17,6 @@ from yardmaster_schemas.resources import Resources
 
 def fitgpp(**options: Any) -> Cell:
     return Cell(policy="fitgpp", **options)
-
-
-def started(events: Sequence[object]) -> list[str]:
-    return [e.task_id.rstrip("0.") for e in events if isinstance(e, SlotsAllocatedV1)]
-
-
-def stops(events: Sequence[object]) -> list[PreemptionRequestedV1]:
-    return [e for e in events if isinstance(e, PreemptionRequestedV1)]
-
-
-def stopped(events: Sequence[object]) -> list[str]:
-    return [e.task_id.rstrip("0.") for e in stops(events)]
 
 
 def best_effort(cell: Cell, name: str, gpus: int = 1, **changes: Any) -> None:
@@ -124,7 +111,7 @@ def test_size_and_grace_period_make_the_score() -> None:
         cell.submit(name, resources=requested, grace_s=grace_s)
     cell.cycle()
     urgent(cell, "te", gpus=4)
-    (stop,) = stops(cell.cycle())
+    stop = only(cell.cycle(), PreemptionRequestedV1)
     assert stop.stop.code == "fitgpp"
     assert (stop.stop.rule, stop.stop.for_task) == ("lowest_score", cell.task("te").id)
     # Size sqrt(0.5^2 + 0.5^2); score 1 + 4 * 100 / 400.
@@ -156,7 +143,7 @@ def test_the_capacity_is_the_most_that_any_node_has() -> None:
     cell.submit("fix", gpus=2, preemptible=False)
     cell.cycle()
     urgent(cell, "te", gpus=8)
-    (stop,) = stops(cell.cycle())
+    stop = only(cell.cycle(), PreemptionRequestedV1)
     # sqrt((15/64)^2 + (1/8)^2), though it runs on a node of 16 CPUs.
     assert (stop.nodes, stop.stop.numbers["size"]) == (("n1",), 265)
 
@@ -185,7 +172,7 @@ def test_a_task_is_preempted_at_most_p_times_while_others_qualify() -> None:
     assert started(cell.cycle()) == ["brief"]
     cell.restart()
     urgent(cell, "te2")
-    (stop,) = stops(cell.cycle())
+    stop = only(cell.cycle(), PreemptionRequestedV1)
     assert stop.task_id.startswith("long")
     assert stop.stop.numbers["times_stopped"] == 0
 
@@ -198,7 +185,7 @@ def test_p_may_be_unlimited() -> None:
     cell.cycle()
     for number in range(3):
         urgent(cell, f"te{number}x")
-        (stop,) = stops(cell.cycle())
+        stop = only(cell.cycle(), PreemptionRequestedV1)
         assert stop.task_id.startswith("brief")
         assert stop.stop.numbers["times_stopped"] == number
         assert "limit" not in stop.stop.numbers
@@ -217,7 +204,7 @@ def test_if_no_victim_qualifies_random_ones_are_preempted_until_the_task_fits() 
     best_effort(cell, "apart")
     cell.cycle()
     urgent(cell, "te", gpus=2)
-    decided = stops(cell.cycle())
+    decided = all_of(cell.cycle(), PreemptionRequestedV1)
     nodes = {task.run.placements[0].node for task in cell.state.tasks.values() if task.run}
     assert nodes == {"n1", "n2"}
     assert len(decided) == 2
@@ -262,7 +249,7 @@ def test_a_task_over_the_limit_is_preempted_if_no_other_suffices() -> None:
     cell.cycle()
     for number in range(2):
         urgent(cell, f"te{number}x")
-        (stop,) = stops(cell.cycle())
+        stop = only(cell.cycle(), PreemptionRequestedV1)
         assert stop.stop.rule == ("drawn" if number else "lowest_score")
         leaves(cell, "be")
         cell.cycle()
@@ -409,7 +396,7 @@ def test_a_gang_is_a_victim_as_a_whole() -> None:
     best_effort(cell, "lone", gpus=2)
     cell.cycle()
     urgent(cell, "te")
-    (stop,) = stops(cell.cycle())
+    stop = only(cell.cycle(), PreemptionRequestedV1)
     # Both hold two GPUs; of equal scores the earlier submission is preempted.
     assert stop.task_id.startswith("gang")
     assert stop.stop.numbers["size"] == 1000

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import all_of, only
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.testing import fold
 from yardmaster_schemas.events import admissions as adm
@@ -45,10 +46,6 @@ class TwoPools(QuotaCell):
         return used.get("main", 0) // 1000, used.get("side", 0) // 1000
 
 
-def stops(decisions: list[Any]) -> list[PreemptionRequestedV1]:
-    return [each for each in decisions if isinstance(each, PreemptionRequestedV1)]
-
-
 def over_its_sum() -> TwoPools:
     """`a` deserves 2 GPUs in each pool and holds 4 of `main`; `b` holds the 2 of `side`."""
     cell = TwoPools(4, 2)
@@ -67,7 +64,7 @@ def test_what_a_project_holds_over_quota_in_one_pool_is_not_guaranteed_in_anothe
     cell.deserve("b", 0, 1)
     cell.tasks("a", 1, "side")
     decisions = cell.run()
-    assert stops(decisions) == []
+    assert all_of(decisions, PreemptionRequestedV1) == []
     assert cell.wait_of("as0x", "side") is WaitCode.INSUFFICIENT_FREE
 
 
@@ -79,7 +76,7 @@ def test_without_the_other_pool_the_same_project_gets_what_it_deserves() -> None
     cell.tasks("b", 2, "side")
     cell.run()
     cell.tasks("a", 1, "side")
-    (stop,) = stops(cell.run())
+    stop = only(cell.run(), PreemptionRequestedV1)
     assert stop.stop.rule == "over_deserved"
     assert cell.holds("a") == (3, 1)
 
@@ -90,7 +87,7 @@ def test_an_end_in_one_pool_lets_a_task_in_another_one_reclaim() -> None:
     cell.tasks("a", 1, "side")
     cell.run()
     cell.cancel("am0x")
-    (stop,) = stops(cell.run())
+    stop = only(cell.run(), PreemptionRequestedV1)
     assert stop.stop.rule == "over_deserved"
     assert (cell.holds("a"), cell.holds("b")) == ((3, 1), (0, 1))
     assert fold(cell.steps).digest() == cell.state.digest()
@@ -103,11 +100,11 @@ def test_a_project_over_its_sum_loses_tasks_in_a_pool_where_it_holds_what_it_des
     cell.tasks("a", 2, "side")
     cell.run()
     cell.tasks("b", 2, "side")
-    assert stops(cell.run()) == []
+    assert all_of(cell.run(), PreemptionRequestedV1) == []
     # Here the project becomes over-quota, and that frees its claim on the other pool.
     cell.tasks("a", 3, "main")
     decisions = cell.run()
-    (stop,) = stops(decisions)
+    stop = only(decisions, PreemptionRequestedV1)
     assert stop.stop.about == "a"
     assert stop.stop.numbers["deserved_milli"] == stop.stop.numbers["used_milli"] == 2000
     assert stop.stop.numbers["deserved_in_all_milli"] == 4000
@@ -124,7 +121,7 @@ def test_what_is_unlimited_in_one_pool_is_unlimited_in_the_sum() -> None:
     cell.tasks("a", 4, "main")
     cell.run()
     cell.tasks("b", 2, "side")
-    assert stops(cell.run()) == []
+    assert all_of(cell.run(), PreemptionRequestedV1) == []
     assert cell.holds("a") == (4, 2)
 
 
@@ -152,7 +149,7 @@ def test_pools_with_other_policies_do_not_count() -> None:
     cell.tasks("b", 4, "main")
     cell.run()
     cell.tasks("a", 2, "main")
-    assert len(stops(cell.run())) == 2
+    assert len(all_of(cell.run(), PreemptionRequestedV1)) == 2
     assert cell.holds("a") == (2, 2)
     # From now on they count, and `b` takes back what its sum guarantees.
     cell.pool("side", policy="quota")
@@ -191,7 +188,7 @@ def test_of_two_starved_projects_the_one_within_its_sum_starts_first() -> None:
     cell.run()
     cell.tasks("a", 1, "side")
     cell.tasks("b", 1, "side")
-    assert stops(cell.run()) == []
+    assert all_of(cell.run(), PreemptionRequestedV1) == []
     assert (cell.holds("a"), cell.holds("b")) == ((4, 0), (0, 1))
     assert cell.task("as0x").phase is Phase.PENDING
 
@@ -206,8 +203,8 @@ def test_a_restart_between_the_starts_and_the_claim_changes_nothing() -> None:
     cell.run()
     # A cycle plans `side` after `main`, so the claim follows in the next one.
     cell.tasks("a", 3, "side")
-    assert stops(cell.cycle()) == []
+    assert all_of(cell.cycle(), PreemptionRequestedV1) == []
     cell.restart()
-    (stop,) = stops(cell.run())
+    stop = only(cell.run(), PreemptionRequestedV1)
     assert stop.stop.rule == "over_deserved"
     assert fold(cell.steps).digest() == cell.state.digest()

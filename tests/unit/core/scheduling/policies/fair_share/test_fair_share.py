@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
+from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import BadPolicyOptions
 from yardmaster_core.scheduling.policies import POLICIES, options_of
@@ -20,16 +20,6 @@ def shared(gpus: int = 8, **options: Any) -> Cell:
     cell = Cell(policy="fair_share", **options)
     cell.node("n1", gpus=gpus)
     return cell
-
-
-def stopped(events: list[Event]) -> list[str]:
-    """Return the names of the preempted tasks."""
-    found = []
-    for event in events:
-        if isinstance(event, dec.PreemptionRequestedV1 | dec.StopRequestedV1):
-            job, _, index = event.task_id.partition(".")
-            found.append(job.rstrip("0") + (f".{index}" if index != "0" else ""))
-    return found
 
 
 def all_start(cell: Cell) -> None:
