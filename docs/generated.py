@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_settings import BaseSettings
 
+from docs.policy_examples import EXAMPLES
 from yardmaster_schemas import api
 from yardmaster_schemas.words import in_words
 
@@ -729,6 +730,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "sizing": sizing,
     "task-environment": task_environment,
     "task-sdk": task_sdk,
+    **EXAMPLES,
 }
 
 

@@ -61,6 +61,10 @@ COMMAND: Final = re.compile(r"(?<![\w./-])yard((?:[ ][^\s`|;)]+(?:\|[\w-]+)*)+)"
 NAMED_TEST: Final = re.compile(r"(tests/[\w./]+\.py)::(\w+)")
 #: A file and what it defines: `path` (`name`), or `path` (`Class.name`).
 NAMED_DEFINITION: Final = re.compile(r"`([\w./-]+\.py)` \(`([\w.]+)`\)")
+#: The first table of a section, if the scheduler played it.
+EXAMPLE: Final = re.compile(
+    r"\A[^|]*?<!-- generated: (example-[a-z-]+) -->\n(.*?)<!-- end: \1 -->", re.DOTALL
+)
 SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
 
 
@@ -270,6 +274,19 @@ def test_every_policy_and_option_is_in_the_docs_with_its_default() -> None:
             default = str(option.default).lower() if option.type == "bool" else str(option.default)
             shown = f"| `{option.name}` | {default.lower()} |"
             assert shown in text.replace(f"| `{default}` |", f"| {default} |"), shown
+
+
+def test_the_section_of_each_policy_opens_with_an_example_that_the_scheduler_played() -> None:
+    text = (DOCS / "reference/policies.md").read_text()
+    sections = text.split("\n## ")[1:]
+    for policy in POLICIES.values():
+        (example,) = (
+            found[2]
+            for section in sections
+            if (found := EXAMPLE.search(section))
+            and (f"`{policy.name}`" in found[2] or section.startswith(f"{policy.name}\n"))
+        )
+        assert "| GPUs in use |" in example, policy.name
 
 
 def test_every_field_of_a_policy_is_in_the_guide() -> None:
