@@ -1,11 +1,11 @@
 """Metrics of logs: `MeteredLog` around any adapter, and the internal events of Kafka's adapter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError
+from yardmaster_eventlog.forwarding import ForwardingLog
 from yardmaster_eventlog.port import Clock, EventLog, Partition, Record, StoredRecord
-from yardmaster_schemas.topics import Topic
 
 
 class LogMetrics(Protocol):
@@ -75,24 +75,20 @@ class NoMetrics:
 NO_METRICS: Final = NoMetrics()
 
 
-class MeteredLog:
+class MeteredLog(ForwardingLog):
     """Counts the calls of any log, and otherwise passes them on unchanged."""
 
     def __init__(self, log: EventLog, clock: Clock, metrics: LogMetrics) -> None:
-        self._log = log
+        super().__init__(log)
         self._clock = clock
         self._metrics = metrics
-
-    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Create missing topics."""
-        await self._log.create_topics(topics, partitions)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch`, and measure the time."""
         metrics, started_s = self._metrics, self._clock.monotonic_s()
         metrics.waiting(1)
         try:
-            offset = await self._log.append(partition, batch)
+            offset = await super().append(partition, batch)
         except AppendOutcomeUnknown:
             metrics.unknown(partition.topic)
             raise
@@ -113,26 +109,9 @@ class MeteredLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        found = await self._log.read(
+        found = await super().read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )
         if found:
             self._metrics.read(partition.topic, len(found))
         return found
-
-    async def end(self, partition: Partition) -> int:
-        """Return the offset that the next record will get."""
-        return await self._log.end(partition)
-
-    async def newest(
-        self, partitions: Sequence[Partition]
-    ) -> Mapping[Partition, StoredRecord | None]:
-        """Return the newest record of each partition."""
-        return await self._log.newest(partitions)
-
-    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
-        """Wait for records."""
-        return await self._log.wait(ends, timeout_s)
-
-    async def close(self) -> None:
-        await self._log.close()

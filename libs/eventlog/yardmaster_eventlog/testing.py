@@ -6,14 +6,14 @@ handles of all writers share one plan, so that a late batch is written whichever
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError, LogUnavailable
-from yardmaster_eventlog.port import Clock, EventLog, Partition, Record, StoredRecord
-from yardmaster_schemas.topics import Topic
+from yardmaster_eventlog.forwarding import ForwardingLog, T
+from yardmaster_eventlog.port import Clock, EventLog, Partition, Record
 
 
 class FaultKind(StrEnum):
@@ -165,69 +165,35 @@ async def _write(late: _Late) -> None:
         return  # the log may have been closed: the batch is lost, which is a valid outcome
 
 
-class FaultyLog:
+class FaultyLog(ForwardingLog):
     """`inner` with the plan's faults; see `EventLog` for the contract."""
 
     def __init__(self, inner: EventLog, plan: FaultPlan) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan = plan
 
-    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Create missing topics."""
-        await self._inner.create_topics(topics, partitions)
+    async def _forward(self, call: Callable[[], Awaitable[T]]) -> T:
+        await self._plan.step()
+        return await call()
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch`, or fail as planned."""
         await self._plan.step()
         fault = self._plan.next_fault(partition.topic)
         if fault is None:
-            return await self._inner.append(partition, batch)
+            return await self._log.append(partition, batch)
         # A wrong call is reported before a fault, as a real log does.
-        await self._inner.end(partition)
+        await self._log.end(partition)
         match fault.kind:
             case FaultKind.UNAVAILABLE:
                 raise LogUnavailable(found="as planned")
             case FaultKind.STALLED:
                 await self._plan.clock.sleep(fault.after_s or 0)
-                return await self._inner.append(partition, batch)
+                return await self._log.append(partition, batch)
             case FaultKind.LANDED:
-                await self._inner.append(partition, batch)
+                await self._log.append(partition, batch)
             case FaultKind.LATE:
-                self._plan.postpone(self._inner, partition, batch, fault)
+                self._plan.postpone(self._log, partition, batch, fault)
             case FaultKind.LOST:
                 pass
         raise AppendOutcomeUnknown(topic=partition.topic, found=f"planned: {fault.kind}")
-
-    async def read(
-        self,
-        partition: Partition,
-        offset: int,
-        *,
-        max_records: int = 1000,
-        buffered_only: bool = False,
-    ) -> Sequence[StoredRecord]:
-        await self._plan.step()
-        return await self._inner.read(
-            partition, offset, max_records=max_records, buffered_only=buffered_only
-        )
-
-    async def end(self, partition: Partition) -> int:
-        """Return the offset that the next record will get."""
-        await self._plan.step()
-        return await self._inner.end(partition)
-
-    async def newest(
-        self, partitions: Sequence[Partition]
-    ) -> Mapping[Partition, StoredRecord | None]:
-        """Return the newest record of each partition."""
-        await self._plan.step()
-        return await self._inner.newest(partitions)
-
-    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
-        """Wait until a partition has a record at or after the offset given for it."""
-        await self._plan.step()
-        return await self._inner.wait(ends, timeout_s)
-
-    async def close(self) -> None:
-        """Close this handle's log."""
-        await self._inner.close()
