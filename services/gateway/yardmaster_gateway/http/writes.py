@@ -1,13 +1,19 @@
-"""The common part of all writes: origin, idempotency key, and conditional headers."""
+"""The common part of all writes: origin, requests, idempotency key, and conditional headers."""
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Request, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import CurrentCaller, Gateway, gateway_of
+from yardmaster_gateway.context import (
+    CurrentCaller,
+    CurrentGateway,
+    Gateway,
+    Read,
+    ReadContext,
+    gateway_of,
+)
 from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.telemetry.tracing import trace_id_of
@@ -41,6 +47,37 @@ IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=1000)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=1000)]
 
 
+class WriteContext:
+    """Records the requests of one call; the answer names their position."""
+
+    def __init__(self, gateway: CurrentGateway, response: Response, origin: Origin) -> None:
+        self.gateway = gateway
+        self.caller = origin.caller
+        self._response = response
+        self._origin = origin
+
+    async def record(self, subject: str, *events: Event) -> Accepted:
+        """Record requests about a subject; return the answer 202."""
+        gateway = self.gateway
+        offset = await gateway.writer.record([(event, subject) for event in events], self._origin)
+        position = str(Position(cell=gateway.cell, requests=offset + len(events)))
+        self._response.headers["Yard-Position"] = position
+        ids = [f"{gateway.cell}.{offset + index}" for index in range(len(events))]
+        return Accepted(request_ids=ids, position=position)
+
+    async def note(self, subject: str, reason: str | None) -> DetailsRef | None:
+        """Record the user's reason in `details`, where it can be erased; None without a reason."""
+        if not reason:
+            return None
+        gateway = self.gateway
+        salt = gateway.ports.chance.hex("details salt", 32)
+        noted = RequestNotedV1(salt=salt, subject=subject, text=reason)
+        return await gateway.writer.record_detail(noted, f"note.{salt}", subject, self._origin)
+
+
+Write = Annotated[WriteContext, Depends()]
+
+
 def ensure_key(gateway: Gateway, key: str | None, response: Response) -> str:
     """Return the idempotency key, generated if None, and put it into the response's headers."""
     if key is None:
@@ -49,15 +86,14 @@ def ensure_key(gateway: Gateway, key: str | None, response: Response) -> str:
     return key
 
 
-async def record_note(
-    gateway: Gateway, reason: str | None, subject: str, origin: RequestOrigin
-) -> DetailsRef | None:
-    """Record the user's reason in `details`, where it can be erased; None if there is no reason."""
-    if not reason:
-        return None
-    salt = gateway.ports.chance.hex("details salt", 32)
-    noted = RequestNotedV1(salt=salt, subject=subject, text=reason)
-    return await gateway.writer.record_detail(noted, f"note.{salt}", subject, origin)
+async def _repeatable(read: Read, response: Response, idempotency_key: Key = None) -> ReadContext:
+    """The read's context, once the answer names the idempotency key."""
+    ensure_key(read.gateway, idempotency_key, response)
+    return read
+
+
+#: The context of a request that a client may repeat under the same key.
+Repeatable = Annotated[ReadContext, Depends(_repeatable)]
 
 
 def etag(revision: int | str) -> str:
@@ -106,14 +142,3 @@ def check_condition(
 def as_revision(checked: int | str | None) -> int | None:
     """The result of `check_condition` as `if_revision` of a request."""
     return checked if isinstance(checked, int) else None
-
-
-async def record_requests(
-    gateway: Gateway, events: Sequence[tuple[Event, str]], origin: RequestOrigin, response: Response
-) -> Accepted:
-    """Record requests and return the 202 answer. Its position is also in the headers."""
-    offset = await gateway.writer.record(events, origin)
-    position = str(Position(cell=gateway.cell, requests=offset + len(events)))
-    response.headers["Yard-Position"] = position
-    ids = [f"{gateway.cell}.{offset + index}" for index in range(len(events))]
-    return Accepted(request_ids=ids, position=position)

@@ -9,11 +9,10 @@ from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import (
     IfMatch,
-    Origin,
+    Write,
     as_revision,
     check_condition,
     etag,
-    record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_projections.rows import LogRow
@@ -59,8 +58,7 @@ async def read_cell(read: Read, response: Response) -> Cell:
 )
 async def change_cell(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     config: Annotated[CellConfig, Depends(body_of(CellConfig))],
     if_match: IfMatch = None,
 ) -> Accepted:
@@ -68,4 +66,4 @@ async def change_cell(
     authorize(read.caller, Action.OPERATE)
     found = check_condition("the cell", (await _find(read)).revision, if_match)
     event = CellChangeRequestedV1(config=config, if_revision=as_revision(found))
-    return await record_requests(read.gateway, [(event, read.gateway.cell)], origin, response)
+    return await write.record(read.gateway.cell, event)

@@ -12,11 +12,10 @@ from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import (
     IfMatch,
     IfNoneMatch,
-    Origin,
+    Write,
     as_revision,
     check_condition,
     etag,
-    record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_gateway.routes.object_router import CONFIGURE_RESPONSES
@@ -61,8 +60,7 @@ async def read_enrollment(read: Read, response: Response, name: str) -> NodeEnro
 )
 async def enrol_node(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     enrollment: Annotated[Enrollment, Depends(body_of(Enrollment))],
     if_match: IfMatch = None,
@@ -78,7 +76,7 @@ async def enrol_node(
     current = known.revision if known is not None else None
     found = check_condition(f"the enrollment of node {node}", current, if_match, if_none_match)
     event = NodeEnrolRequestedV1(node=node, enrollment=enrollment, if_revision=as_revision(found))
-    return await record_requests(read.gateway, [(event, node)], origin, response)
+    return await write.record(node, event)
 
 
 @router.delete(
@@ -91,9 +89,7 @@ async def enrol_node(
         *("busy", "outcome_unknown"),
     ),
 )
-async def revoke_node(
-    read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
-) -> Accepted:
+async def revoke_node(read: Read, write: Write, name: str, if_match: IfMatch = None) -> Accepted:
     """Revoke a node: kill its tasks at once, and refuse it until it is enrolled again."""
     authorize(read.caller, Action.OPERATE)
     known = await _find(read, name)
@@ -101,4 +97,4 @@ async def revoke_node(
         raise errors.NotFound(what=f"enrollment of node {name[:64]}")
     found = check_condition(f"the enrollment of node {name}", known.revision, if_match)
     event = NodeRevokeRequestedV1(node=name, if_revision=as_revision(found))
-    return await record_requests(read.gateway, [(event, name)], origin, response)
+    return await write.record(name, event)

@@ -12,15 +12,15 @@ end of a job is final, so the check against the views is safe even if the views 
 from collections.abc import AsyncIterator
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Partition
 from yardmaster_eventlog.reader import record_at
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Read, ReadContext, authorize
+from yardmaster_gateway.context import ReadContext, authorize
 from yardmaster_gateway.http.problems import problem_responses
-from yardmaster_gateway.http.writes import Key, Origin, ensure_key, record_requests
+from yardmaster_gateway.http.writes import Repeatable, Write
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_gateway.routes.jobs import find_job
 from yardmaster_projections.projection.details import details_of
@@ -46,16 +46,9 @@ PAGE: Final = 500
         "forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"
     ),
 )
-async def erase_job(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    job_id: str,
-    idempotency_key: Key = None,
-) -> Accepted:
+async def erase_job(read: Repeatable, write: Write, job_id: str) -> Accepted:
     """Permanently delete the name, labels, command, environment and notes of an ended job."""
     gateway = read.gateway
-    ensure_key(gateway, idempotency_key, response)
     row = await find_job(read, job_id)
     authorize(
         *(read.caller, Action.ERASE),
@@ -70,7 +63,7 @@ async def erase_job(
     # One with the job id always: the request names a tombstone also where the details are gone.
     offset = await gateway.writer.write_tombstones([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
-    return await record_requests(gateway, [(event, row.key)], origin, response)
+    return await write.record(row.key, event)
 
 
 def _check_ended(row: JobRow) -> None:

@@ -22,11 +22,12 @@ from yardmaster_gateway.http.writes import (
     IfMatch,
     Key,
     Origin,
+    Repeatable,
+    Write,
     as_revision,
     check_condition,
     ensure_key,
     etag,
-    record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed, names_in_scope
 from yardmaster_gateway.request_writer import RequestOrigin
@@ -34,7 +35,6 @@ from yardmaster_gateway.routes.verbs import (
     CANCEL,
     PAUSE,
     RESUME,
-    Repeatable,
     Target,
     add_verb,
 )
@@ -263,8 +263,7 @@ def authorize_change(caller: Caller, row: JobRow) -> None:
 )
 async def change_job(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     job_id: str,
     patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
     if_match: IfMatch = None,
@@ -277,25 +276,26 @@ async def change_job(
     authorize_change(read.caller, row)
     revision = as_revision(check_condition(f"job {job_id}", row.revision, if_match))
     _check_not_ended(row)
-    events: list[tuple[Event, str]] = []
+    events: list[Event] = []
 
     def guard() -> int | None:
         # Every accepted change increments the revision, so the next change must name the new one.
         return None if revision is None else revision + len(events)
 
     if patch.priority is not None:
-        event = PriorityChangeRequestedV1(
-            job_id=job_id, priority=patch.priority, if_revision=guard()
+        events.append(
+            PriorityChangeRequestedV1(job_id=job_id, priority=patch.priority, if_revision=guard())
         )
-        events.append((event, job_id))
     if patch.weight is not None:
-        weight = WeightChangeRequestedV1(job_id=job_id, weight=patch.weight, if_revision=guard())
-        events.append((weight, job_id))
+        events.append(
+            WeightChangeRequestedV1(job_id=job_id, weight=patch.weight, if_revision=guard())
+        )
     if "max_slots" in patch.model_fields_set:
         most = None if patch.max_slots is None else milli(patch.max_slots, "max_slots")
-        slots = MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
-        events.append((slots, job_id))
-    return await record_requests(read.gateway, events, origin, response)
+        events.append(
+            MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
+        )
+    return await write.record(job_id, *events)
 
 
 def _check_not_ended(row: JobRow) -> None:

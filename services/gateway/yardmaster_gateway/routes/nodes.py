@@ -13,11 +13,9 @@ from yardmaster_gateway.http.pages import page_of
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import (
     IfMatch,
-    Origin,
+    Write,
     check_condition,
     etag,
-    record_note,
-    record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_projections.queries import Filters
@@ -100,8 +98,7 @@ async def read_node(read: Read, response: Response, name: str) -> Node:
 )
 async def change_node(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     patch: Annotated[NodePatch, Depends(body_of(NodePatch))],
     if_match: IfMatch = None,
@@ -115,12 +112,12 @@ async def change_node(
     if patch.state is NodeWish.READY:
         event = NodeUncordonRequestedV1(node=name)
     else:
-        ref = await record_note(read.gateway, patch.reason, name, origin)
+        ref = await write.note(name, patch.reason)
         if deadline_ms is None:
             event = NodeCordonRequestedV1(node=name, note=ref)
         else:
             event = NodeDrainRequestedV1(node=name, deadline_at_ms=deadline_ms, note=ref)
-    return await record_requests(read.gateway, [(event, name)], origin, response)
+    return await write.record(name, event)
 
 
 @router.put(
@@ -136,8 +133,7 @@ async def change_node(
 )
 async def change_node_slots(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     slots: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
     if_match: IfMatch = None,
@@ -153,11 +149,11 @@ async def change_node_slots(
             detail = f"{name} has {gpus} slots, numbered from 0"
             field = FieldError(pointer=f"/disabled/{index}", code="value_error", detail=detail)
             raise invalid_body([field])
-    ref = await record_note(read.gateway, slots.reason, name, origin)
+    ref = await write.note(name, slots.reason)
     event = NodeSlotsChangeRequestedV1(
         node=name, disabled=tuple(sorted(set(slots.disabled))), stop=slots.stop, note=ref
     )
-    return await record_requests(read.gateway, [(event, name)], origin, response)
+    return await write.record(name, event)
 
 
 def _deadline(patch: NodePatch) -> int | None:

@@ -20,11 +20,10 @@ from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import (
     IfMatch,
     IfNoneMatch,
-    Origin,
+    Write,
     as_revision,
     check_condition,
     etag,
-    record_requests,
 )
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_projections.queries import Filters
@@ -157,8 +156,7 @@ def object_router(kind: ObjectKind[R, C, M]) -> APIRouter:
     )
     async def configure_object(
         read: Read,
-        response: Response,
-        origin: Origin,
+        write: Write,
         name: str,
         config: Annotated[Any, Depends(body_of(kind.config))],
         if_match: IfMatch = None,
@@ -170,7 +168,7 @@ def object_router(kind: ObjectKind[R, C, M]) -> APIRouter:
         current = row.revision if row is not None else None
         revision = check_condition(f"{name_of_kind} {name}", current, if_match, if_none_match)
         event = kind.change(name, config, as_revision(revision))
-        return await record_requests(read.gateway, [(event, name)], origin, response)
+        return await write.record(name, event)
 
     @router.delete(
         f"/{plural}/{{name}}",
@@ -182,7 +180,7 @@ def object_router(kind: ObjectKind[R, C, M]) -> APIRouter:
         responses=DELETE_RESPONSES,
     )
     async def delete_object(
-        read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
+        read: Read, write: Write, name: str, if_match: IfMatch = None
     ) -> Accepted:
         authorize(read.caller, Action.OPERATE)
         row = await kind.get(read, name)
@@ -191,6 +189,6 @@ def object_router(kind: ObjectKind[R, C, M]) -> APIRouter:
         if users is not None:
             raise errors.InUse(what=f"{name_of_kind} {name}", found=users)
         event = kind.deletion(name, as_revision(revision))
-        return await record_requests(read.gateway, [(event, name)], origin, response)
+        return await write.record(name, event)
 
     return router

@@ -4,16 +4,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Final
 
-from fastapi import Depends, Response
+from fastapi import Depends
 
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.filters import Cursor, Limit, Names, split_values
 from yardmaster_gateway.http.names import valid_name
-from yardmaster_gateway.http.writes import IfMatch, Origin, check_condition, record_requests
+from yardmaster_gateway.http.writes import IfMatch, Write, WriteContext, check_condition
 from yardmaster_gateway.identity.authorization import Action
-from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.routes.object_router import (
     CONFIGURE_RESPONSES,
     DELETE_RESPONSES,
@@ -75,17 +74,25 @@ _PROJECTS: Final = Projects()
 router = object_router(_PROJECTS)
 
 
+async def _find_for_quotas(read: ReadContext, name: str, if_match: str | None) -> ProjectRow:
+    """The project whose quotas the caller changes.
+
+    Raises:
+        Forbidden, NotFound, PreconditionRequired, VersionMismatch, Malformed.
+    """
+    authorize(read.caller, Action.OPERATE)
+    row = await _PROJECTS.get(read, name)
+    check_condition(f"project {name}", row.revision, if_match)
+    return row
+
+
 async def _change_quotas(
-    read: ReadContext,
-    response: Response,
-    origin: RequestOrigin,
-    row: ProjectRow,
-    quotas: dict[str, Quota],
+    write: WriteContext, row: ProjectRow, quotas: dict[str, Quota]
 ) -> Accepted:
     # Quotas are part of the project. The request therefore names the revision that it is based on,
     # even after `If-Match: *`; otherwise a concurrent change of the project would be lost.
     event = _PROJECTS.change(row.name, replace(row.config, quotas=quotas), row.revision)
-    return await record_requests(read.gateway, [(event, row.name)], origin, response)
+    return await write.record(row.name, event)
 
 
 @router.put(
@@ -98,20 +105,17 @@ async def _change_quotas(
 )
 async def set_quota(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     pool: str,
     quota: Annotated[Quota, Depends(body_of(Quota))],
     if_match: IfMatch = None,
 ) -> Accepted:
     """Set a project's quota in one pool. The ETag is the project's."""
-    authorize(read.caller, Action.OPERATE)
+    row = await _find_for_quotas(read, name, if_match)
     refuse_quota(quota)
-    row = await _PROJECTS.get(read, name)
-    check_condition(f"project {name}", row.revision, if_match)
     quotas = {**row.config.quotas, valid_name(pool, "pool"): quota}
-    return await _change_quotas(read, response, origin, row, quotas)
+    return await _change_quotas(write, row, quotas)
 
 
 @router.delete(
@@ -122,13 +126,11 @@ async def set_quota(
     responses=DELETE_RESPONSES,
 )
 async def delete_quota(
-    read: Read, response: Response, origin: Origin, name: str, pool: str, if_match: IfMatch = None
+    read: Read, write: Write, name: str, pool: str, if_match: IfMatch = None
 ) -> Accepted:
     """Remove a project's quota in one pool. The ETag is the project's."""
-    authorize(read.caller, Action.OPERATE)
-    row = await _PROJECTS.get(read, name)
-    check_condition(f"project {name}", row.revision, if_match)
+    row = await _find_for_quotas(read, name, if_match)
     if pool not in row.config.quotas:
         raise errors.NotFound(what=f"quota of project {name[:64]} in pool {pool[:64]}")
     quotas = {key: value for key, value in row.config.quotas.items() if key != pool}
-    return await _change_quotas(read, response, origin, row, quotas)
+    return await _change_quotas(write, row, quotas)

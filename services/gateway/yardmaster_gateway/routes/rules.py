@@ -8,7 +8,7 @@ from yardmaster_core.rules import RULES
 from yardmaster_gateway.context import Gateway, Read, authorize
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.problems import problem_responses
-from yardmaster_gateway.http.writes import IfMatch, Origin, check_condition, etag, record_requests
+from yardmaster_gateway.http.writes import IfMatch, Write, check_condition, etag
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_projections.rows import CycleRow, LogRow
 from yardmaster_schemas.api import Accepted, Rules, RulesSwitch
@@ -48,8 +48,7 @@ async def read_rules(read: Read, response: Response) -> Rules:
 )
 async def switch_rules(
     read: Read,
-    response: Response,
-    origin: Origin,
+    write: Write,
     switch: Annotated[RulesSwitch, Depends(body_of(RulesSwitch))],
     if_match: IfMatch = None,
 ) -> Accepted:
@@ -60,4 +59,4 @@ async def switch_rules(
     authorize(read.caller, Action.OPERATE)
     check_condition("rules", await rules_in_force(read.gateway) or 0, if_match)
     event = RulesRequestedV1(rules=switch.rules)
-    return await record_requests(read.gateway, [(event, read.gateway.cell)], origin, response)
+    return await write.record(read.gateway.cell, event)

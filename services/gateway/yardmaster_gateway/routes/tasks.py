@@ -9,13 +9,13 @@ from yardmaster_gateway.context import Read, ReadContext
 from yardmaster_gateway.http.filters import group_filters, task_filters
 from yardmaster_gateway.http.pages import page_of
 from yardmaster_gateway.http.problems import problem_responses
+from yardmaster_gateway.http.writes import Repeatable
 from yardmaster_gateway.routes.history import records_at
 from yardmaster_gateway.routes.jobs import authorize_change, find_job
 from yardmaster_gateway.routes.verbs import (
     CANCEL,
     PAUSE,
     RESUME,
-    Repeatable,
     Target,
     add_verb,
 )

@@ -7,7 +7,7 @@ The answer is 202 like that of every change; the token is valid once quota has a
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends
 
 from yardmaster_core.access import User, valid_tokens
 from yardmaster_gateway import errors
@@ -15,9 +15,9 @@ from yardmaster_gateway.context import CurrentCaller, CurrentGateway, Gateway, a
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.filters import Cursor, Limit
 from yardmaster_gateway.http.problems import problem_responses
-from yardmaster_gateway.http.writes import Origin, record_requests
+from yardmaster_gateway.http.writes import Write, WriteContext
 from yardmaster_gateway.identity.authentication import digest_of
-from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed
+from yardmaster_gateway.identity.authorization import Action, is_allowed
 from yardmaster_schemas.api import (
     Accepted,
     List,
@@ -81,14 +81,25 @@ async def _find(gateway: Gateway, name: str) -> User:
     return user
 
 
-def _authorize_own(caller: Caller, name: str) -> None:
-    """Check that the caller is the user, or an operator.
+async def _find_as_operator(write: WriteContext, name: str) -> User:
+    """The user; the caller must be an operator.
 
     Raises:
-        Forbidden.
+        Forbidden, NotFound.
     """
-    if caller.user != name:
-        authorize(caller, Action.OPERATE)
+    authorize(write.caller, Action.OPERATE)
+    return await _find(write.gateway, name)
+
+
+async def _find_own(write: WriteContext, name: str) -> User:
+    """The user; the caller must be the user itself, or an operator.
+
+    Raises:
+        Forbidden, NotFound.
+    """
+    if write.caller.user != name:
+        authorize(write.caller, Action.OPERATE)
+    return await _find(write.gateway, name)
 
 
 def _roles(given: RolesChange | NewUser) -> tuple[RoleInScope, ...]:
@@ -172,23 +183,20 @@ async def list_users(
     responses=problem_responses(*_BODY, "already_exists"),
 )
 async def add_user(
-    gateway: CurrentGateway,
-    caller: CurrentCaller,
-    response: Response,
-    origin: Origin,
+    write: Write,
     given: Annotated[NewUser, Depends(body_of(NewUser))],
 ) -> TokenIssued:
     """Add a user with roles and a first token. The token is in this answer only."""
-    authorize(caller, Action.OPERATE)
-    await gateway.access.catch_up()
-    user = gateway.access.users.get(given.name)
+    authorize(write.caller, Action.OPERATE)
+    await write.gateway.access.catch_up()
+    user = write.gateway.access.users.get(given.name)
     if user is not None and not user.removed:
         raise errors.AlreadyExists(what=f"user {given.name}")
-    token, record = _new_token(gateway, given.lifetime_s)
+    token, record = _new_token(write.gateway, given.lifetime_s)
     event = RoleGrantRequestedV1(
         principal=given.name, roles=_roles(given), tokens=(record,), new=True
     )
-    accepted = await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    accepted = await write.record(write.gateway.cell, event)
     return _issued(accepted, token, record)
 
 
@@ -199,14 +207,11 @@ async def add_user(
     response_model=Accepted,
     responses=problem_responses(*_WRITE, "not_found"),
 )
-async def remove_user(
-    gateway: CurrentGateway, caller: CurrentCaller, response: Response, origin: Origin, name: str
-) -> Accepted:
+async def remove_user(write: Write, name: str) -> Accepted:
     """Remove a user: end all its tokens and open streams. Its jobs continue."""
-    authorize(caller, Action.OPERATE)
-    await _find(gateway, name)
+    await _find_as_operator(write, name)
     event = AccessRevokeRequestedV1(principal=name)
-    return await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    return await write.record(write.gateway.cell, event)
 
 
 @router.post(
@@ -218,18 +223,14 @@ async def remove_user(
     responses=problem_responses(*_BODY, "not_found"),
 )
 async def grant_roles(
-    gateway: CurrentGateway,
-    caller: CurrentCaller,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     given: Annotated[RolesChange, Depends(body_of(RolesChange))],
 ) -> Accepted:
     """Give a user more roles."""
-    authorize(caller, Action.OPERATE)
-    await _find(gateway, name)
+    await _find_as_operator(write, name)
     event = RoleGrantRequestedV1(principal=name, roles=_roles(given))
-    return await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    return await write.record(write.gateway.cell, event)
 
 
 @router.post(
@@ -241,18 +242,14 @@ async def grant_roles(
     responses=problem_responses(*_BODY, "not_found"),
 )
 async def revoke_roles(
-    gateway: CurrentGateway,
-    caller: CurrentCaller,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     given: Annotated[RolesChange, Depends(body_of(RolesChange))],
 ) -> Accepted:
     """Take roles from a user."""
-    authorize(caller, Action.OPERATE)
-    await _find(gateway, name)
+    await _find_as_operator(write, name)
     event = RoleRevokeRequestedV1(principal=name, roles=_roles(given))
-    return await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    return await write.record(write.gateway.cell, event)
 
 
 @router.post(
@@ -264,10 +261,7 @@ async def revoke_roles(
     responses=problem_responses(*_BODY, "not_found"),
 )
 async def issue_token(
-    gateway: CurrentGateway,
-    caller: CurrentCaller,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     given: Annotated[TokenOrder, Depends(body_of(TokenOrder))],
 ) -> TokenIssued:
@@ -277,14 +271,15 @@ async def issue_token(
     it lives as long as the one before. The caller's own token cannot live longer than the longest
     that the caller has.
     """
-    _authorize_own(caller, name)
-    user = await _find(gateway, name)
+    user = await _find_own(write, name)
     lifetime_s = given.lifetime_s
     if "lifetime_s" not in given.model_fields_set and user.tokens:
-        lifetime_s = _lifetime_s(user, caller.credential_id if caller.user == name else None)
-    token, record = _new_token(gateway, lifetime_s)
+        lifetime_s = _lifetime_s(
+            user, write.caller.credential_id if write.caller.user == name else None
+        )
+    token, record = _new_token(write.gateway, lifetime_s)
     event = TokenIssueRequestedV1(principal=name, token=record, overlap_s=given.overlap_s)
-    accepted = await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    accepted = await write.record(write.gateway.cell, event)
     return _issued(accepted, token, record)
 
 
@@ -296,17 +291,13 @@ async def issue_token(
     responses=problem_responses(*_WRITE, "not_found"),
 )
 async def revoke_token(
-    gateway: CurrentGateway,
-    caller: CurrentCaller,
-    response: Response,
-    origin: Origin,
+    write: Write,
     name: str,
     token_id: str,
 ) -> Accepted:
     """End a token of a user, or of the caller, and the streams that were opened with it."""
-    _authorize_own(caller, name)
-    user = await _find(gateway, name)
+    user = await _find_own(write, name)
     if all(token.id != token_id for token in user.tokens):
         raise errors.NotFound(what=f"token {token_id[:64]} of user {name[:64]}")
     event = TokenRevokeRequestedV1(principal=name, token_id=token_id)
-    return await record_requests(gateway, [(event, gateway.cell)], origin, response)
+    return await write.record(write.gateway.cell, event)

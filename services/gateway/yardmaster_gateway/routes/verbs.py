@@ -4,12 +4,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends
 
-from yardmaster_gateway.context import Read, ReadContext
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.problems import problem_responses
-from yardmaster_gateway.http.writes import Key, Origin, ensure_key, record_note, record_requests
+from yardmaster_gateway.http.writes import Repeatable, Write
 from yardmaster_schemas.api import Accepted, CancelBody, HoldBody
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
@@ -68,16 +67,6 @@ RESUME: Final = Verb(
 )
 
 
-async def _repeatable(read: Read, response: Response, idempotency_key: Key = None) -> ReadContext:
-    """The read's context, once the answer names the idempotency key."""
-    ensure_key(read.gateway, idempotency_key, response)
-    return read
-
-
-#: The context of a request that a client may repeat under the same key.
-Repeatable = Annotated[ReadContext, Depends(_repeatable)]
-
-
 def add_verb(
     router: APIRouter,
     verb: Verb[B],
@@ -106,12 +95,11 @@ def add_verb(
     )
     async def act(
         read: Repeatable,
-        response: Response,
-        origin: Origin,
+        write: Write,
         body: Annotated[Any, Depends(body_of(verb.body))],
         target: Annotated[Target, Depends(find)],
     ) -> Accepted:
         reason = body.reason if verb.noted else None
-        note = await record_note(read.gateway, reason, target.subject, origin)
+        note = await write.note(target.subject, reason)
         event = verb.request(target, body, note)
-        return await record_requests(read.gateway, [(event, target.subject)], origin, response)
+        return await write.record(target.subject, event)
