@@ -1,6 +1,6 @@
 """A hostile node writes 100,000 records: no service stops, and honest decisions do not change.
 
-Both real machines process the same honest world twice: alone, and with bursts of hostile records
+Both real machines process the same honest history twice: alone, and with bursts of hostile records
 between the honest records. An invalid record in a machine's own topic stops its readers.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.audit import assert_audit_clean
-from tests.support.honest_world import NODES, HonestWorld
+from tests.support.honest_actors import NODES, HonestActors
 from tests.support.logs import exited, incarnation, joined, released, started, submitted
 from tests.support.toy_cell import CELL, ToyCell
 from yardmaster_core.admission.machine import QuotaMachine
@@ -66,14 +66,14 @@ class Hostile:
         self.seq = 0
         self.kinds: Counter[str] = Counter()
 
-    def records(self, count: int, honest: Sequence[Record], world: HonestWorld) -> list[Record]:
+    def records(self, count: int, honest: Sequence[Record], actors: HonestActors) -> list[Record]:
         """Return a burst of hostile records; the first of all joins the pool `hostile`."""
         if self.seq == 0 and count:
             self.kinds["joins"] += 1
-            return [self.of(self.join()), *self.records(count - 1, honest, world)]
-        return [self.record(honest, world) for _ in range(count)]
+            return [self.of(self.join()), *self.records(count - 1, honest, actors)]
+        return [self.record(honest, actors) for _ in range(count)]
 
-    def record(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def record(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         kinds = [
             *(self.noise, self.cut_short, self.unknown, self.version, self.headers, self.wrong_key),
             *(self.others_attempt, self.anothers_name, self.lives, self.contradiction),
@@ -81,7 +81,7 @@ class Hostile:
         ]
         kind = self.chance.choice([*kinds, self.repeated, self.repeated])
         self.kinds[kind.__name__] += 1
-        made: Record = kind(honest, world)
+        made: Record = kind(honest, actors)
         return made
 
     def envelope(self, event: Event, **changes: Any) -> Envelope[Any]:
@@ -102,14 +102,14 @@ class Hostile:
     def of(self, event: Event, **changes: Any) -> Record:
         return encode(self.envelope(event, **changes), CELL)
 
-    def target(self, world: HonestWorld) -> dict[str, Any]:
+    def target(self, actors: HonestActors) -> dict[str, Any]:
         """An honest task's attempt, running or not."""
-        task = self.chance.choice(sorted(world.tasks) or ["000000000000.0"])
-        return {"attempt": world.tasks.get(task, 1), "replica": 0, "task": task}
+        task = self.chance.choice(sorted(actors.tasks) or ["000000000000.0"])
+        return {"attempt": actors.tasks.get(task, 1), "replica": 0, "task": task}
 
-    def about(self, world: HonestWorld, node: str, life: int) -> Any:
+    def about(self, actors: HonestActors, node: str, life: int) -> Any:
         """A claim about an honest attempt, under some node's name."""
-        at = self.target(world)
+        at = self.target(actors)
         task, attempt = at["task"], at["attempt"] + self.chance.choice([0, 0, 0, 1, -1])
         which = {"attempt": max(1, attempt), "life": life}
         plain = {
@@ -132,7 +132,7 @@ class Hostile:
 
     # Kinds
 
-    def noise(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def noise(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         def some(most: int) -> bytes:
             return self.chance.randbytes(self.chance.randrange(most))
 
@@ -142,15 +142,15 @@ class Hostile:
         )
         return Record(some(12), self.chance.choice([some(200), None, b""]), headers)
 
-    def cut_short(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def cut_short(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         whole = self.of(joined(HOSTILE))
         value = whole.value or b""
         return replace(whole, value=value[: self.chance.randrange(len(value))])
 
-    def unknown(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def unknown(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         return self._renamed(b"NodeJoined", b"NodeRuined!"[:10])
 
-    def version(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def version(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         whole = self.of(joined(HOSTILE))
         named = self.chance.choice([b"2", b"0", b"-1", b"999", b"99999", b"1.0", b""])
         headers = tuple(
@@ -158,33 +158,33 @@ class Hostile:
         )
         return replace(whole, headers=headers)
 
-    def headers(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def headers(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         whole = self.of(joined(HOSTILE))
         kept = list(whole.headers)
         kept[self.chance.randrange(len(kept))] = ("ce_id", self.chance.randbytes(4))
         return replace(whole, headers=tuple(kept))
 
-    def wrong_key(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def wrong_key(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         return replace(self.of(joined(HOSTILE)), key=self.chance.choice([b"", b"other", b"main2"]))
 
-    def others_attempt(self, honest: Sequence[Record], world: HonestWorld) -> Record:
-        return self.of(self.about(world, HOSTILE, 1))
+    def others_attempt(self, honest: Sequence[Record], actors: HonestActors) -> Record:
+        return self.of(self.about(actors, HOSTILE, 1))
 
-    def anothers_name(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def anothers_name(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         node = self.chance.choice(NODES)
         event = self.chance.choice(
             [
-                self.about(world, node, world.lives[node]),
-                joined(node, life=world.lives[node] + 1),
-                NodeDrainedV1(node=node, incarnation=incarnation(world.lives[node])),
+                self.about(actors, node, actors.lives[node]),
+                joined(node, life=actors.lives[node] + 1),
+                NodeDrainedV1(node=node, incarnation=incarnation(actors.lives[node])),
             ]
         )
         return self.of(event)
 
-    def lives(self, honest: Sequence[Record], world: HonestWorld) -> Record:
-        return self.of(self.about(world, HOSTILE, self.chance.choice([2, 3, 99])))
+    def lives(self, honest: Sequence[Record], actors: HonestActors) -> Record:
+        return self.of(self.about(actors, HOSTILE, self.chance.choice([2, 3, 99])))
 
-    def contradiction(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def contradiction(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         base = self.join()
         return self.of(
             self.chance.choice(
@@ -197,15 +197,15 @@ class Hostile:
             )
         )
 
-    def other_topic(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def other_topic(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         commit = TermStartedV1(cell=CELL, machine="scheduler", term=99, incarnation="f" * 12)
         return self.of(self.chance.choice([commit, submitted("zzzzzzzzzzzz")]))
 
-    def joins(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def joins(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         """A permitted join in a pool that no honest job requests; sometimes a new incarnation."""
         return self.of(self.join(self.chance.choice([1, 1, 1, 1, 2])))
 
-    def ahead(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def ahead(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         """A permitted join, but with an epoch after which its source's clock seems to be years
         ahead.
         """
@@ -214,9 +214,9 @@ class Hostile:
     def join(self, life: int = 1) -> NodeJoinedV1:
         return joined(HOSTILE, pool="hostile", life=life)
 
-    def repeated(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+    def repeated(self, honest: Sequence[Record], actors: HonestActors) -> Record:
         """An unchanged copy of a record of another node."""
-        return self.chance.choice(honest) if honest else self.noise(honest, world)
+        return self.chance.choice(honest) if honest else self.noise(honest, actors)
 
     def _renamed(self, old: bytes, new: bytes) -> Record:
         whole = self.of(joined(HOSTILE))
@@ -232,7 +232,7 @@ class Run:
     """The result of `play`."""
 
     cell: ToyCell
-    world: HonestWorld
+    actors: HonestActors
     quota: Leader[Any]
     scheduler: Leader[Any]
     #: Every decision, with its time, subject and cause.
@@ -242,12 +242,12 @@ class Run:
     seen: int = 0
 
     async def hear(self) -> None:
-        """Read the new decisions, and tell the world."""
+        """Read the new decisions, and let the actors obey."""
         found = await self.cell.log.read(Partition("decisions"), self.seen, max_records=1_000_000)
         for stored in found:
             self.seen = stored.offset + 1
             envelope = decode(stored.record)
-            self.world.hear(envelope.data)
+            self.actors.obey(envelope.data)
             self.decided.append((envelope.time_ms, envelope.subject, envelope.cause, envelope.data))
 
 
@@ -265,16 +265,16 @@ def shuffled(chance: random.Random, honest: list[Record], hostile: list[Record])
 
 async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 7) -> Run:
     cell = await ToyCell().create()
-    world = HonestWorld(seed, cell.clock.now_ms())
+    actors = HonestActors(seed, cell.clock.now_ms())
     quota, scheduler = (cell.leader(machine, **LIMITS) for machine in machines())
     await quota.take_term()
     await scheduler.take_term()
-    run = Run(cell, world, quota, scheduler, [])
+    run = Run(cell, actors, quota, scheduler, [])
     earlier: list[Record] = []
     chance = random.Random(seed + 1)
-    world.begin()
+    actors.begin()
     for tick in range(ticks):
-        requests, claims = world.taken()
+        requests, claims = actors.taken()
         if requests:
             await cell.put("requests", requests)
         honest = [encode(envelope, CELL) for envelope in claims]
@@ -282,12 +282,12 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 7) ->
         if hostile is not None:
             # Bursts: half of the ticks have none.
             count = 2 * EVENTS // ticks if tick % 2 else 0
-            mixed = shuffled(hostile.chance, honest, hostile.records(count, earlier, world))
+            mixed = shuffled(hostile.chance, honest, hostile.records(count, earlier, actors))
             run.hostile += count
         for at in range(0, len(mixed), 100):
             await cell.put("node-events", mixed[at : at + 100])
         earlier += honest
-        for silence in world.observed():
+        for silence in actors.observed():
             scheduler._observations.put(Decision(silence, silence.node))
         while await quota.step():
             pass
@@ -295,8 +295,8 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 7) ->
             pass
         await run.hear()
         cell.clock.advance(chance.choice([0.1, 1.0, 5.0]))
-        world.pen.now_ms = cell.clock.now_ms()
-        world.act(12)
+        actors.log.now_ms = cell.clock.now_ms()
+        actors.act(12)
     while await quota.step():
         pass
     # The scheduler takes quota's last cycle, which may decide nothing, with its next claim.
@@ -388,7 +388,7 @@ def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_with_a_name
         dump = played.scheduler.fold.dump()
         await cell.put(topic, [record])
         at = await cell.log.end(Partition(topic)) - 1
-        await cell.put("requests", [played.world.pen.gateway.envelope(joined("x"), "x")])
+        await cell.put("requests", [played.actors.log.gateway.envelope(joined("x"), "x")])
         readers: list[Any] = []
         if topic == ADMISSIONS.name:
             readers += [played.quota.step, played.scheduler.step]

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from tests.support import events
 from tests.support.audit import assert_audit_clean
-from tests.support.honest_world import HonestWorld
+from tests.support.honest_actors import HonestActors
 from tests.support.toy_cell import CELL, ToyCell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Decision, Machine
@@ -137,16 +137,16 @@ class GeneratedLog:
     racers: dict[str, Racer]
 
 
-def samples(world: HonestWorld) -> tuple[list[Envelope[Any]], list[Envelope[Any]]]:
+def samples(actors: HonestActors) -> tuple[list[Envelope[Any]], list[Envelope[Any]]]:
     """One event of every input type, with and without optional fields, from its author."""
     for cls in EVENTS.values():
         for full in (True, False):
             data = events.sample(cls, full=full).data
             if "requests" in cls.TOPICS:
-                world.ask(data)
+                actors.ask(data)
             elif "node-events" in cls.TOPICS:
-                world.claim(data)
-    return world.taken()
+                actors.claim(data)
+    return actors.taken()
 
 
 def doubled(made: Sequence[Envelope[Any]], sent: list[Record], again: set[int]) -> list[Record]:
@@ -216,31 +216,31 @@ async def generate(plan: Plan) -> GeneratedLog:
     faults = FaultPlan(cell.clock, plan.faults)
     log = ShortReads(FaultyLog(cell.log, faults), plan.read_sizes)
     racers = {name: Racer(cell, log, name, plan.limits) for name in MACHINES}
-    world = HonestWorld(plan.seed, cell.clock.now_ms(), plan.policy)
-    world.begin()
+    actors = HonestActors(plan.seed, cell.clock.now_ms(), plan.policy)
+    actors.begin()
     requested: list[Record] = []
     claimed: list[Record] = []
-    ears = CommittedDecisions(cell)
+    committed = CommittedDecisions(cell)
     for tick in range(plan.ticks):
         if tick == plan.samples_at:
-            world.act()
-            asked, said = samples(world)
+            actors.act()
+            asked, said = samples(actors)
         else:
-            asked, said = world.taken()
+            asked, said = actors.taken()
         await put(cell, "requests", doubled(asked, requested, plan.again))
         await put(cell, "node-events", doubled(said, claimed, plan.again))
         scheduler = racers["scheduler"].leader
-        for silence in world.observed():
+        for silence in actors.observed():
             if scheduler is not None:
                 scheduler._observations.put(Decision(silence, silence.node))
         for _ in range(3):
             for racer in racers.values():
                 await racer.step()
-        for envelope in await ears.new():
-            world.hear(envelope.data)
+        for envelope in await committed.new():
+            actors.obey(envelope.data)
         cell.clock.advance(plan.pauses[tick % len(plan.pauses)])
-        world.pen.now_ms = cell.clock.now_ms()
-        world.act()
+        actors.log.now_ms = cell.clock.now_ms()
+        actors.act()
     await faults.write_late()
     faults.faults = ()
     for _ in range(500):
@@ -364,11 +364,11 @@ def test_a_standby_that_reads_in_small_pieces_never_differs_from_the_leader() ->
             name: Fold(ShortReads(cell.log, [1, 3, 2]), machine_of(name), CELL, read_ahead=3)
             for name in MACHINES
         }
-        world = HonestWorld(11, cell.clock.now_ms())
-        world.begin()
-        ears = CommittedDecisions(cell)
+        actors = HonestActors(11, cell.clock.now_ms())
+        actors.begin()
+        committed = CommittedDecisions(cell)
         for tick in range(60):
-            asked, said = world.taken()
+            asked, said = actors.taken()
             await put(cell, "requests", [encode(each, CELL) for each in asked])
             await put(cell, "node-events", [encode(each, CELL) for each in said])
             for name, racer in racers.items():
@@ -377,11 +377,11 @@ def test_a_standby_that_reads_in_small_pieces_never_differs_from_the_leader() ->
                         await followers[name].catch_up()
                         assert racer.leader is not None
                         assert digest(followers[name]) == digest(racer.leader.fold)
-            for envelope in await ears.new():
-                world.hear(envelope.data)
+            for envelope in await committed.new():
+                actors.obey(envelope.data)
             cell.clock.advance(1.0)
-            world.pen.now_ms = cell.clock.now_ms()
-            world.act()
+            actors.log.now_ms = cell.clock.now_ms()
+            actors.act()
         types = {decode(stored.record).type for stored in await cell.stored("decisions")}
         assert {"SlotsAllocated", "TaskRequeued", "TaskEnded"} <= types
 
@@ -392,23 +392,23 @@ def test_a_history_with_every_record_twice_is_decided_as_if_each_were_there_once
     async def history(again: bool) -> tuple[list[Any], dict[str, str]]:
         cell = await ToyCell().create()
         racers = {name: Racer(cell, cell.log, name, {}) for name in MACHINES}
-        world = HonestWorld(17, cell.clock.now_ms())
-        world.begin()
-        ears = CommittedDecisions(cell)
+        actors = HonestActors(17, cell.clock.now_ms())
+        actors.begin()
+        committed = CommittedDecisions(cell)
         decided: list[Any] = []
         for _ in range(80):
-            for topic, made in zip(("requests", "node-events"), world.taken(), strict=True):
+            for topic, made in zip(("requests", "node-events"), actors.taken(), strict=True):
                 records = [encode(each, CELL) for each in made]
                 await put(cell, topic, records * (2 if again else 1))
             for racer in racers.values():
                 while await racer.step():
                     pass
-            for envelope in await ears.new():
+            for envelope in await committed.new():
                 decided.append((envelope.time_ms, envelope.cause, envelope.data))
-                world.hear(envelope.data)
+                actors.obey(envelope.data)
             cell.clock.advance(2.0)
-            world.pen.now_ms = cell.clock.now_ms()
-            world.act()
+            actors.log.now_ms = cell.clock.now_ms()
+            actors.act()
         await assert_audit_clean(cell.log)
         return decided, {
             name: digest(racer.leader.fold) for name, racer in racers.items() if racer.leader

@@ -1,7 +1,7 @@
-"""Users, operators and agents with random, but honest, actions on a log with both real machines.
+"""Generates histories: users, operators and agents with random, but honest, actions.
 
-`HonestWorld` creates their records; it receives decisions, and its agents obey them. It has no log
-and no clock of its own, so one world can be replayed on several logs.
+`HonestActors` writes their records; it receives decisions, and its agents obey them. It has no
+event log and no clock of its own, so one history can be replayed on several logs.
 """
 
 import random
@@ -41,15 +41,19 @@ NODES = ("n0", "n1", "n2", "n3")
 Key = tuple[str, int, int]
 
 
-class HonestWorld:
-    """The actions of users, operators and agents."""
+class HonestActors:
+    """The actions of users, operators and agents; `enrolls`: nodes are enrolled and revoked too."""
 
-    def __init__(self, seed: int, now_ms: int, policy: req.PolicyRef = PRIORITY) -> None:
+    def __init__(
+        self, seed: int, now_ms: int, policy: req.PolicyRef = PRIORITY, *, enrolls: bool = False
+    ) -> None:
         self.chance = random.Random(seed)
         self.pool_config = req.PoolConfig(
             policy=policy, node_timeout_s=30, start_timeout_s=60, max_grace_s=120
         )
-        self.pen = LogBuilder(now_ms=now_ms)
+        self.log = LogBuilder(now_ms=now_ms)
+        #: Whether operators also enroll and revoke nodes, and erase jobs.
+        self.enrolls = enrolls
         self.requests: list[Envelope[Any]] = []
         self.claims: list[Envelope[Any]] = []
         self.silent: list[NodeSilenceObservedV1] = []
@@ -66,11 +70,13 @@ class HonestWorld:
 
     def ask(self, event: Event) -> None:
         """Write a request."""
-        self.requests.append(self.pen.gateway.envelope(event, subject_of(event)))
+        entry = self.log.append("requests", self.log.gateway.envelope(event, subject_of(event)))
+        assert entry.envelope is not None
+        self.requests.append(entry.envelope)
 
     def claim(self, event: Any) -> None:
         """Write a claim of the node that the event names."""
-        entry = self.pen.claim(event)
+        entry = self.log.claim(event)
         assert entry.envelope is not None
         self.claims.append(entry.envelope)
 
@@ -101,6 +107,8 @@ class HonestWorld:
             assert of is not None
             self.ask(req.ProjectChangeRequestedV1(project=name, config=of))
         for node in NODES:
+            if self.enrolls and self.chance.random() < 0.8:
+                self.enroll(node, 4)
             self.claim(joined(node))
 
     def act(self, most: int = 8) -> None:
@@ -109,11 +117,12 @@ class HonestWorld:
             self.chance.choice(
                 [self.submit] * 4
                 + [self.agent] * 14
-                + [self.change, self.pause, self.cancel, self.operate, self.replace, self.organise]
+                + [self.change, self.pause, self.cancel, self.operate, self.replace, self.organize]
+                + [self.trust] * self.enrolls
             )()
         if self.chance.random() < 0.03:
             node = self.chance.choice(NODES)
-            heard_ms = self.pen.now_ms - self.chance.choice([10_000, 40_000])
+            heard_ms = self.log.now_ms - self.chance.choice([10_000, 40_000])
             self.silent.append(
                 NodeSilenceObservedV1(
                     node=node,
@@ -127,7 +136,7 @@ class HonestWorld:
         for key in sorted(self.running):
             self.agent(key)
 
-    def hear(self, event: Event) -> None:
+    def obey(self, event: Event) -> None:
         """Let the agents obey a decision."""
         match event:
             case SlotsAllocatedV1():
@@ -255,7 +264,7 @@ class HonestWorld:
 
     def operate(self) -> None:
         node = self.chance.choice(NODES)
-        deadline_ms = self.pen.now_ms + 90_000
+        deadline_ms = self.log.now_ms + 90_000
         events: list[Event] = [
             req.NodeCordonRequestedV1(node=node),
             req.NodeUncordonRequestedV1(node=node),
@@ -264,7 +273,7 @@ class HonestWorld:
         ]
         self.ask(self.chance.choice(events))
 
-    def organise(self) -> None:
+    def organize(self) -> None:
         """Create, change or delete a pool, a department or a project."""
         limit = self.chance.choice([None, 4000, 9000])
         config = project(pools=POOLS, limit_milli=limit).project
@@ -279,3 +288,18 @@ class HonestWorld:
             req.ProjectDeletionRequestedV1(project="guest"),
         ]
         self.ask(self.chance.choice(events))
+
+    def enroll(self, node: str, gpus: int) -> None:
+        enrollment = req.Enrollment(pool="default", gpus=gpus)
+        self.ask(req.NodeEnrolRequestedV1(node=node, enrollment=enrollment))
+
+    def trust(self) -> None:
+        """A node is enrolled, for as much as it has or less, or revoked; a job is erased."""
+        node = self.chance.choice(NODES)
+        what = self.chance.random()
+        if what < 0.6:
+            self.enroll(node, self.chance.choice([4, 4, 2]))
+        elif what < 0.8:
+            self.ask(req.NodeRevokeRequestedV1(node=node))
+        else:
+            self.ask(req.EraseRequestedV1(job_id=self.job(), tombstone=1))
