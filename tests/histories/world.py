@@ -370,7 +370,7 @@ class World:
         """Return what a copy of the cell decides when it considers every task again."""
         again = self.copy_of(self.cell, Cell())
         for pool in again.state.pools.values():
-            again.state.wake_all(pool)
+            again.state.wake_index.wake_all(pool)
             pool.index.input_changed(from_next_cycle=False)
         for task in again.state.tasks.values():
             again.state.attention[task.id] = task

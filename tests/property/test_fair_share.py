@@ -116,7 +116,7 @@ def test_pools_with_gangs_and_fixed_tasks_become_idle_with_no_claimant_above_its
         come_to_rest(cell)
         if restarts:
             cell.restart()
-    cell.state.wake_all(cell.state.pools["main"])
+    cell.state.wake_index.wake_all(cell.state.pools["main"])
     cell.state.pools["main"].index.input_changed(from_next_cycle=False)
     moved = [event for event in cell.cycle() if event.TYPE != "TaskUnschedulable"]
     assert moved == [], (

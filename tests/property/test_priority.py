@@ -162,7 +162,7 @@ def test_no_task_misses_the_event_it_waits_for(
             break
     else:
         raise AssertionError("the pool does not become idle")
-    cell.state.wake_all(cell.state.pools["main"])
+    cell.state.wake_index.wake_all(cell.state.pools["main"])
     moved = [event for event in cell.cycle() if not isinstance(event, TaskUnschedulableV1)]
     assert moved == []
     assert_sound(cell.state)

@@ -595,8 +595,10 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             job = wait.code is WaitCode.AT_MAX_SLOTS
             owner = members[group.key][0].job.id if job else wait.about
             assert owner is not None
-            assert (waits_in, group) in state.limited[owner], "a limited group would not be woken"
-    assert all(state.limited.values()), "an owner without waiting groups is kept"
+            assert (waits_in, group) in state.wake_index.limited[owner], (
+                "a limited group would not be woken"
+            )
+    assert all(state.wake_index.limited.values()), "an owner without waiting groups is kept"
 
 
 def _strict_queues(kept: StrictQueues, fresh: StrictQueues, pool: Pool) -> None:

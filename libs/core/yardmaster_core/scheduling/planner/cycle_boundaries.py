@@ -70,7 +70,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
         for group in pool.protected:
             # Not all of them are due: a snapshot keeps only the deadlines of recorded waits.
             if _until_ms(pool, group) <= state.now_ms:
-                state.wake(pool, group)
+                state.wake_index.wake(pool, group)
     return state
 
 
@@ -101,7 +101,7 @@ def due_ms(state: ClusterState) -> int | None:
     moments += (
         minute_ms
         for pool in state.pools.values()
-        if pool.index.follows_usage and next(state.blocked(pool), None) is not None
+        if pool.index.follows_usage and next(state.wake_index.blocked(pool), None) is not None
     )
     return min(moments, default=None)
 
@@ -169,11 +169,11 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     _forget_deadlines(state)
     for pool in state.pools.values():
         if pool.recheck and not complete:
-            state.wake_pool(pool)
-            state.wake_limited()
+            state.wake_index.wake_blocked(pool)
+            state.wake_index.wake_limited()
         pool.recheck = pool.all_woken = pool.blocked_woken = False
         pool.started.clear()
-    state.limits_woken.clear()
+    state.wake_index.limits_woken.clear()
     if not complete:
         return state
     for pool in state.pools.values():

@@ -13,7 +13,8 @@ from typing import Any
 
 from yardmaster_core.machine import Decision
 from yardmaster_core.scheduling.state.apply import apply
-from yardmaster_core.scheduling.state.cluster import ClusterState, Undo
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.journal import Undo
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas.envelope import Event
 
@@ -41,13 +42,13 @@ class Draft:
 
     def __enter__(self) -> "Draft":
         state = self.state
-        if state.unpruned is not None:
+        if state.journal.unpruned is not None:
             raise RuntimeError("a draft is open on this state already")
-        state.unpruned = {}
+        state.journal.unpruned = {}
         for pool in state.pools.values():
             pool.woken.clear()
         if not self._keep:
-            state.journal = []
+            state.journal.changes = []
             # Not in the journal, because inputs set these too.
             self._before = [
                 (pool, pool.recheck, pool.index.dump()) for pool in state.pools.values()
@@ -57,8 +58,8 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         state = self.state
         self.roll_back()
-        state.undo()
-        unpruned, state.unpruned = state.unpruned, None
+        state.journal.undo()
+        unpruned, state.journal.unpruned = state.journal.unpruned, None
         if self._keep:
             for queue in unpruned or ():
                 queue.prune()

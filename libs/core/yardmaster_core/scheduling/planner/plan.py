@@ -236,12 +236,13 @@ class PoolPass:
         """
         if not self.draft.take_recheck(self.pool):
             return False
+        wake_index = self.draft.state.wake_index
         if self.pool.index.finds_fitting_groups:
             self.queue.offer_again()
         else:
-            for group in chain(self.draft.state.blocked(self.pool), self.pool.reserved_groups):
+            for group in chain(wake_index.blocked(self.pool), self.pool.reserved_groups):
                 self.pool.reconsider(group)
-        for pool, group in self.draft.state.limited_groups():
+        for pool, group in wake_index.limited_groups():
             pool.reconsider(group)
         return True
 

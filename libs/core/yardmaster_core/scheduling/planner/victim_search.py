@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.planner.placement import (
 )
 from yardmaster_core.scheduling.planner.policy import PreemptionBudget
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
-from yardmaster_core.scheduling.state.cluster import Undo
+from yardmaster_core.scheduling.state.journal import Undo
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool

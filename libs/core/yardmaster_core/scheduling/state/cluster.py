@@ -10,42 +10,31 @@ they first joined; names by name. The digest is a sum of hashes, one per entity,
 the entities that changed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import blake2b
 from heapq import heappush
-from typing import Any, Final
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.decayed_usage import DecayedUsage
 from yardmaster_core.scheduling.state.enrollment import Enrolled
+from yardmaster_core.scheduling.state.journal import Journal
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.phases import Due
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.task_counts import TaskCounts
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task, group_facts
-from yardmaster_core.scheduling.state.wait_codes import (
-    BEHIND,
-    BLOCKING,
-    LIMITED,
-    UNTIL,
-    blocks,
-)
+from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.requests import PoolConfig
 from yardmaster_schemas.instants import LAST_MS
-from yardmaster_schemas.reasons import Wait, WaitCode
-
-#: More than the largest priority.
-PRIORITIES: Final = 100
+from yardmaster_schemas.reasons import Wait
 
 Entity = Task | Job | Group | Pool | Node | Enrolled | Department | Project
-Undo = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class ClusterState:
@@ -53,21 +42,10 @@ class ClusterState:
 
     __slots__ = (
         *("attention", "cell", "counts", "cycle", "cycle_due", "deadlines", "deadlines_kept"),
-        *("departments", "dirty", "emptied"),
-        *(
-            "ended",
-            "enrolled",
-            "forgotten",
-            "former_usage",
-            "jobs",
-            "journal",
-            "limited",
-            "limits_woken",
-            "next_job",
-        ),
-        *("next_node", "node_attention", "nodes", "now_ms", "policies", "pools", "projects"),
-        *("revoked", "rules", "sources", "tasks", "total", "unpruned"),
-        "usage_due",
+        *("departments", "dirty", "emptied", "ended", "enrolled", "forgotten", "former_usage"),
+        *("jobs", "journal", "next_job", "next_node", "node_attention", "nodes", "now_ms"),
+        *("policies", "pools", "projects", "revoked", "rules", "sources", "tasks", "total"),
+        *("usage_due", "wake_index"),
     )
 
     def __init__(self, cell: str, policies: IndexSource) -> None:
@@ -100,14 +78,9 @@ class ClusterState:
         self.node_attention: dict[str, Node] = {}
         #: source -> (epoch, seq) of the last accepted claim.
         self.sources: dict[str, tuple[int, int]] = {}
-        #: While a draft that will be undone is open: its changes, oldest first.
-        self.journal: list[Undo] | None = None
-        #: While any draft is open: collections that tasks left, which the planner may iterate.
-        self.unpruned: dict[OrderedTasks[Task], None] | None = None
-        #: Groups that wait for a limit, by the job, project or department that has it.
-        self.limited: dict[str, dict[tuple[Pool, Group], None]] = {}
-        #: Of these, the owners whose groups this cycle's inputs woke.
-        self.limits_woken: dict[str, None] = {}
+        self.journal = Journal()
+        #: Which groups the planner considers (derived).
+        self.wake_index = WakeIndex(self.journal)
         #: Entities that changed since the digest was computed.
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
@@ -137,21 +110,6 @@ class ClusterState:
             raise ImpossibleEvent(event="an event", found=f"there is no task {task_id}")
         return found
 
-    # Undoing
-
-    def undo(self) -> None:
-        """Undo the changes in the journal and close it."""
-        journal, self.journal = self.journal, None
-        while journal:
-            function, arguments = journal.pop()
-            function(*arguments)
-
-    def put(self, thing: object, name: str, value: object) -> None:
-        """Set the attribute `name` of `thing`; undone with the draft."""
-        if self.journal is not None:
-            self.journal.append((setattr, (thing, name, getattr(thing, name))))
-        setattr(thing, name, value)
-
     # Digest
 
     def digest(self) -> str:
@@ -160,7 +118,7 @@ class ClusterState:
         A draft keeps no hash, since its changes will be undone.
         """
         total = self.total
-        drafting = self.journal is not None
+        drafting = self.journal.changes is not None
         for entity in self.dirty:
             new = row_hash(repr(entity.facts()))
             total += new - entity.hash
@@ -197,116 +155,7 @@ class ClusterState:
         head = f"{self.cell}/{self.cycle}/{self.now_ms}/{total:x}"
         return blake2b(head.encode(), digest_size=32).hexdigest()
 
-    # Which groups the planner considers
-
-    def wake(self, pool: Pool, group: Group) -> None:
-        """Have `group` considered in `pool`."""
-        if group not in pool.awake:
-            pool.awake[group] = None
-            if self.journal is not None:
-                self.journal.append((pool.awake.pop, (group, None)))
-        if self.unpruned is not None:
-            # Even if it was awake: it may have been considered in this cycle already.
-            pool.woken.append(group)
-
-    def wake_pool(self, pool: Pool) -> None:
-        """Wake the groups of `pool` that did not fit, if freed slots can help them; not where the
-        policy finds those that they help.
-        """
-        if pool.index.finds_fitting_groups:
-            return
-        for group in self.blocked(pool):
-            self.wake(pool, group)
-        for group in pool.reserved_groups:
-            self.wake(pool, group)
-
-    def blocked(self, pool: Pool) -> Iterator[Group]:
-        """The groups of `pool` that did not fit and may fit once slots are freed."""
-        for queue_class in pool.queue_classes:
-            for groups in queue_class.blocked.values():
-                for group in groups:
-                    if group.waits[pool.name][0].code in BLOCKING:
-                        yield group
-
-    def wake_earlier_equals(self, pool: Pool, task: Task) -> None:
-        """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on."""
-        if not pool.index.preempts_equals:
-            return
-        job = task.job
-        queue_class = pool.queue_classes[job.shape.queue_class]
-        blocked = queue_class.blocked.get(job.priority)
-        first = queue_class.first(job.priority) if blocked else None
-        if blocked and first is not None and first.job.submitted_ms < job.submitted_ms:
-            for group in blocked:
-                self.wake(pool, group)
-
-    def wake_behind(self, pool: Pool) -> None:
-        """Wake the groups behind others that may be next; with strict queues one of each queue."""
-        for group in pool.index.next_behind(pool.queue_classes):
-            self.wake(pool, group)
-
-    def wake_released(self, pool: Pool, task: Task) -> None:
-        """Wake the groups that slots of `pool`, which `task` released, may help.
-
-        Once for all releases of a cycle: groups get wait reasons only after them.
-        """
-        if not pool.blocked_woken:
-            self.put(pool, "blocked_woken", True)
-            self.wake_pool(pool)
-        if self.limited:
-            self._wake_owners(task.job)
-
-    def _wake_owners(self, job: Job) -> None:
-        """Wake the groups that wait for a limit of a job, its project or its department."""
-        department = job.project.department
-        for owner in (job.id, job.project.name, *self.chain_of(department)):
-            if owner in self.limits_woken:
-                continue
-            if self.journal is not None:
-                self.journal.append((self.limits_woken.pop, (owner, None)))
-            self.limits_woken[owner] = None
-            for pool, group in self.limited.get(owner, ()):
-                self.wake(pool, group)
-
-    def chain_of(self, department: Department) -> tuple[str, ...]:
-        """The names of a department and of the departments above it."""
-        chain = [department.name]
-        while department.config is not None and (parent := department.config.parent) is not None:
-            if parent not in self.departments or parent in chain:
-                break
-            chain.append(parent)
-            department = self.departments[parent]
-        return tuple(chain)
-
-    def nest_departments(self) -> None:
-        """Note for each department those below it, after a change of a parent."""
-        for department in self.departments.values():
-            department.within = [department]
-        for department in self.departments.values():
-            for name in self.chain_of(department)[1:]:
-                self.departments[name].within.append(department)
-
-    def wake_of_lost_node(self, pool: Pool) -> None:
-        """Wake every group of `pool`, once for all nodes that a cycle loses."""
-        if not pool.all_woken:
-            self.put(pool, "all_woken", True)
-            self.wake_all(pool)
-
-    def wake_limited(self) -> None:
-        """Wake the groups that wait for a limit, because limits count slots reserved for others."""
-        for pool, group in self.limited_groups():
-            self.wake(pool, group)
-
-    def limited_in(self, department: Department) -> Iterator[tuple[Pool, Group]]:
-        """The groups of a department that wait for any limit."""
-        for pool, group in self.limited_groups():
-            if self.projects[group.shape.project].department is department:
-                yield pool, group
-
-    def limited_groups(self) -> Iterator[tuple[Pool, Group]]:
-        """The groups that wait for a limit, each with the pool in which it waits."""
-        for limited in self.limited.values():
-            yield from limited
+    # Queues
 
     def input_changed(self, shape: Shape, *, from_next_cycle: bool = False) -> None:
         """Tell the policies of all pools that tasks of `shape` may use that an input changed.
@@ -316,68 +165,26 @@ class ClusterState:
         for name in shape.pools:
             self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)
 
-    def wake_all(self, pool: Pool) -> None:
-        """Wake every group of `pool`, whose nodes, policy or entitlements changed."""
-        for group in pool.groups.values():
-            self.wake(pool, group)
-
     def set_wait(self, pool: Pool, group: Group, wait: Wait) -> None:
         """Record why `group` is pending in `pool`, and index it by what will wake it."""
-        if self.journal is not None:
-            old = group.waits.get(pool.name)
-            self.journal.append((self.restore_wait, (pool, group, old)))
+        self.journal.record(self.restore_wait, pool, group, group.waits.get(pool.name))
         queue_class = pool.queue_classes[group.shape.queue_class]
-        before = self._barriers(queue_class)
+        before = queue_class.barriers
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        if pool.index.wakes_behind(wait.code) or before & ~self._barriers(queue_class):
-            self.wake_behind(pool)
-
-    def _barriers(self, queue_class: QueueClass) -> int:
-        """A bit for each priority whose groups keep others behind them; when one is cleared, the
-        groups behind are woken.
-        """
-        return queue_class.mask | queue_class.protected_mask << PRIORITIES
+        if pool.index.wakes_behind(wait.code) or before & ~queue_class.barriers:
+            self.wake_index.wake_behind(pool)
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
         """Set the recorded wait of `group` in `pool`, or remove it; index the group by it."""
-        self._unfile(pool, group)
+        self.wake_index.remove_wait(pool, group)
         if pool.name == group.shape.pools[0]:
             self.counts.move_queued(group, group.waits.get(pool.name), record)
         if record is None:
             group.waits.pop(pool.name, None)
         else:
             group.waits[pool.name] = record
-            self._file(pool, group)
+            self.wake_index.store_wait(pool, group)
         self.dirty[group] = None
-
-    def _unfile(self, pool: Pool, group: Group) -> None:
-        pool.queue_classes[group.shape.queue_class].remove(group)
-        pool.index.wait_cleared(group)
-        pool.protected.pop(group, None)
-        record = group.waits.get(pool.name)
-        owner = _limit_owner(group, record[0]) if record is not None else None
-        if owner is not None and owner in self.limited:
-            limited = self.limited[owner]
-            limited.pop((pool, group), None)
-            if not limited:
-                del self.limited[owner]
-
-    def _file(self, pool: Pool, group: Group) -> None:
-        record = group.waits.get(pool.name)
-        if record is None or not group.queue.live:
-            return
-        code = record[0].code
-        queue_class = pool.queue_classes[group.shape.queue_class]
-        if blocks(group.shape, code):
-            queue_class.block(group, protected=code is WaitCode.VICTIMS_PROTECTED)
-        elif code in BEHIND:
-            queue_class.behind[group] = None
-        owner = _limit_owner(group, record[0])
-        if owner is not None:
-            self.limited.setdefault(owner, {})[pool, group] = None
-        if code in UNTIL:
-            pool.protected[group] = None
-        pool.index.wait_recorded(group, code)
 
     def enqueue(self, task: Task) -> None:
         """Put `task` into the queue of its group, in all pools that it may use."""
@@ -386,8 +193,7 @@ class ClusterState:
         group = self.pool(shape.pools[0]).groups.get((shape.id, job.priority))
         if group is None:
             group = self._new_group(shape, job.priority)
-        if self.journal is not None:
-            self.journal.append((self.leave_group, (task,)))
+        self.journal.record(self.leave_group, task)
         # Its queue counts it from now on.
         self.dirty[task] = None
         self.join_group(task, group)
@@ -398,15 +204,14 @@ class ClusterState:
         for name in shape.pools:
             # A task behind equal tasks that were considered gets their answer.
             if is_first or name not in group.waits:
-                self.wake(self.pools[name], group)
+                self.wake_index.wake(self.pools[name], group)
 
     def _new_group(self, shape: Shape, priority: int) -> Group:
         group = Group(shape, priority)
         for name in shape.pools:
             self.pool(name).groups[group.key] = group
         self.dirty[group] = None
-        if self.journal is not None:
-            self.journal.append((self.forget, (group,)))
+        self.journal.record(self.forget, group)
         return group
 
     def dequeue(self, task: Task) -> None:
@@ -414,25 +219,24 @@ class ClusterState:
         group = task.group
         if group is None:
             return
-        if self.journal is not None:
-            self.journal.append((self.join_group, (task, group)))
+        self.journal.record(self.join_group, task, group)
         queue = self.leave_and_wake(task)
-        if not group.pending and self.journal is None:
+        if not group.pending and self.journal.changes is None:
             self.emptied[group] = None
-        self.prune(queue)
+        self.journal.prune(queue)
         self.input_changed(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
             if pool.index.strict:
-                self.wake_behind(pool)
+                self.wake_index.wake_behind(pool)
                 if name not in group.waits:
                     # Its tasks waited for one of them to leave its reserved slots.
-                    self.wake(pool, group)
+                    self.wake_index.wake(pool, group)
 
     def leave_and_wake(self, task: Task) -> OrderedTasks[Task]:
-        """Do the same, and wake the groups behind its group if that blocks them no more.
+        """Remove `task` from its group, and wake the groups that this group blocks no longer.
 
-        Returns the collection that it left, to be pruned.
+        Returns the collection that the task left, to be pruned.
         """
         group, queue = task.group, task.queue
         assert group is not None
@@ -443,27 +247,17 @@ class ClusterState:
             if min_runtimes > group.min_runtimes == 0:
                 # Its other tasks may pass those that wait for protected victims.
                 for name in group.shape.pools:
-                    self.wake(self.pools[name], group)
+                    self.wake_index.wake(self.pools[name], group)
             return queue
         # The queue is empty then, so the groups behind it may be next.
         queue_class = group.shape.queue_class
         pools = [self.pools[name] for name in group.shape.pools]
-        before = [self._barriers(pool.queue_classes[queue_class]) for pool in pools]
+        before = [pool.queue_classes[queue_class].barriers for pool in pools]
         self.leave_group(task)
         for pool, mask in zip(pools, before, strict=True):
-            if mask & ~self._barriers(pool.queue_classes[queue_class]):
-                self.wake_behind(pool)
+            if mask & ~pool.queue_classes[queue_class].barriers:
+                self.wake_index.wake_behind(pool)
         return queue
-
-    def prune(self, tasks: OrderedTasks[Task]) -> None:
-        """Remove the entries of tasks that left `tasks`.
-
-        While a draft is open, this only notes `tasks`; a draft that is kept prunes them at its end.
-        """
-        if self.unpruned is None:
-            tasks.prune()
-        else:
-            self.unpruned[tasks] = None
 
     def leave_group(self, task: Task) -> None:
         """Remove `task` from its group; the caller records how to undo it."""
@@ -483,7 +277,7 @@ class ClusterState:
             if reserved:
                 self.pools[name].reserved_groups.pop(group, None)
             else:
-                self._unfile(self.pools[name], group)
+                self.wake_index.remove_wait(self.pools[name], group)
 
     def join_group(self, task: Task, group: Group) -> None:
         """Put `task` into `group`, among those with reserved slots if it has some.
@@ -503,7 +297,7 @@ class ClusterState:
             if reserved:
                 self.pools[name].reserved_groups[group] = None
             else:
-                self._file(self.pools[name], group)
+                self.wake_index.store_wait(self.pools[name], group)
 
     def _waits_for_protected(self, task: Task) -> bool:
         """Whether `task` may pass no task that waits for protected victims."""
@@ -520,7 +314,7 @@ class ClusterState:
         """Remove a group that has no pending task."""
         for name in group.shape.pools:
             pool = self.pools[name]
-            self._unfile(pool, group)
+            self.wake_index.remove_wait(pool, group)
             pool.groups.pop(group.key, None)
             pool.awake.pop(group, None)
         self.dirty.pop(group, None)
@@ -558,6 +352,28 @@ class ClusterState:
         indexes = [self.pools[name].index for name in pools if name in self.pools]
         return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
+    def chain_of(self, department: Department) -> tuple[str, ...]:
+        """The names of a department and of the departments above it."""
+        chain = [department.name]
+        while department.config is not None and (parent := department.config.parent) is not None:
+            if parent not in self.departments or parent in chain:
+                break
+            chain.append(parent)
+            department = self.departments[parent]
+        return tuple(chain)
+
+    def owners_of(self, project: Project) -> tuple[str, ...]:
+        """The names of a project and of the departments above it whose limits it counts towards."""
+        return project.name, *self.chain_of(project.department)
+
+    def nest_departments(self) -> None:
+        """Note for each department those below it, after a change of a parent."""
+        for department in self.departments.values():
+            department.within = [department]
+        for department in self.departments.values():
+            for name in self.chain_of(department)[1:]:
+                self.departments[name].within.append(department)
+
     def node(self, name: str) -> Node:
         """The node `name`, created on first use."""
         node = self.nodes.get(name)
@@ -582,7 +398,7 @@ class ClusterState:
 
     def deadline(self, when_ms: int, due: Due, id_: str, attempt: int = 0) -> None:
         """Have a task, node or pool checked at `when_ms`; a draft needs no deadlines."""
-        if self.journal is None:
+        if self.journal.changes is None:
             heappush(self.deadlines, (when_ms, due, id_, attempt))
 
     # Slots
@@ -633,7 +449,7 @@ class ClusterState:
         pool.index.allocation_changed(task)
         if milli:
             for tasks in pool.add_usage(task, milli):
-                self.prune(tasks)
+                self.journal.prune(tasks)
             self.recount(job)
         reservation = task.reserved
         if reservation is not None and reservation.pool_name == name:
@@ -666,7 +482,7 @@ class ClusterState:
             for name in task.run.nodes:
                 pool.index.node_changed(self.nodes[name])
         for tasks in pool.index.may_be_preempted(task):
-            self.prune(tasks)
+            self.journal.prune(tasks)
 
     def note_releasing(self, task: Task) -> None:
         """Note that `task` began to release its slots, or that this was undone."""
@@ -689,10 +505,3 @@ class ClusterState:
                 index.open_node(capacity)
             else:
                 index.close_node(capacity)
-
-
-def _limit_owner(group: Group, wait: Wait) -> str | None:
-    """Return the name of the owner of the limit that a group waits for; None: it waits for none."""
-    if wait.code is WaitCode.AT_MAX_SLOTS:
-        return group.shape.job_id
-    return wait.about if wait.code in LIMITED else None

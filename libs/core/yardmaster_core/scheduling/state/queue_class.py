@@ -3,7 +3,12 @@
 Tasks with GPUs and tasks without GPUs form two classes that never block each other.
 """
 
+from typing import Final
+
 from yardmaster_core.scheduling.state.tasks import Group, Task
+
+#: More than the largest priority.
+PRIORITIES: Final = 100
 
 
 class QueueClass:
@@ -46,9 +51,14 @@ class QueueClass:
             self._first_protected.clear()
 
     @property
-    def protected_mask(self) -> int:
-        """Bit p is set while a group of priority p waits until victims may be preempted."""
-        return sum(1 << priority for priority in self.protected)
+    def barriers(self) -> int:
+        """The priorities whose groups keep others behind them; when a bit is cleared, the groups
+        behind are woken.
+
+        Bit p is set while a group of priority p did not fit, and bit p + `PRIORITIES` while one
+        waits until victims may be preempted.
+        """
+        return self.mask | sum(1 << priority for priority in self.protected) << PRIORITIES
 
     def block(self, group: Group, *, protected: bool) -> None:
         """Note that `group` did not fit; `protected`: it waits until victims may be preempted."""

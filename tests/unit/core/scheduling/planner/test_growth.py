@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.scheduling.reading import all_of, running
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner import victim_search
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 
@@ -57,7 +57,7 @@ def test_the_end_of_a_gang_wakes_the_pending_groups_once(monkeypatch: pytest.Mon
         cell.submit(f"p{number}", gpus=1, priority=70 + number)
     cell.cycle()
     cell.ends("gang")
-    woken = counted(monkeypatch, ClusterState, "wake_pool")
+    woken = counted(monkeypatch, WakeIndex, "wake_blocked")
     cell.cycle()
     # Of the applied inputs; a draft applies none.
     assert woken == [1]
@@ -72,7 +72,7 @@ def test_the_loss_of_many_nodes_wakes_every_group_once(monkeypatch: pytest.Monke
     cell.submit("wait", gpus=1)
     cell.cycle()
     heard_ms = cell.now_ms
-    woken = counted(monkeypatch, ClusterState, "wake_all")
+    woken = counted(monkeypatch, WakeIndex, "wake_all")
     cell.cycle(after_s=100, silent={f"n{number}": heard_ms for number in range(6)})
     assert woken == [2], "once while deciding, once while applying"
     assert_sound(cell.state)
@@ -90,7 +90,7 @@ def test_groups_whose_victims_become_preemptible_at_one_time_are_woken_once_each
     cell.cycle()
     waits = Counter(cell.wait_code(f"p{number}") for number in range(6))
     assert waits == {"victims_protected": 6}
-    woken = counted(monkeypatch, ClusterState, "wake")
+    woken = counted(monkeypatch, WakeIndex, "wake")
     cell.machine.begin_cycle(cell.state, cell.cycles + 1, cell.now_ms + 601_000, cell.rules)
     assert woken == [6]
 

@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
@@ -276,13 +277,13 @@ def test_a_release_wakes_only_the_tasks_that_wait_for_a_limit_of_its_owners(
     cell.cycle()
     cell.ends("two")
     seen: set[str] = set()
-    wake = ClusterState.wake
+    wake = WakeIndex.wake
 
-    def noting(self: ClusterState, pool: Pool, group: Group) -> None:
+    def noting(self: WakeIndex, pool: Pool, group: Group) -> None:
         seen.add(group.first.job.id.rstrip("0"))
         wake(self, pool, group)
 
-    monkeypatch.setattr(ClusterState, "wake", noting)
+    monkeypatch.setattr(WakeIndex, "wake", noting)
     assert started(cell.cycle()) == ["two.1"]
     assert seen == {"two"}
     assert_sound(cell.state)

@@ -21,12 +21,12 @@ def release_next(state: ClusterState, job: Job) -> None:
         if task.phase.final or task.released or task.paused:
             continue
         live += 1
-        state.put(task, "released", True)
+        state.journal.put(task, "released", True)
         state.dirty[task] = None
         enqueue_if_ready(state, task)
     if index != job.next_index:
-        state.put(job, "next_index", index)
-        state.put(job, "live", live)
+        state.journal.put(job, "next_index", index)
+        state.journal.put(job, "live", live)
         state.dirty[job] = None
 
 
@@ -42,10 +42,10 @@ def leave_places(state: ClusterState, job: Job, tasks: Iterable[Task]) -> None:
         if task.paused and task.released and task.run is None and not task.phase.final
     ]
     for task in left:
-        state.put(task, "released", False)
+        state.journal.put(task, "released", False)
         state.dirty[task] = None
     if left:
-        state.put(job, "live", job.live - len(left))
+        state.journal.put(job, "live", job.live - len(left))
         release_next(state, job)
 
 
@@ -67,8 +67,8 @@ def enqueue_if_ready(state: ClusterState, task: Task) -> None:
 
 def schedule_decision(state: ClusterState, task: Task) -> None:
     """Have the next step of `task` decided."""
-    if state.journal is not None and task.id not in state.attention:
-        state.journal.append((state.attention.pop, (task.id, None)))
+    if task.id not in state.attention:
+        state.journal.record(state.attention.pop, task.id, None)
     state.attention[task.id] = task
     state.dirty[task] = None
 
@@ -146,8 +146,7 @@ def close_replica(
     placement = run.placements[replica]
     node = state.nodes[placement.node]
     pool = state.pools[run.pool_name]
-    if state.journal is not None:
-        state.journal.append((_reopen_replica, (state, task, run, replica, run.replicas[replica])))
+    state.journal.record(_reopen_replica, state, task, run, replica, run.replicas[replica])
     run.replicas[replica] = end
     run.open -= 1
     milli = placement.gpu_milli * len(placement.slots)
@@ -162,7 +161,9 @@ def close_replica(
     if run.open == 0:
         _count_closed(state, task, run, 1)
     schedule_decision(state, task)
-    state.wake_released(pool, task)
+    state.wake_index.wake_after_release(pool)
+    if state.wake_index.limited:
+        state.wake_index.wake_below_limits((task.job.id, *state.owners_of(task.job.project)))
 
 
 def _reopen_replica(
@@ -205,8 +206,7 @@ def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop | Polic
     _count_stopping(state, task, run, 1)
     _shift_future(state, run, release=True)
     state.note_releasing(task)
-    if state.journal is not None:
-        state.journal.append((_undo_stop, (state, task, run)))
+    state.journal.record(_undo_stop, state, task, run)
 
 
 def _undo_stop(state: ClusterState, task: Task, run: Attempt) -> None:

@@ -10,7 +10,7 @@ from yardmaster_schemas.events.decisions import Among, ClaimantsRankedV1, Shares
 
 def shares_divided_v1(state: ClusterState, event: SharesDividedV1, _: str) -> None:
     pool = state.pool(event.pool)
-    state.put(pool, "shares", with_part(pool.shares, event, state.now_ms, state.cycle))
+    state.journal.put(pool, "shares", with_part(pool.shares, event, state.now_ms, state.cycle))
     state.dirty[pool] = None
 
 
@@ -30,9 +30,8 @@ def set_rank(
     state: ClusterState, pool: Pool, claimant: Job | Project, rank: tuple[int, ...]
 ) -> None:
     """Set the recorded place of a claimant; an empty `rank` removes it."""
-    if state.journal is not None:
-        before = claimant.ranks.get(pool.name, ())
-        state.journal.append((set_rank, (state, pool, claimant, before)))
+    before = claimant.ranks.get(pool.name, ())
+    state.journal.record(set_rank, state, pool, claimant, before)
     if rank:
         claimant.ranks[pool.name] = rank
         pool.ranked[claimant] = None

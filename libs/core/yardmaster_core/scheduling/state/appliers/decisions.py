@@ -36,8 +36,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if reserved:
         drop(state, task)
     state.dequeue(task)
-    if state.journal is not None:
-        state.journal.append((pool.started.pop, (task, None)))
+    state.journal.record(pool.started.pop, task, None)
     pool.started[task] = None
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
@@ -63,8 +62,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     # rule: victims: only preemptible tasks
     if task.job.spec.preemptible:
         state.may_be_preempted(task, pool)
-    if state.journal is not None:
-        state.journal.append((_unallocate, (state, task, run, milli)))
+    state.journal.record(_unallocate, state, task, run, milli)
     watch_start(state, task, run)
 
 
@@ -101,13 +99,13 @@ def _stop(
     state.dirty[task] = None
     if run.stop is not None:
         # The task is stopping already; the cancellation only shortens its grace period.
-        state.put(run, "stop_deadline_ms", deadline_ms)
+        state.journal.put(run, "stop_deadline_ms", deadline_ms)
         return
-    state.put(task, "phase", Phase.STOPPING)
-    state.put(run, "stop_deadline_ms", deadline_ms)
+    state.journal.put(task, "phase", Phase.STOPPING)
+    state.journal.put(run, "stop_deadline_ms", deadline_ms)
     begin_stop(state, task, run, stop)
     if stop.for_task is not None and state.pools[run.pool_name].index.counts_preemptions:
-        state.put(task, "preemptions", task.preemptions + 1)
+        state.journal.put(task, "preemptions", task.preemptions + 1)
     # The groups behind a higher-priority task were considered before it. A preemption for an equal
     # task may free slots that they could not have freed themselves.
     numbers = stop.numbers
@@ -121,8 +119,8 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
     task, run = run_of(state, event.task_id, event.attempt)
     state.dirty[task] = None
     if run.stop is None:
-        state.put(task, "phase", Phase.PENDING)
-        state.put(run, "failed_nodes", run.failed_nodes_with(event.late))
+        state.journal.put(task, "phase", Phase.PENDING)
+        state.journal.put(run, "failed_nodes", run.failed_nodes_with(event.late))
         begin_stop(state, task, run, event.stop)
         state.pools[run.pool_name].recheck = True
 
@@ -133,13 +131,13 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
     task, run = run_of(state, event.task_id, event.attempt)
     if run.open:
         raise ImpossibleEvent(event="TaskRequeued", found=f"{task.id} still holds slots")
-    state.put(task, "run", None)
-    state.put(task, "phase", Phase.PENDING)
-    state.put(task, "queued_ms", state.now_ms)
-    state.put(task, "restarts", event.restarts)
-    state.put(task, "held_until_ms", event.not_before_ms)
-    state.put(task, "failed_starts", event.failed_starts)
-    state.put(task, "failed_nodes", event.failed_nodes)
+    state.journal.put(task, "run", None)
+    state.journal.put(task, "phase", Phase.PENDING)
+    state.journal.put(task, "queued_ms", state.now_ms)
+    state.journal.put(task, "restarts", event.restarts)
+    state.journal.put(task, "held_until_ms", event.not_before_ms)
+    state.journal.put(task, "failed_starts", event.failed_starts)
+    state.journal.put(task, "failed_nodes", event.failed_nodes)
     state.dirty[task] = None
     enqueue_if_ready(state, task)
     leave_places(state, task.job, (task,))
@@ -154,7 +152,7 @@ def allocation_unwritable_v1(
     if task.phase.final or task.run is not None or task.unwritable:
         return
     state.dequeue(task)
-    state.put(task, "unwritable", True)
+    state.journal.put(task, "unwritable", True)
     schedule_decision(state, task)
 
 
@@ -184,7 +182,7 @@ def _let_pass(state: ClusterState, pool: Pool) -> None:
     for task in pool.started:
         run = task.run
         if run is not None and task.job.spec.preemptible and pool.index.preempts:
-            state.put(run, "passed_others", True)
+            state.journal.put(run, "passed_others", True)
             state.dirty[task] = None
             state.may_be_preempted(task, pool)
 
@@ -196,18 +194,17 @@ def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:
     if task.run is not None and task.run.open:
         raise ImpossibleEvent(event="TaskEnded", found=f"{task.id} still holds slots")
     state.dequeue(task)
-    state.put(task, "phase", OUTCOMES[event.outcome])
-    state.put(task, "outcome_code", str(event.code))
-    state.put(task, "run", None)
+    state.journal.put(task, "phase", OUTCOMES[event.outcome])
+    state.journal.put(task, "outcome_code", str(event.code))
+    state.journal.put(task, "run", None)
     state.dirty[task] = None
     job = task.job
-    state.put(job, "unfinished", job.unfinished - 1)
+    state.journal.put(job, "unfinished", job.unfinished - 1)
     if not job.unfinished:
         state.ended[job] = None
-        if state.journal is not None:
-            state.journal.append((state.ended.pop, (job,)))
+        state.journal.record(state.ended.pop, job)
     if event.code is EndCode.UNSCHEDULABLE:
         state.input_changed(job.shape, from_next_cycle=True)
     if task.released:
-        state.put(job, "live", job.live - 1)
+        state.journal.put(job, "live", job.live - 1)
         release_next(state, job)

@@ -29,7 +29,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
     state.dirty[pool] = None
     for task in pool.reserved:
         schedule_decision(state, task)
-    state.wake_all(pool)
+    state.wake_index.wake_all(pool)
     # The start timeout may have changed for attempts that are starting.
     for node in pool.nodes.values():
         for task in node.open.values():
@@ -100,21 +100,16 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         pool.index.claimants_changed()
         pool.index.input_changed(from_next_cycle=False)
         for group in pool.groups.values():
-            if event.name in _owners(state, state.projects[group.shape.project]):
-                state.wake(pool, group)
+            if event.name in state.owners_of(state.projects[group.shape.project]):
+                state.wake_index.wake(pool, group)
     _check_reservations(state, {event.name})
-
-
-def _owners(state: ClusterState, project: Project) -> tuple[str, ...]:
-    """The names of a project and of the departments above it whose limits it counts towards."""
-    return project.name, *state.chain_of(project.department)
 
 
 def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
     """Have the planner decide whether tasks of these projects and departments keep their slots."""
     for pool in state.pools.values():
         for task in pool.reserved:
-            if not set(owners).isdisjoint(_owners(state, task.job.project)):
+            if not set(owners).isdisjoint(state.owners_of(task.job.project)):
                 schedule_decision(state, task)
 
 
@@ -123,8 +118,7 @@ def _moved(state: ClusterState, left: tuple[str, ...], joined: tuple[str, ...]) 
     if left == joined:
         return
     for owner in left:
-        for pool, group in state.limited.get(owner, ()):
-            state.wake(pool, group)
+        state.wake_index.wake_limited_by(owner)
     _check_reservations(state, joined)
 
 
@@ -165,6 +159,7 @@ def _move_project(state: ClusterState, project: Project, department: Department)
             pool.reserved_milli[department] = pool.reserved_milli.get(department, 0) + milli
     state.dirty[old] = state.dirty[department] = None
     project.department = department
-    for waits_in, group in state.limited_in(old):
-        state.wake(waits_in, group)
+    for pool, group in state.wake_index.limited_groups():
+        if state.projects[group.shape.project].department is old:
+            state.wake_index.wake(pool, group)
     _moved(state, state.chain_of(old), state.chain_of(department))

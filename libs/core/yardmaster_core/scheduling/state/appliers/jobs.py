@@ -137,7 +137,7 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
         if run is not None and job.spec.preemptible:
             pool = state.pools[run.pool_name]
             state.may_be_preempted(task, pool)
-            state.wake_pool(pool)
+            state.wake_index.wake_blocked(pool)
 
 
 def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -> None:
@@ -175,4 +175,4 @@ def _wake_job(state: ClusterState, job: Job) -> None:
     for task in job.tasks:
         if task.group is not None:
             for name in job.shape.pools:
-                state.wake(state.pools[name], task.group)
+                state.wake_index.wake(state.pools[name], task.group)

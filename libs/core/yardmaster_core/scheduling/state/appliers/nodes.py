@@ -57,13 +57,13 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
     pool = state.pool_of(node)
     if pool is not None:
         pool.nodes_changed()
-        state.wake_all(pool)
+        state.wake_index.wake_all(pool)
 
 
 def _wake_pool_of(state: ClusterState, node: Node) -> None:
     pool = state.pool_of(node)
     if pool is not None:
-        state.wake_all(pool)
+        state.wake_index.wake_all(pool)
 
 
 def _update_disabled(state: ClusterState, node: Node) -> None:
@@ -125,7 +125,7 @@ def _update_barred(state: ClusterState, node: Node) -> None:
     state.dirty[node] = None
     state.update_availability(node)
     check_reservations(state, node)
-    state.wake_all(pool)
+    state.wake_index.wake_all(pool)
 
 
 def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
@@ -171,7 +171,7 @@ def _change_executors(
             index.set_images(node.free.ordinal, runs_images=node.runs_images)
         pool.nodes_changed()
         check_reservations(state, node)
-        state.wake_all(pool)
+        state.wake_index.wake_all(pool)
 
 
 def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
@@ -182,7 +182,7 @@ def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
         for index, capacity in pool.capacities_of(node):
             index.set_gpu_memory(capacity, memory_mib)
         pool.nodes_changed()
-        state.wake_all(pool)
+        state.wake_index.wake_all(pool)
 
 
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
@@ -215,7 +215,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     state.dirty[node] = None
     # Those of its old incarnation.
     check_reservations(state, node)
-    state.wake_all(pool)
+    state.wake_index.wake_all(pool)
 
 
 def install_capacity(state: ClusterState, node: Node, pool: Pool) -> None:
@@ -242,7 +242,7 @@ def _uninstall(state: ClusterState, node: Node) -> None:
             index.remove(capacity, node.node_type, node.name)
     pool.nodes_changed()
     node.pool_name = None
-    state.wake_all(pool)
+    state.wake_index.wake_all(pool)
 
 
 def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: str) -> None:
@@ -258,10 +258,10 @@ def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: st
 def node_silence_observed_v1(state: ClusterState, event: dec.NodeSilenceObservedV1, _: str) -> None:
     node = state.node(event.node)
     if node.incarnation == event.incarnation and node.state is NodeState.UP:
-        state.put(node, "silent_ms", event.last_heard_at_ms)
+        state.journal.put(node, "silent_ms", event.last_heard_at_ms)
         state.dirty[node] = None
-        if state.journal is not None and node.name not in state.node_attention:
-            state.journal.append((state.node_attention.pop, (node.name, None)))
+        if node.name not in state.node_attention:
+            state.journal.record(state.node_attention.pop, node.name, None)
         state.node_attention[node.name] = node
 
 
@@ -273,8 +273,7 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
         return  # a repeat
     if node.incarnation != event.incarnation:
         raise ImpossibleEvent(event="NodeLost", found=f"{node.name} is {node.incarnation}")
-    if state.journal is not None:
-        state.journal.append((_undo_loss, (state, node, node.state)))
+    state.journal.record(_undo_loss, state, node, node.state)
     node.state = NodeState.LOST
     closed = sorted(node.open)
     for task_id, replica in closed:
@@ -287,7 +286,7 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
     check_reservations(state, node)
     pool = state.pool_of(node)
     if pool is not None:
-        state.wake_of_lost_node(pool)
+        state.wake_index.wake_after_node_loss(pool)
 
 
 def _undo_loss(state: ClusterState, node: Node, before: NodeState) -> None:

@@ -30,9 +30,9 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
                 # From now on it may be preempted for others, which it has passed.
                 if pool.index.preempts:
                     state.may_be_preempted(task, pool)
-                    state.wake_pool(pool)
+                    state.wake_index.wake_blocked(pool)
                 pool.index.input_changed(from_next_cycle=False)
-            state.wake_earlier_equals(pool, task)
+            state.wake_index.wake_earlier_equals(pool, task)
         limit = task.job.spec.time_limit_s
         if limit is not None:
             left = max(0, limit * 1000 - task.ran_ms)

@@ -41,14 +41,14 @@ def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1,
         return  # a repeat
     pool = state.pool(event.pool)
     if event.code is DropCode.STARTED_ELSEWHERE:
-        state.put(task, "starts_elsewhere", event.attempt)
+        state.journal.put(task, "starts_elsewhere", event.attempt)
     drop(state, task)
     # Others may reserve the slots, or start on them.
     pool.recheck = True
     pool.index.input_changed(from_next_cycle=True)
     if task.group is not None:
         for name in task.group.shape.pools:
-            state.wake(state.pools[name], task.group)
+            state.wake_index.wake(state.pools[name], task.group)
 
 
 def drop(state: ClusterState, task: Task) -> None:
@@ -71,11 +71,10 @@ def restore(state: ClusterState, task: Task) -> None:
 def _change(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
     """Give a task this reservation, or None, in place of its present one."""
     before = task.reserved
-    if state.journal is not None:
-        state.journal.append((hold, (state, task, before)))
+    state.journal.record(hold, state, task, before)
     group = task.group
     if group is not None:
-        state.prune(state.leave_and_wake(task))
+        state.journal.prune(state.leave_and_wake(task))
     _set_indexes(state, task, reservation)
     if group is not None:
         state.join_group(task, group)
