@@ -15,7 +15,7 @@ from yardmaster.yaml_tree import nearest
 from yardmaster_cli.confirm import confirm
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
-from yardmaster_cli.log.options import log_options, snapshots_option
+from yardmaster_cli.log.options import log_options, raw_option, snapshots_option, types_option
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
 from yardmaster_cli.output.formats import Column, Output
@@ -44,11 +44,6 @@ def log() -> None:
 
     Without --log and YARD_LOG, the commands read the log of the local cluster in --data.
     """
-
-
-raw_option = click.option(
-    "--raw", is_flag=True, help="Add the bytes of key, headers and value in base64."
-)
 
 
 def record_json(entry: Entry, *, raw: bool = False) -> dict[str, Any]:
@@ -168,21 +163,13 @@ def _print(out: Output, entry: Entry, *, raw: bool) -> None:
 @log_options
 @click.option(*("--from", "start"), metavar="T", help=f"Start of the records: {MOMENT_FORMS}.")
 @click.option("--to", "end", metavar="T", help="End of the records, in the same forms.")
-@click.option(
-    "--type",
-    "types",
-    multiple=True,
-    metavar="A[,B]",
-    help="Print only these types, such as TaskStarted,TaskExited.",
-)
+@types_option
 @click.option(
     "--task",
     metavar="ID",
     help="Print only records about this job or task; an id or a prefix.",
 )
-@click.option(
-    "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
-)
+@raw_option
 def dump(
     session: Session,
     file: str | None,
@@ -250,16 +237,8 @@ async def between(
     help="Number of records of each topic.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new records until Ctrl-C.")
-@click.option(
-    "--type",
-    "types",
-    multiple=True,
-    metavar="A[,B]",
-    help="Print only these types, such as TaskStarted,TaskExited.",
-)
-@click.option(
-    "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
-)
+@types_option
+@raw_option
 def tail(
     session: Session,
     file: str | None,

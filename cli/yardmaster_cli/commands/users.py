@@ -1,7 +1,9 @@
 """`yard users`: list, add, grant, revoke, rotate, remove."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
 
 import click
 
@@ -26,10 +28,56 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 users = NounGroup("users", help="List users; add, grant, revoke, rotate, remove.")
 
 
-def _role_options(required: bool) -> Callable[[_Command], _Command]:
+@dataclass(frozen=True, slots=True)
+class _Roles:
     """The options that name one role in one or several scopes."""
 
+    role: str | None
+    cell: bool
+    departments: tuple[str, ...]
+    projects: tuple[str, ...]
+
+    @property
+    def scoped(self) -> bool:
+        """Whether a scope is named."""
+        return bool(self.cell or self.departments or self.projects)
+
+    def given(self, session: Session) -> list[RoleGiven]:
+        """The role in each named scope.
+
+        Raises:
+            BadUsage: no scope is named.
+        """
+        if not self.scoped:
+            raise BadUsage(
+                "where does the role hold?", hint="add --project NAME, --department NAME or --cell"
+            )
+        scopes = [(Scope.PROJECT, name) for name in self.projects]
+        scopes += [(Scope.DEPARTMENT, name) for name in self.departments]
+        if self.cell:
+            scopes.append((Scope.CELL, session.remote.client.version().cell))
+        return [
+            RoleGiven(role=RoleName(str(self.role)), scope=scope, name=name)
+            for scope, name in scopes
+        ]
+
+
+def _role_options(required: bool) -> Callable[[_Command], _Command]:
+    """Add the options of `_Roles`, which the command gets as `roles`."""
+
     def add(command: _Command) -> _Command:
+        @wraps(command)
+        def with_roles(
+            *args: Any,
+            role: str | None,
+            cell: bool,
+            departments: tuple[str, ...],
+            projects: tuple[str, ...],
+            **given: Any,
+        ) -> Any:
+            return command(*args, roles=_Roles(role, cell, departments, projects), **given)
+
+        wrapped: Any = with_roles
         for option in (
             click.option("--cell", is_flag=True, help="The role holds in the whole cell."),
             click.option(
@@ -52,33 +100,10 @@ def _role_options(required: bool) -> Callable[[_Command], _Command]:
                 help=f"Role: {', '.join(role.value for role in RoleName)}.",
             ),
         ):
-            command = option(command)
-        return command
+            wrapped = option(wrapped)
+        return cast("_Command", wrapped)
 
     return add
-
-
-def _given(
-    session: Session,
-    role: str,
-    cell: bool,
-    departments: tuple[str, ...],
-    projects: tuple[str, ...],
-) -> list[RoleGiven]:
-    """The role in each named scope.
-
-    Raises:
-        BadUsage: no scope is named.
-    """
-    scopes = [(Scope.PROJECT, name) for name in projects]
-    scopes += [(Scope.DEPARTMENT, name) for name in departments]
-    if cell:
-        scopes.append((Scope.CELL, session.remote.client.version().cell))
-    if not scopes:
-        raise BadUsage(
-            "where does the role hold?", hint="add --project NAME, --department NAME or --cell"
-        )
-    return [RoleGiven(role=RoleName(role), scope=scope, name=name) for scope, name in scopes]
 
 
 def _lifetime_s(option: str, text: str) -> int | None:
@@ -142,10 +167,7 @@ def ls(session: Session) -> None:
 def add(
     session: Session,
     name: str,
-    role: str,
-    projects: tuple[str, ...],
-    departments: tuple[str, ...],
-    cell: bool,
+    roles: _Roles,
     expires: str,
 ) -> None:
     """Add a user with a role.
@@ -154,7 +176,7 @@ def add(
     user saves it with yard login.
     """
     lifetime_s = _lifetime_s("--expires", expires)
-    given = _given(session, role, cell, departments, projects)
+    given = roles.given(session)
     remote = session.remote
     # The name is checked by the server, whose error says what is wrong with it.
     body = NewUser.model_construct(name=name, roles=given, lifetime_s=lifetime_s)
@@ -185,13 +207,10 @@ def _show(session: Session, name: str, issued: TokenIssued) -> None:
 def grant(
     session: Session,
     name: str,
-    role: str,
-    projects: tuple[str, ...],
-    departments: tuple[str, ...],
-    cell: bool,
+    roles: _Roles,
 ) -> None:
     """Give a user one more role."""
-    change = RolesChange(roles=_given(session, role, cell, departments, projects))
+    change = RolesChange(roles=roles.given(session))
     remote = session.remote
     remote.await_verdict(remote.client.grant_roles(name, change), name, session.out)
     session.out.say(name)
@@ -204,22 +223,19 @@ def grant(
 def revoke(
     session: Session,
     name: str,
-    role: str | None,
-    projects: tuple[str, ...],
-    departments: tuple[str, ...],
-    cell: bool,
+    roles: _Roles,
     token_id: str | None,
 ) -> None:
     """Take a role from a user, or end one of its tokens."""
     remote = session.remote
-    scoped = bool(projects or departments or cell)
-    if (role is None) == (token_id is None) or (token_id is not None and scoped):
+    named = roles.role is not None
+    if named == (token_id is not None) or (token_id is not None and roles.scoped):
         raise BadUsage(
             "name either a role or a token",
             hint="--role ROLE with --project, --department or --cell; or --token ID",
         )
-    if role is not None:
-        change = RolesChange(roles=_given(session, role, cell, departments, projects))
+    if named:
+        change = RolesChange(roles=roles.given(session))
         accepted = remote.client.revoke_roles(name, change)
     else:
         accepted = remote.client.revoke_token(name, str(token_id))

@@ -15,6 +15,18 @@ snapshots_option = click.option(
     "default: those of the log's cluster on this machine).",
 )
 
+#: Adds `--type` and `--raw` to a command that prints records.
+types_option = click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="A[,B]",
+    help="Print only these types, such as TaskStarted,TaskExited.",
+)
+raw_option = click.option(
+    "--raw", is_flag=True, help="Add the record's bytes: key, headers and value in base64."
+)
+
 
 def log_options(command: F) -> F:
     """Add `--log` and `--cell` to a command, as the arguments `file` and `cell`."""

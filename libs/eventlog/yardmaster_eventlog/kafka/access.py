@@ -5,9 +5,13 @@ happens at the start, one more connection is made to find the reason: a wrong se
 error of its own at once, instead of a service that waits for brokers that are available.
 """
 
+import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
@@ -18,7 +22,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from yardmaster_eventlog.errors import LogAccessRefused, LogNotTrusted
+from yardmaster_eventlog.errors import LogAccessRefused, LogNotTrusted, LogUnavailable
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 
 _REFUSALS: Final = (
@@ -63,3 +67,24 @@ async def check_access(settings: KafkaSettings) -> None:
             continue  # also a listener without TLS: it closes the connection, like a starting one
         connection.close()
         return
+
+
+@asynccontextmanager
+async def admin_of(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A connected client for administration; its block ends within `call_timeout_s`.
+
+    Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
+    """
+    admin = AIOKafkaAdminClient(**settings.client())
+    try:
+        async with asyncio.timeout(settings.call_timeout_s):
+            try:
+                await admin.start()
+            except (KafkaError, ValueError):
+                await check_access(settings)
+                raise
+            yield admin
+    except (KafkaError, OSError, TimeoutError, ValueError) as error:
+        raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
+    finally:
+        await admin.close()

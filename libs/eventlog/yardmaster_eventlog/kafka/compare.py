@@ -4,17 +4,14 @@ A retention that was shortened deletes records that a restart needs, and nothing
 it before they are gone.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import for_code
 
-from yardmaster_eventlog.errors import LogUnavailable
-from yardmaster_eventlog.kafka.access import check_access
+from yardmaster_eventlog.kafka.access import admin_of
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_schemas.topics import Topic
 
@@ -70,19 +67,8 @@ async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> Co
     ]
     found: tuple[Difference, ...] = ()
     unread: dict[str, str] = {}
-    admin = AIOKafkaAdminClient(**settings.client())
-    try:
-        async with asyncio.timeout(settings.call_timeout_s):
-            try:
-                await admin.start()
-            except (KafkaError, ValueError):
-                await check_access(settings)
-                raise
-            answers = await admin.describe_configs(wanted)
-    except (KafkaError, OSError, TimeoutError, ValueError) as error:
-        raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
-    finally:
-        await admin.close()
+    async with admin_of(settings) as admin:
+        answers = await admin.describe_configs(wanted)
     for code, why, _, name, entries in (one for answer in answers for one in answer.resources):
         if code:
             unread[name] = f"{for_code(code).__name__} {why or ''}".strip()

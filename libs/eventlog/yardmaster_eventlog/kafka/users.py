@@ -5,14 +5,12 @@ The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no 
 requests, so this module defines them; the lock file fixes its version.
 """
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
 from typing import Final
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -30,8 +28,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from yardmaster_eventlog.errors import LogUnavailable
-from yardmaster_eventlog.kafka.access import check_access
+from yardmaster_eventlog.kafka.access import admin_of
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_schemas.access import AGENT_BYTE_RATE, AccessRule, access_rules, is_agent
 
@@ -210,30 +207,19 @@ async def create_users(
     """
     if not passwords:
         return
-    admin = AIOKafkaAdminClient(**settings.client())
-    try:
-        async with asyncio.timeout(settings.call_timeout_s):
-            try:
-                await admin.start()
-            except (KafkaError, ValueError):
-                await check_access(settings)
-                raise
-            answer = await admin._send_to_controller(_AlterUsers(passwords))
-            for user, code, why, _ in answer.results:
-                _check(code, f"user {user}: {why}")
-            rules = {user: [*access_rules(user)] for user in passwords}
-            answer = await admin._send_to_controller(_CreateRules(rules))
-            for code, why in answer.creation_responses:
-                _check(code, f"rule: {why}")
-            rates = {user: agent_byte_rate for user in passwords if is_agent(user)}
-            if rates:
-                answer = await admin._send_to_controller(_AlterQuotas(rates))
-                for code, why, _ in answer.entries:
-                    _check(code, f"byte rate: {why}")
-    except (KafkaError, OSError, TimeoutError, ValueError) as error:
-        raise LogUnavailable(found=f"{type(error).__name__} {error}".strip()) from error
-    finally:
-        await admin.close()
+    async with admin_of(settings) as admin:
+        answer = await admin._send_to_controller(_AlterUsers(passwords))
+        for user, code, why, _ in answer.results:
+            _check(code, f"user {user}: {why}")
+        rules = {user: [*access_rules(user)] for user in passwords}
+        answer = await admin._send_to_controller(_CreateRules(rules))
+        for code, why in answer.creation_responses:
+            _check(code, f"rule: {why}")
+        rates = {user: agent_byte_rate for user in passwords if is_agent(user)}
+        if rates:
+            answer = await admin._send_to_controller(_AlterQuotas(rates))
+            for code, why, _ in answer.entries:
+                _check(code, f"byte rate: {why}")
 
 
 def _check(code: int, what: str) -> None:

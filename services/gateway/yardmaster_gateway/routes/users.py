@@ -214,42 +214,31 @@ async def remove_user(write: Write, name: str) -> Accepted:
     return await write.record(write.gateway.cell, event)
 
 
-@router.post(
-    "/users/{name}/grant",
-    operation_id="grant_roles",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(RolesChange),
-    responses=problem_responses(*_BODY, "not_found"),
-)
-async def grant_roles(
-    write: Write,
-    name: str,
-    given: Annotated[RolesChange, Depends(body_of(RolesChange))],
-) -> Accepted:
-    """Give a user more roles."""
-    await _find_as_operator(write, name)
-    event = RoleGrantRequestedV1(principal=name, roles=_roles(given))
-    return await write.record(write.gateway.cell, event)
+def _add_roles_route(
+    verb: str, request: type[RoleGrantRequestedV1 | RoleRevokeRequestedV1], description: str
+) -> None:
+    """Add the route that gives roles to a user (`grant`), or takes roles from it (`revoke`)."""
+
+    @router.post(
+        f"/users/{{name}}/{verb}",
+        name=f"{verb}_roles",
+        operation_id=f"{verb}_roles",
+        description=description,
+        status_code=202,
+        response_model=Accepted,
+        openapi_extra=request_body(RolesChange),
+        responses=problem_responses(*_BODY, "not_found"),
+    )
+    async def change_roles(
+        write: Write, name: str, given: Annotated[RolesChange, Depends(body_of(RolesChange))]
+    ) -> Accepted:
+        await _find_as_operator(write, name)
+        event = request(principal=name, roles=_roles(given))
+        return await write.record(write.gateway.cell, event)
 
 
-@router.post(
-    "/users/{name}/revoke",
-    operation_id="revoke_roles",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(RolesChange),
-    responses=problem_responses(*_BODY, "not_found"),
-)
-async def revoke_roles(
-    write: Write,
-    name: str,
-    given: Annotated[RolesChange, Depends(body_of(RolesChange))],
-) -> Accepted:
-    """Take roles from a user."""
-    await _find_as_operator(write, name)
-    event = RoleRevokeRequestedV1(principal=name, roles=_roles(given))
-    return await write.record(write.gateway.cell, event)
+_add_roles_route("grant", RoleGrantRequestedV1, "Give a user more roles.")
+_add_roles_route("revoke", RoleRevokeRequestedV1, "Take roles from a user.")
 
 
 @router.post(
