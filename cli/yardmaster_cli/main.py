@@ -328,7 +328,12 @@ def _say(lines: Sequence[str], *, color: bool) -> None:
 
 def main() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        # A second Ctrl-C, while the first one is reported.
+        code = int(Exit.INTERRUPTED)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

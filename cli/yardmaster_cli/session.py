@@ -192,6 +192,14 @@ class YardCommand(click.Command):
                     param.type = Completed(sort)
         return self._shared
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; every error names this command, also that of a missing value."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The own parameters of the command, then the shared options, then `--help`."""
         shared = self.shared(ctx)
@@ -298,13 +306,13 @@ def _nearest_command(name: str, known: Sequence[str]) -> str | None:
 
 
 class NounGroup(YardGroup):
-    """A noun with verbs; without a verb it lists."""
+    """A noun with verbs; without a verb it lists, or shows if there is only one object."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read `yard nodes -o json` as `yard nodes ls -o json`."""
+        """Read `yard nodes -o json` as `yard nodes ls -o json`, `yard cell` as `yard cell show`."""
         bare = not args or (args[0].startswith("-") and args[0] not in ("--help", "-h"))
         if bare and not ctx.resilient_parsing:
-            args = ["ls", *args]
+            args = ["ls" if "ls" in self.commands else "show", *args]
         return super().parse_args(ctx, args)
 
 

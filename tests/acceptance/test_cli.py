@@ -280,7 +280,7 @@ def test_gpus_of_a_node_are_disabled_and_enabled(dev: Dev) -> None:
     assert "slot_disabled" in dev.yard("show", job).out
     listed = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
     assert [row["state"] for row in csv.DictReader(listed)] == ["disabled", "enabled"]
-    assert "slots 0 disabled: ecc" in dev.yard("nodes", "-o", "wide").out
+    assert "slot 0 disabled: ecc" in dev.yard("nodes", "-o", "wide").out
     dev.yard("nodes", "slots", "node-1", "--disable", "1", "--enable", "1", code=2)
     dev.yard("nodes", "slots", "node-1", "--disable", "2", code=2)
     dev.yard("nodes", "slots", "node-1", "--enable", "0", "--stop", code=2)

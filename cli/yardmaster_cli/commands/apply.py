@@ -14,13 +14,14 @@ import click
 from pydantic import TypeAdapter
 
 from yardmaster import yaml_tree
+from yardmaster.errors import ApiError
 from yardmaster.yaml_tree import Tree
 from yardmaster_cli.commands.configured import KINDS, everything, naming_the_option, parsed
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.input_file import text_of
 from yardmaster_cli.key_values import CELL, Key, canonical, overlay, quota_texts, texts_of
 from yardmaster_cli.output.formats import Column
-from yardmaster_cli.server.remote import Remote, creating
+from yardmaster_cli.server.remote import Remote, api_error, creating
 from yardmaster_cli.session import Session, command
 from yardmaster_schemas.api import CellConfig
 from yardmaster_schemas.events.requests import Quota
@@ -163,8 +164,15 @@ def apply(session: Session, file: str, dry_run: bool) -> None:
     changes = [each for each in compared if each.differs]
     if not dry_run:
         for each in changes:
+            what = f"{each.noun} {each.name}"
+            try:
+                accepted = each.put(remote)
+            except ApiError as error:
+                shown = api_error(error)
+                shown.message = f"{what}: {shown.message}"
+                raise shown from None
             with naming_the_option(each.config):
-                remote.await_verdict(each.put(remote), f"{each.noun} {each.name}", session.out)
+                remote.await_verdict(accepted, what, session.out)
     _show(session, compared)
     created = sum(each.revision is None for each in changes)
     session.out.note(

@@ -16,7 +16,7 @@ from yardmaster_cli.node_keys import key_digest
 from yardmaster_cli.output.cells import Gpus
 from yardmaster_cli.output.columns import NODES
 from yardmaster_cli.output.formats import Column
-from yardmaster_cli.server.remote import plain, rows
+from yardmaster_cli.server.remote import Refused, plain, rows
 from yardmaster_cli.session import NounGroup, Session, detaching, if_match_option
 from yardmaster_cli.times import future_ms, now_ms
 from yardmaster_core.scheduling.state.enrollment import covers
@@ -296,7 +296,12 @@ def cordon(session: Session, name: str, reason: str | None) -> None:
 @click.argument("name")
 def uncordon(session: Session, name: str) -> None:
     """Allow new tasks on a node."""
-    _patch(session, name, NodePatch(state=NodeWish.READY))
+    try:
+        _patch(session, name, NodePatch(state=NodeWish.READY))
+    except Refused as refused:
+        if refused.code == "wrong_phase":
+            refused.hint = "it is neither cordoned nor drained; list nodes with: yard nodes"
+        raise
 
 
 @nodes.command("drain")

@@ -16,6 +16,7 @@ from yardmaster_cli.log.moments import parse_moment
 from yardmaster_cli.log.options import log_options, snapshots_option
 from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import Gpus, When
+from yardmaster_cli.output.columns import wait_words
 from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.session import Session, YardCommand, YardGroup
 from yardmaster_cli.times import now_ms
@@ -38,6 +39,7 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.plain import dump as plain_json
+from yardmaster_schemas.reasons import WaitCode
 
 _AGO: Final = re.compile(r"^-[0-9]")
 
@@ -82,10 +84,10 @@ def at(
     log position (main@d3021) or a cycle (cycle:88121). Without T, the end of the log is shown.
     Tasks that ended before T are only counted; `yard explain TASK --at T` says how one ended.
     """
-    bounds: dict[str, Any] = {}
+    bound, bounds = None, {}
     if moment is not None:
         bound = parse_moment(moment, now_ms(), "T")
-        bounds = {"position": bound.position, "time_ms": bound.at_ms, "cycle": bound.cycle}
+        bounds = bound.bounds
 
     where = log_source(session, file, cell, snapshots)
 
@@ -108,6 +110,8 @@ def at(
         )
 
     found = on_log(where, work)
+    if bound is not None and (missed := bound.missed(found.cycle, now_ms())):
+        session.out.note(missed)
     _show_state(session.out, found, ended, everything=everything, nodes_only=nodes_only)
 
 
@@ -206,11 +210,9 @@ def _task_row(task: Task) -> dict[str, Any]:
     if run is not None and run.stop is not None:
         reason = str(run.stop.code)
     elif task.reserved is not None:
-        reason = f"{task.reserved.pool_name}: {task.reserved.wait.code}"
+        reason = _reason({task.reserved.pool_name: task.reserved.wait.code})
     elif task.group is not None and task.group.waits:
-        reason = ", ".join(
-            f"{pool}: {wait.code}" for pool, (wait, _, _) in sorted(task.group.waits.items())
-        )
+        reason = _reason({pool: wait.code for pool, (wait, _, _) in task.group.waits.items()})
     elif task.paused:
         reason = "paused"
     elif task.outcome_code:
@@ -226,6 +228,17 @@ def _task_row(task: Task) -> dict[str, Any]:
         "reason": reason,
         "checkpoint": plain_json(task.checkpoint) if task.checkpoint is not None else None,
     }
+
+
+def _reason(codes: Mapping[str, WaitCode]) -> str:
+    """The reason of `yard ls`; the pools are named if the task waits in several."""
+    words = {
+        pool: wait_words({"code": code.value, "wait_class": code.wait_class.value})
+        for pool, code in sorted(codes.items())
+    }
+    if len(words) == 1:
+        return next(iter(words.values()))
+    return ", ".join(f"{text} in {pool}" for pool, text in words.items())
 
 
 @replay.command("verify")

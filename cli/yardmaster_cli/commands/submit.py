@@ -155,7 +155,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
         with reporting(remote, out, [answer.job_id]):
             if not given["no_wait"]:
                 answer = _report_verdict(remote, answer, out, again)
-            return _to_the_end(remote, answer, out, follow=given["follow"])
+            return _to_the_end(session, answer, follow=given["follow"])
 
 
 def _print_id(answer: Submitted, out: Output) -> None:
@@ -187,15 +187,16 @@ def _detaching(answer: Submitted, session: Session) -> Iterator[None]:
         ) from None
 
 
-def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool) -> int:
+def _to_the_end(session: Session, answer: Submitted, *, follow: bool) -> int:
     """Wait for the end, and print the output with `follow`; returns the exit code of the tasks.
 
     Raises:
         CliError: 105 when the job can never fit.
     """
+    remote, out = session.remote, session.out
 
     def ended(out: Output) -> int:
-        return wait_for_end(remote, [answer], out)
+        return wait_for_end(session, [answer], out, hints=not follow)
 
     if follow:
         tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)

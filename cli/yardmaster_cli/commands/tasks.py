@@ -122,7 +122,7 @@ def _last_output(session: Session, task: Row) -> list[str]:
     return [
         end,
         f"Output      the last lines; print all with: {more}",
-        *(f"  {plain(x)}" for x in found),
+        *(session.out.fit(f"  {plain(x)}") for x in found),
     ]
 
 
@@ -197,8 +197,12 @@ def _request_all(
     request: "Callable[[str], Accepted]",
     *,
     skip_ended: bool,
+    wrong_phase: str | None = None,
 ) -> None:
-    """Send a request for each job or task; `skip_ended`: leave out those that have ended by now."""
+    """Send a request for each job or task; `skip_ended`: leave out those that have ended by now.
+
+    `wrong_phase` says in a hint why quota refuses the request in some phases.
+    """
 
     @contextmanager
     def skipping(ref: Ref) -> Iterator[None]:
@@ -207,6 +211,8 @@ def _request_all(
         except (ApiError, Refused) as error:
             code = error.code if isinstance(error, Refused) else error.document["code"]
             if not (skip_ended and code == "wrong_phase"):
+                if isinstance(error, Refused) and code == "wrong_phase" and wrong_phase is not None:
+                    error.hint = f"{wrong_phase}; see {session.command('show', ref.id)}"
                 raise
             session.out.note(f"{ref.id} has ended")
 
@@ -252,7 +258,11 @@ def pause(
     targets = _targets(session, refs, yes, given, "pause")
     client = session.remote.client
     _request_all(
-        session, targets, lambda ref: client.pause(ref, reason=reason), skip_ended=not refs
+        session,
+        targets,
+        lambda ref: client.pause(ref, reason=reason),
+        skip_ended=not refs,
+        wrong_phase="it is already paused",
     )
 
 
@@ -263,4 +273,10 @@ def pause(
 def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> None:
     """Resume paused jobs or tasks."""
     targets = _targets(session, refs, yes, given, "resume")
-    _request_all(session, targets, session.remote.client.resume, skip_ended=not refs)
+    _request_all(
+        session,
+        targets,
+        session.remote.client.resume,
+        skip_ended=not refs,
+        wrong_phase="it is not paused",
+    )

@@ -10,9 +10,9 @@ from yardmaster.errors import NeverFits
 from yardmaster.waiting import ENDED, FEW_TASKS, reached
 from yardmaster_cli.errors import CliError, Exit, exit_of_all, exit_of_end
 from yardmaster_cli.output.columns import counted, ended, reason
+from yardmaster_cli.output.describe import END_TEXTS
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.progress import reporting
-from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import Phase, Submitted, Task
@@ -33,11 +33,17 @@ def exit_of(task: Task) -> int:
 
 
 def wait_for_end(
-    remote: Remote, refs: Sequence[str | Submitted], out: Output, *, wanted: str = ENDED
+    session: Session,
+    refs: Sequence[str | Submitted],
+    out: Output,
+    *,
+    wanted: str = ENDED,
+    hints: bool = True,
 ) -> int:
     """Wait until every task has ended or reached `wanted`; returns the exit code for all.
 
-    `refs` are complete ids of jobs and tasks, or the answer to a submission.
+    `refs` are complete ids of jobs and tasks, or the answer to a submission. With `hints`, a hint
+    names the command that shows the output of the first task that failed.
 
     Raises:
         CliError: 105 when none of the remaining tasks can ever fit.
@@ -49,7 +55,7 @@ def wait_for_end(
         out.note(f"{task.task_id} {_how(task)}")
 
     try:
-        tasks = remote.client.wait(*refs, for_=wanted, on_end=report)
+        tasks = session.remote.client.wait(*refs, for_=wanted, on_end=report)
     except NeverFits as error:
         task_id = error.task.task_id
         raise CliError(
@@ -64,8 +70,19 @@ def wait_for_end(
     for job_id, of_job in jobs.items():
         if len(of_job) > FEW_TASKS:
             _summarize(job_id, of_job, out)
+    if hints:
+        _hint_at_output(session, tasks)
     failed = (task for task in tasks if task.phase.final and not reached(task.phase, wanted))
     return exit_of_all(exit_of(task) for task in (tasks if wanted == ENDED else failed))
+
+
+def _hint_at_output(session: Session, tasks: Sequence[Task]) -> None:
+    """Name the command that shows the output of the first task that failed, if one ran."""
+    for task in tasks:
+        if task.phase is Phase.FAILED and task.end and (task.end.exit_code or task.end.signal):
+            shown = session.command("show", task.task_id)
+            session.out.note(f"hint: the last lines of its output: {shown}")
+            return
 
 
 def _summarize(job_id: str, tasks: Sequence[Task], out: Output) -> None:
@@ -82,7 +99,11 @@ def _how(task: Task) -> str:
     row = task.model_dump(mode="json")
     if task.phase is Phase.SUCCEEDED:
         return "succeeded"
-    return f"{task.phase.value}: {ended(row['end']) if row.get('end') else reason(row)}"
+    why = ended(row["end"]) if row.get("end") else reason(row)
+    if why in (None, task.phase.value):
+        return task.phase.value
+    text = END_TEXTS.get(row["end"]["code"]) if row.get("end") else None
+    return f"{task.phase.value}: {why}" + (f" ({text})" if text else "")
 
 
 @command("wait")
@@ -107,4 +128,4 @@ def wait(session: Session, refs: tuple[str, ...], phase: str | None, timeout: st
         remote, out = session.remote, session.out
         found = [remote.resolve(ref).id for ref in refs]
         with reporting(remote, out, found):
-            return wait_for_end(remote, found, out, wanted=phase or ENDED)
+            return wait_for_end(session, found, out, wanted=phase or ENDED)

@@ -28,15 +28,18 @@ def explain_from_log(
         task_id = ref if "." in ref else f"{ref}.0"
     else:
         task_id = session.remote.one_task(ref)
-    bounds: dict[str, Any] = {}
+    bound, bounds = None, {}
     if moment is not None:
         bound = parse_moment(moment, now_ms(), "--at")
-        bounds = {"position": bound.position, "time_ms": bound.at_ms, "cycle": bound.cycle}
+        bounds = bound.bounds
 
     async def work(log: EventLog) -> Explain:
         return await explain_at(log, where.cell, task_id, partition=where.partition, **bounds)
 
-    return plain(on_log(where, work))
+    found = plain(on_log(where, work))
+    if bound is not None and (missed := bound.missed(found["cycle"] or 0, now_ms())):
+        session.out.note(missed)
+    return found
 
 
 async def explain_at(log: EventLog, cell: str, task_id: str, **bounds: Any) -> Explain:

@@ -1,6 +1,7 @@
 """Moments in a log on a command line: a time (see `times`), a position, or `cycle:88121`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.times import FORMS, clock_ms, is_relative, past_ms
@@ -17,6 +18,19 @@ class Moment:
     position: Position | None = None
     at_ms: int | None = None
     cycle: int | None = None
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """The moment as the keyword arguments of `state_at` and `views_at`."""
+        return {"position": self.position, "time_ms": self.at_ms, "cycle": self.cycle}
+
+    def missed(self, last_cycle: int, now_ms: int) -> str | None:
+        """That the log does not reach this moment, if so: it ends with `last_cycle`."""
+        if self.cycle is not None and self.cycle > last_cycle:
+            return f"the log has no cycle {self.cycle} yet; this is its last, cycle {last_cycle}"
+        if self.at_ms is not None and self.at_ms > now_ms:
+            return f"the time is in the future; this is the end of the log, cycle {last_cycle}"
+        return None
 
     def passed(self, entry: Entry) -> bool:
         """Whether the log up to and including `entry` has reached this moment."""

@@ -234,7 +234,9 @@ def _node_reason(row: Row) -> Cell:
         parts.append(f"until {row['deadline_at'][11:16]}")
     if row.get("disabled_slots"):
         why = f": {row['disabled_reason']}" if row.get("disabled_reason") else ""
-        parts.append(f"slots {','.join(map(str, row['disabled_slots']))} disabled{why}")
+        slots = row["disabled_slots"]
+        word = "slot" if len(slots) == 1 else "slots"
+        parts.append(f"{word} {','.join(map(str, slots))} disabled{why}")
     return ", ".join(parts) or None
 
 

@@ -13,13 +13,12 @@ from yardmaster_cli.output.cells import (
 )
 from yardmaster_cli.output.columns import ended, wait_words
 from yardmaster_cli.output.exits import killed_after_grace
-from yardmaster_cli.output.formats import Output, Row
+from yardmaster_cli.output.formats import LABEL_WIDTH, Output, Row
 from yardmaster_cli.times import parse_time
 from yardmaster_schemas.counts import count_of
 
 #: The texts of wait classes.
 _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
-_LABEL_WIDTH: Final = 12
 #: Explanations of end codes, with what to do.
 END_TEXTS: Final = {
     "start_failed": "too many starts failed in a row; yard logs shows the reason of each",
@@ -33,7 +32,7 @@ END_TEXTS: Final = {
 
 
 def _labelled(label: str, text: str) -> str:
-    return f"{label.ljust(_LABEL_WIDTH)}{text}"
+    return f"{label.ljust(LABEL_WIDTH)}{text}"
 
 
 def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
@@ -113,7 +112,7 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         lines.append(_labelled("Stops", stop_words(out, task["stop"])))
     if task.get("end"):
         at = _at(out, task.get("ended_at"))
-        lines.append(_labelled("Ended", f"{task['end']['outcome']}, {ended(task['end'])}, {at}"))
+        lines.append(_labelled("Ended", f"{_outcome(task['end'])}, {at}"))
         lines += _end_text(task["end"])
         last = max(attempts, key=lambda attempt: attempt["attempt"], default=None)
         if last is not None and (killed := killed_after_grace(last)) is not None:
@@ -419,7 +418,13 @@ def _pool_numbers(wait: Row) -> str:
 
 def _end_words(end: Row) -> str:
     """`failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
-    return f"{end['outcome']}, {ended(end)}, in cycle {end['cycle']} ({end['ended_at']})"
+    return f"{_outcome(end)}, in cycle {end['cycle']} ({end['ended_at']})"
+
+
+def _outcome(end: Row) -> str:
+    """`failed, exit 3`; `cancelled`, without a code that repeats it."""
+    outcome, code = str(end["outcome"]), ended(end)
+    return outcome if code == outcome else f"{outcome}, {code}"
 
 
 def _end_text(end: Row) -> list[str]:

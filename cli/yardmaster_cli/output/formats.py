@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -48,6 +49,12 @@ _COLORS: Final[Mapping[str, str]] = {
     "lost": "red",
     "cancelled": "bright_black",
 }
+
+
+#: The width of the labels of a text such as that of `yard explain`.
+LABEL_WIDTH: Final = 12
+#: The least width of the last column of a table within a text that continues on further lines.
+LEAST_ROOM: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,8 @@ class Output:
             raise BadUsage("-o csv prints lists only", hint="use -o json or -o yaml")
         else:
             for line in text():
-                self.say(self.fit(line))
+                for part in self.wrapped(line):
+                    self.say(part)
 
     def whole(self, document: Mapping[str, Any], name: str) -> None:
         """Print every field of one object, for people with readable units."""
@@ -184,6 +192,13 @@ class Output:
     def fit(self, line: str) -> str:
         """Cut `line` to the width of the terminal, if there is one."""
         return cut(line, self.width) if self.terminal and self.width > 0 else line
+
+    def wrapped(self, line: str) -> list[str]:
+        """`line` as lines of the width of the terminal, if there is one; nothing is left out."""
+        if not self.terminal or self.width <= 0 or len(click.unstyle(line)) <= self.width:
+            return [line]
+        indent = " " * min(LABEL_WIDTH, self.width // 2)
+        return textwrap.wrap(line, self.width, subsequent_indent=indent, break_on_hyphens=False)
 
     def fit_height(self, lines: Sequence[str], more: int = 0) -> list[str]:
         """Cut `lines` to the height of the terminal, with room for `more` lines and the cursor.
@@ -204,13 +219,17 @@ class Output:
     def table(
         self, titles: Sequence[str], rows: Sequence[Sequence[Cell]], right: str = ""
     ) -> list[str]:
-        """The lines of a table within a text; `right` names the right-aligned titles."""
+        """The lines of a table within a text; `right` names the right-aligned titles.
+
+        On a terminal, a last column that is too wide continues on further lines.
+        """
         flush = set(right.split())
-        return self._grid(
-            list(titles),
-            [[self._text(cell) for cell in row] for row in rows],
-            [title in flush for title in titles],
-        )
+        body = [[self._text(cell) for cell in row] for row in rows]
+        if self.terminal and self.width > 0 and body:
+            room = self.width - _line_width(_widths(titles, body)[:-1]) - 1
+            if room >= LEAST_ROOM:
+                body = [line for row in body for line in _continued(row, room)]
+        return self._grid(list(titles), body, [title in flush for title in titles])
 
     @property
     def _relative(self) -> bool:
@@ -342,6 +361,14 @@ def _column(columns: Sequence[Column], key: str) -> Column:
 def cut(text: str, width: int) -> str:
     """The first `width` characters of a longer text, the last of them `…`."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _continued(row: Sequence[str], room: int) -> list[list[str]]:
+    """`row` as rows whose last cells have at most `room` characters each, if they have spaces."""
+    *cells, last = row
+    parts = textwrap.wrap(last, room, break_on_hyphens=False, break_long_words=False) or [last]
+    blank = [""] * len(cells)
+    return [[*(cells if i == 0 else blank), part] for i, part in enumerate(parts)]
 
 
 def _widths(titles: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:

@@ -92,6 +92,8 @@ class Refused(CliError):
 
     def __init__(self, refusal: "Refusal", subject: str, *, admission: bool = False) -> None:
         plain = refusal.model_dump(mode="json")
+        if plain["about"] == subject:
+            plain["about"] = None
         code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
         super().__init__(
             f"{subject}: refused: {refusal_words(plain)}",
@@ -274,10 +276,14 @@ def creating(what: str, name: str) -> Iterator[None]:
 
     Raises:
         CliError: it already exists.
+        BadUsage: no object can have this name.
     """
     try:
         yield
     except ApiError as error:
+        if error.document["code"] == "not_found":
+            rule = str(error.document["detail"]).partition(": ")[2]
+            raise BadUsage(f"{name!r} is not a valid name of a {what}: {rule}") from None
         if error.document["code"] not in ("already_exists", "version_mismatch"):
             raise
         raise CliError(

@@ -188,8 +188,13 @@ def token_of(command: Sequence[str], path: Path) -> str:
             command, stdout=subprocess.PIPE, timeout=TOKEN_COMMAND_S, check=True, text=True
         )
     except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+        if isinstance(error, subprocess.CalledProcessError):
+            why = f"exit {error.returncode}"
+        elif isinstance(error, subprocess.TimeoutExpired):
+            why = f"no answer after {TOKEN_COMMAND_S} s"
         raise TokenCommandFailed(
-            f"token_command failed: {' '.join(command)}: {type(error).__name__}",
+            f"token_command failed: {' '.join(command)}: {why}",
             hint=f"correct token_command in {path}",
         ) from None
     return sendable(done.stdout.strip(), f"token_command in {path}")

@@ -55,7 +55,9 @@ def milli(amount: int | float, what: str) -> int:
 
     Raises: ValueError when it has more than three decimals, or is out of range.
     """
-    if not math.isfinite(amount) or amount < 0 or amount * 1000 > MAX_INT:
+    if amount < 0:
+        raise ValueError(f"{what}: {amount} is below 0")
+    if not math.isfinite(amount) or amount * 1000 > MAX_INT:
         raise ValueError(f"{what} is out of range")
     thousandths = round(amount * 1000)
     if abs(amount * 1000 - thousandths) > 1e-6 * max(1.0, abs(amount)):

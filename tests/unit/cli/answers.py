@@ -61,6 +61,9 @@ def answering(*answers: Answer, choose: Callable[[str], Answer] | None = None) -
             served.sent.append((self.path, json.loads(body)))
             self.do_GET()
 
+        def do_PATCH(self) -> None:
+            self.do_PUT()
+
         def do_POST(self) -> None:
             self.do_PUT()
 

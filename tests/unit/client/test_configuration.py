@@ -239,3 +239,9 @@ def test_a_client_without_a_server_says_how_to_name_one(env: dict[str, str]) -> 
 def test_a_client_refuses_a_wrong_url_or_token(server: str, token: str | None, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Client(server, token)
+
+
+def test_a_token_command_that_fails_says_how(env: dict[str, str]) -> None:
+    write(env, "contexts: {dev: {server: 'http://x', token_command: ['sh', '-c', 'exit 3']}}\n")
+    with pytest.raises(TokenCommandFailed, match=r": exit 3 \(correct"):
+        resolve(Flags(), env).bearer()

@@ -61,7 +61,7 @@ def test_text_that_is_not_an_amount_of_memory_is_refused(text: str) -> None:
 def test_too_much_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="out of range"):
         milli(float("inf"), "gpus")
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match="-1 is below 0"):
         milli(-1, "gpus")
 
 

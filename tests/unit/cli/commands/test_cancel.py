@@ -74,3 +74,28 @@ def test_the_label_of_several_tasks_is_refused_with_the_way_to_their_ids(
     said = capsys.readouterr().err
     assert f"{label} stands for several tasks in a list" in said
     assert "yard show 4kq7w2mz9c1f --all lists the ids" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "why"), [("pause", "it is already paused"), ("resume", "it is not paused")]
+)
+def test_a_refused_pause_or_resume_says_why_and_what_shows_the_job(
+    verb: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = verdict("refused", "wrong_phase")
+    refused.body["refusal"]["about"] = "4kq7w2mz9c1f"
+    with answering(ACCEPTED, POOLS, refused) as server:
+        url = server.url
+        assert run([verb, "4kq7w2mz9c1f", "--server", url]) == Exit.CONFLICT
+    assert capsys.readouterr().err.splitlines() == [
+        "error: 4kq7w2mz9c1f: refused: wrong_phase",
+        f"hint: {why}; see yard show 4kq7w2mz9c1f --server {url}",
+    ]
+
+
+def test_an_uncordon_of_a_node_that_is_not_cordoned_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with answering(POOLS, ACCEPTED, POOLS, verdict("refused", "wrong_phase")) as server:
+        assert run(["nodes", "uncordon", "n1", "--server", server.url]) == Exit.CONFLICT
+    assert "it is neither cordoned nor drained" in capsys.readouterr().err

@@ -135,3 +135,39 @@ def test_a_refused_option_of_a_policy_is_named(
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: h100: refused: policy_options_invalid quota"
     assert problem in hint
+
+
+def test_a_name_that_no_object_can_have_is_named_before_anything_is_created(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = "There is no project 'NLP': a name has 1 to 63 characters of [a-z0-9._-]."
+    problem = {"type": "about:blank", "title": "Not found.", "status": 404, "detail": detail}
+    missing = Answer(
+        {**problem, "instance": "/", "code": "not_found"},
+        404,
+        {"Content-Type": "application/problem+json"},
+    )
+    with answering(missing) as server:
+        assert run(["projects", "create", "NLP", "--server", server.url]) == Exit.USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "error: 'NLP' is not a valid name of a project: a name has 1 to 63 characters of "
+        "[a-z0-9._-]."
+    ]
+
+
+@pytest.mark.parametrize("noun", ["cell", "upgrade"])
+def test_a_noun_without_a_list_shows_its_object(
+    noun: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {
+        "/v1/cell": {
+            **{"name": "main", "revision": 0, "time_ahead_s": 0, "position": "main@r6"},
+            "config": {"project_tasks": 5, "user_tasks": 5, "tasks_of": {}, "default_pools": []},
+        },
+        "/v1/rules": {"rules": 1, "newest": 1, "position": "main@r6"},
+    }
+    with answering(choose=lambda path: Answer(answers[path.partition("?")[0]])) as server:
+        assert run([noun, "--server", server.url]) == 0
+        bare = capsys.readouterr().out
+        assert run([noun, "show", "--server", server.url]) == 0
+    assert bare == capsys.readouterr().out != ""

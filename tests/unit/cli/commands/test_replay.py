@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from yardmaster_cli.commands.replay import _report_lines
+import pytest
+
+from yardmaster_cli.commands.replay import _reason, _report_lines
+from yardmaster_cli.log.moments import Moment
 from yardmaster_eventlog.port import Partition
 from yardmaster_runtime.replay.report import MachineProof, Report, RulesRange
+from yardmaster_schemas.reasons import WaitCode
 
 
 def report(**others: Any) -> Report:
@@ -48,3 +52,33 @@ def test_records_that_no_cycle_has_read_are_counted_and_said_to_be_normal() -> N
         "not checked: 160 records of decisions from offset 2 on, which no cycle has read yet; "
         "this is normal"
     )
+
+
+@pytest.mark.parametrize(
+    ("codes", "shown"),
+    [
+        ({"a": "insufficient_free"}, "insufficient_free"),
+        ({"a": "exceeds_every_node"}, "never: exceeds_every_node"),
+        (
+            {"b": "insufficient_free", "a": "exceeds_every_node"},
+            "never: exceeds_every_node in a, insufficient_free in b",
+        ),
+    ],
+)
+def test_the_reason_is_that_of_ls_with_the_pools_if_there_are_several(
+    codes: dict[str, str], shown: str
+) -> None:
+    assert _reason({pool: WaitCode(code) for pool, code in codes.items()}) == shown
+
+
+@pytest.mark.parametrize(
+    ("moment", "missed"),
+    [
+        (Moment(cycle=9), "the log has no cycle 9 yet; this is its last, cycle 7"),
+        (Moment(cycle=7), None),
+        (Moment(at_ms=1001), "the time is in the future; this is the end of the log, cycle 7"),
+        (Moment(at_ms=1000), None),
+    ],
+)
+def test_a_moment_after_the_end_of_the_log_is_named(moment: Moment, missed: str | None) -> None:
+    assert moment.missed(7, 1000) == missed

@@ -99,3 +99,27 @@ def test_a_wait_in_a_pipe_reports_the_end_alone(capsys: pytest.CaptureFixture[st
     with answering(choose=cell.answer) as server:
         assert run(["wait", JOB, "--server", server.url]) == 0
     assert capsys.readouterr().err == f"{JOB}.0 succeeded\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "shown", "hint"),
+    [
+        ({"code": "exit", "exit_code": 127}, "failed: exit 127", True),
+        (
+            {"code": "directory_missing", "exit_code": None},
+            "failed: directory_missing (run.working_dir is not a directory on the node)",
+            False,
+        ),
+    ],
+)
+def test_the_wait_for_a_task_that_failed_says_why_or_where_its_output_is(
+    end: dict[str, Any], shown: str, hint: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell()
+    row = {"outcome": "failed", "signal": None, "cycle": 5, "ended_at": "2026-01-01T09:00:00Z"}
+    cell.becomes(phase="failed", attempt=1, wait=None, end={**row, **end})
+    with answering(choose=cell.answer) as server:
+        run(["wait", f"{JOB}.0", "--server", server.url])
+        more = f"hint: the last lines of its output: yard show {JOB}.0 --server {server.url}"
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"{JOB}.0 {shown}", *([more] if hint else [])]

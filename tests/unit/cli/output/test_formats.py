@@ -160,3 +160,34 @@ def test_amounts_are_shown_short() -> None:
     assert [gpus(m) for m in (8000, 500, 0, None)] == ["8", "0.5", "0", "-"]
     assert gpus(2500, 1) == "2.5"
     assert render(Span(90.0), relative=False, now_ms=0) == "90"
+
+
+def test_a_text_continues_on_further_lines_of_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "Fair share  its project would hold 5 GPUs, its share of default is 4 GPUs"
+    output(terminal=True, width=40).one({}, lambda: [line, "short"], "id")
+    assert capsys.readouterr().out.splitlines() == [
+        "Fair share  its project would hold 5",
+        "            GPUs, its share of default",
+        "            is 4 GPUs",
+        "short",
+    ]
+    output().one({}, lambda: [line], "id")
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_a_colored_line_that_fits_the_terminal_is_printed_as_it_is() -> None:
+    line = "\x1b[1mPOOL CODE\x1b[0m"
+    assert output(terminal=True, width=9).wrapped(line) == [line]
+
+
+def test_the_last_column_of_a_table_within_a_text_continues_on_further_lines() -> None:
+    table = output(terminal=True, width=40).table(
+        ["POOL", "ASKED", "NUMBERS"], [["default", 1, "gpus, free 0, short 1, used 4"]], "ASKED"
+    )
+    assert table == [
+        "POOL    ASKED NUMBERS",
+        "default     1 gpus, free 0, short 1,",
+        "              used 4",
+    ]
