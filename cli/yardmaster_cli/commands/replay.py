@@ -32,7 +32,7 @@ from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.machine.beginning import expired_records
 from yardmaster_runtime.replay import rebuild
-from yardmaster_runtime.replay.report import Report, RulesRange
+from yardmaster_runtime.replay.report import Finding, MachineProof, Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.envelope import Envelope, Event
@@ -381,22 +381,7 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
         lines += [f"   also: {one}" for one in report.findings[1:]]
     lines += [f"BROKEN: {one}" for one in report.promises]
     for one in report.proved:
-        ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
-        refused = f", {count_of(one.refused, 'claim')} refused" if one.refused else ""
-        if one.unreadable_then:
-            refused += f" ({one.unreadable_then} unknown to the version that decided)"
-        dropped = (
-            f", {count_of(one.dropped, 'record')} of fenced leaders dropped" if one.dropped else ""
-        )
-        derived = " recomputed" if all(each.derived for each in one.ranges) else ""
-        begun = f" after the snapshot of cycle {one.from_cycle}" if one.from_cycle else ""
-        lines.append(
-            f"{one.machine}: {count_of(one.cycles, 'cycle')}{begun} of "
-            f"{count_of(one.terms, 'term')}, {count_of(one.inputs, 'input')}, "
-            f"{count_of(one.decisions, 'decision')}{derived}"
-            f"{refused}{dropped}{ended}"
-        )
-        lines += [] if derived else map(_range_line, one.ranges)
+        lines += _machine_lines(one, first)
     lines += [
         f"not checked: {count_of(end - start, 'record')} of {place.topic} from offset {start} on, "
         "which no cycle has read yet; this is normal"
@@ -415,15 +400,38 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
             f"NOT AUDITED: {expired_records(report.expired)}, and the audit of the guarantees "
             "needs every record"
         )
-    verdict = "NOT ok"
-    if report.ok:
-        whole = all(each.derived for one in report.proved for each in one.ranges)
-        which = "every recorded decision" if whole else "every decision of the current rules"
-        begun = "".join(
-            f", of {one.machine} after cycle {one.from_cycle}"
-            for one in report.proved
-            if one.from_cycle
-        )
-        verdict = f"ok: {which}{begun} was reproduced"
-    lines.append(f"{verdict} ({took_s:.2f} s)")
+    lines.append(f"{_verdict(report)} ({took_s:.2f} s)")
     return lines
+
+
+def _machine_lines(one: MachineProof, first: Finding | None) -> list[str]:
+    """The proof of one machine, and its ranges unless all were recomputed."""
+    ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
+    refused = f", {count_of(one.refused, 'claim')} refused" if one.refused else ""
+    if one.unreadable_then:
+        refused += f" ({one.unreadable_then} unknown to the version that decided)"
+    dropped = (
+        f", {count_of(one.dropped, 'record')} of fenced leaders dropped" if one.dropped else ""
+    )
+    derived = " recomputed" if all(each.derived for each in one.ranges) else ""
+    begun = f" after the snapshot of cycle {one.from_cycle}" if one.from_cycle else ""
+    line = (
+        f"{one.machine}: {count_of(one.cycles, 'cycle')}{begun} of "
+        f"{count_of(one.terms, 'term')}, {count_of(one.inputs, 'input')}, "
+        f"{count_of(one.decisions, 'decision')}{derived}"
+        f"{refused}{dropped}{ended}"
+    )
+    return [line] if derived else [line, *map(_range_line, one.ranges)]
+
+
+def _verdict(report: Report) -> str:
+    if not report.ok:
+        return "NOT ok"
+    whole = all(each.derived for one in report.proved for each in one.ranges)
+    which = "every recorded decision" if whole else "every decision of the current rules"
+    begun = "".join(
+        f", of {one.machine} after cycle {one.from_cycle}"
+        for one in report.proved
+        if one.from_cycle
+    )
+    return f"ok: {which}{begun} was reproduced"

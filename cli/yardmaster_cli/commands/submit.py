@@ -125,11 +125,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     if limit_s is not None and not (given["wait"] or given["follow"]):
         raise BadUsage("--timeout needs --wait or --follow")
     remote, out = session.remote, session.out
-    key = given["idempotency_key"]
-    if key is None:
-        key = secrets.token_hex(16)
-    elif not _KEY.fullmatch(key):
-        raise BadUsage("--idempotency-key: expected 1 to 255 printable ASCII characters, no spaces")
+    key = _key(given["idempotency_key"])
     try:
         answer = remote.client.submit(spec, idempotency_key=key)
     except KeyboardInterrupt:
@@ -156,6 +152,15 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             if not given["no_wait"]:
                 answer = _report_verdict(remote, answer, out, again)
             return _to_the_end(session, answer, follow=given["follow"])
+
+
+def _key(given: str | None) -> str:
+    """The idempotency key of the request: `given`, or a random one."""
+    if given is None:
+        return secrets.token_hex(16)
+    if not _KEY.fullmatch(given):
+        raise BadUsage("--idempotency-key: expected 1 to 255 printable ASCII characters, no spaces")
+    return given
 
 
 def _print_id(answer: Submitted, out: Output) -> None:

@@ -297,27 +297,33 @@ def _services(
         ),
     }
     for index, node in enumerate(options.cluster.nodes):
-        first, last = options.cluster.ports(index)
-        settings = agent.Settings(
-            # One process, whose log is a file of its own user.
-            task_user="same",
-            node=node.name,
-            cell=CELL,
-            pool=node.pool,
-            node_type=node.type,
-            labels=node.labels,
-            address=HOST,
-            port_first=first,
-            port_last=last,
-            data_dir=folder.node(node.name),
-            gpus=node.slots,
-            cpu_milli=None if node.cpus is None else node.cpus * 1000,
-            memory_mib=node.memory_mib,
-            machine_agents=len(options.cluster.nodes),
-            gpu_memory_mib=node.gpu_memory_mib,
-        )
+        settings = _agent_settings(folder, options, index)
         found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, agents)
     return found
+
+
+def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agent.Settings:
+    """The settings of the agent of the node at `index`."""
+    node = options.cluster.nodes[index]
+    first, last = options.cluster.ports(index)
+    return agent.Settings(
+        # One process, whose log is a file of its own user.
+        task_user="same",
+        node=node.name,
+        cell=CELL,
+        pool=node.pool,
+        node_type=node.type,
+        labels=node.labels,
+        address=HOST,
+        port_first=first,
+        port_last=last,
+        data_dir=folder.node(node.name),
+        gpus=node.slots,
+        cpu_milli=None if node.cpus is None else node.cpus * 1000,
+        memory_mib=node.memory_mib,
+        machine_agents=len(options.cluster.nodes),
+        gpu_memory_mib=node.gpu_memory_mib,
+    )
 
 
 def _agent(

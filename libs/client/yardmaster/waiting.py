@@ -66,6 +66,10 @@ class _Awaited:
         return bool(self.tasks) and not self.open
 
 
+def _remaining(awaited: list[_Awaited]) -> list[Task]:
+    return [task for each in awaited for task in each.open]
+
+
 class Waits(JobCalls):
     """The call that waits for tasks; see `Client`."""
 
@@ -113,13 +117,8 @@ class Waits(JobCalls):
                         self._look(each, for_, deadline, on_end)
                 if all(each.complete for each in awaited):
                     return [task for each in awaited for task in each.tasks]
-                open_ = [task for each in awaited for task in each.open]
-                if not open_ or not all(map(_never, open_)):
-                    never_for = None
-                elif never_for is None:
-                    never_for = self._transport.deadline(NEVER_S)
-                elif never_for.left_s() == 0:
-                    raise NeverFits(open_[0])
+                open_ = _remaining(awaited)
+                never_for = self._never_deadline(open_, never_for)
                 if open_:
                     request_s = REQUEST_S if never_for is None else NEVER_S
                     self._await_change(open_[0], for_, request_s, deadline)
@@ -130,8 +129,23 @@ class Waits(JobCalls):
                 if deadline.left_s() > 0:
                     reconnection.pause(error)
             if deadline.left_s() == 0:
-                left = [task for each in awaited for task in each.open]
-                raise WaitTimeout(left, for_, timeout_s or 0.0)
+                raise WaitTimeout(_remaining(awaited), for_, timeout_s or 0.0)
+
+    def _never_deadline(self, open_: list[Task], before: Deadline | None) -> Deadline | None:
+        """When the wait fails because none of the remaining tasks can ever fit.
+
+        `before` is the deadline of the last look. None: a task can fit, or none remains.
+
+        Raises:
+            NeverFits: the deadline has passed.
+        """
+        if not open_ or not all(map(_never, open_)):
+            return None
+        if before is None:
+            return self._transport.deadline(NEVER_S)
+        if before.left_s() == 0:
+            raise NeverFits(open_[0])
+        return before
 
     def _look(
         self,

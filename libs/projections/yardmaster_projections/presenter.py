@@ -392,18 +392,7 @@ class Presenter:
             raise ValueError(f"node {row.name} has neither joined nor is it enrolled")
         gpus = joined.gpus if joined is not None else 0
         disabled = [index for index in row.disabled if index < gpus]
-        names: list[str] = []
-        used = [0] * gpus
-        holders: list[list[str]] = [[] for _ in range(gpus)]
-        for (task_id, _), placement in row.held.items():
-            task = await queries.task(self._store, task_id, self._visibility)
-            for index in placement.slots:
-                if index < gpus:
-                    used[index] += placement.gpu_milli
-                    if task is not None and task_id not in holders[index]:
-                        holders[index].append(task_id)
-            if task is not None and task_id not in names:
-                names.append(task_id)
+        names, used, holders = await self._held_on(row, gpus)
         free = [1000 - used[index] for index in range(gpus) if index not in disabled]
         reserved_milli, reserved = await self._reserved_on(row)
         return api.Node(
@@ -445,6 +434,26 @@ class Presenter:
             reserved=reserved,
             share_limits=joined.share_limits if joined is not None else None,
         )
+
+    async def _held_on(
+        self, row: NodeRow, gpus: int
+    ) -> tuple[list[str], list[int], list[list[str]]]:
+        """The tasks on a node that the caller may see, the gpu_milli in use of each slot, and
+        those of the tasks that hold it.
+        """
+        names: list[str] = []
+        used = [0] * gpus
+        holders: list[list[str]] = [[] for _ in range(gpus)]
+        for (task_id, _), placement in row.held.items():
+            task = await queries.task(self._store, task_id, self._visibility)
+            for index in placement.slots:
+                if index < gpus:
+                    used[index] += placement.gpu_milli
+                    if task is not None and task_id not in holders[index]:
+                        holders[index].append(task_id)
+            if task is not None and task_id not in names:
+                names.append(task_id)
+        return names, used, holders
 
     async def _reserved_on(self, row: NodeRow) -> tuple[int, list[api.NodeReservation]]:
         """The gpu_milli reserved on a node for all tasks, and the reservations of the tasks that

@@ -182,6 +182,7 @@ class Cluster:
         else:
             self._admission(body)
 
+    # size: one case for each type of event, of one to three lines.
     def _admission(self, body: Any) -> None:
         self.changes += 1
         match body:

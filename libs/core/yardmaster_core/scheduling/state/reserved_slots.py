@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.tasks import Reservation
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
 
 
 def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
@@ -37,8 +37,6 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
         for slot in placement.slots:
             slots[slot] += placement.gpu_milli
     for task, replica, placement in rows:
-        reservation = task.reserved
-        assert reservation is not None
         is_free = (
             placement.incarnation == node.incarnation
             and placement.cpu_milli <= cpu_milli
@@ -52,13 +50,20 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
             gpuless -= not placement.slots
             for slot in placement.slots:
                 slots[slot] -= placement.gpu_milli
-        if is_free != reservation.free[replica]:
-            pool = pools[reservation.pool_name]
-            set_free(pool, reservation, replica, is_free=is_free)
-            if reservation.missing:
-                pool.ready.pop(task, None)
-            else:
-                pool.ready[task] = None
+        _set_ready(task, replica, pools, is_free=is_free)
+
+
+def _set_ready(task: Task, replica: int, pools: Mapping[str, Pool], *, is_free: bool) -> None:
+    """Note whether the reserved slots of a replica are free; if all are, the task is ready."""
+    reservation = task.reserved
+    assert reservation is not None
+    if is_free != reservation.free[replica]:
+        pool = pools[reservation.pool_name]
+        set_free(pool, reservation, replica, is_free=is_free)
+        if reservation.missing:
+            pool.ready.pop(task, None)
+        else:
+            pool.ready[task] = None
 
 
 def set_free(pool: Pool, reservation: Reservation, replica: int, *, is_free: bool) -> None:

@@ -269,16 +269,52 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     state.next_node = dump["next_node"]
     state.sources = {source: (last[0], last[1]) for source, last in dump["sources"].items()}
     for row in dump["pools"]:
-        pool = state.pools[row["name"]] = Pool(row["name"])
-        pool.revision = row["revision"]
-        pool.config = _maybe(PoolConfig, row["config"])
-        pool.index = policies.index(pool)
-        pool.workload = WorkloadCounter.load(row["workload"])
-        if "shares" in row:
-            pool.shares = RecordedShares(*row["shares"])
-        if pool.config is not None:
-            for index in pool.indexes:
-                index.limit_gpuless(pool.config.gpuless_per_node)
+        _load_pool(state, row)
+    _load_owners(state, dump)
+    for row in dump["enrolled"]:
+        enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
+        enrolled.revision = row["revision"]
+        enrolled.config = _maybe(Enrollment, row["config"])
+    for row in dump["nodes"]:
+        _load_node(state, row)
+    pending: list[Task] = []
+    for row in dump["jobs"]:
+        pending.extend(_load_job(state, row))
+    # In any order: queues sort by key.
+    for task in pending:
+        state.enqueue(task)
+    rebuild_capacities(state)
+    _load_groups(state, dump["groups"])
+    state.attention = {name: state.task(name) for name in dump["attention"]}
+    state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
+    state.cycle_due = dump["restless"]
+    _load_cycle_end(state, dump)
+    for row in dump["pools"]:
+        state.pools[row["name"]].index.load(row["index"])
+    for things in (
+        *(state.pools, state.departments, state.projects),
+        *(state.enrolled, state.nodes, state.jobs),
+    ):
+        for thing in things.values():
+            state.dirty[thing] = None
+    return state
+
+
+def _load_pool(state: ClusterState, row: Plain) -> None:
+    pool = state.pools[row["name"]] = Pool(row["name"])
+    pool.revision = row["revision"]
+    pool.config = _maybe(PoolConfig, row["config"])
+    pool.index = state.policies.index(pool)
+    pool.workload = WorkloadCounter.load(row["workload"])
+    if "shares" in row:
+        pool.shares = RecordedShares(*row["shares"])
+    if pool.config is not None:
+        for index in pool.indexes:
+            index.limit_gpuless(pool.config.gpuless_per_node)
+
+
+def _load_owners(state: ClusterState, dump: Plain) -> None:
+    """Load the departments and the projects."""
     for row in dump["departments"]:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
@@ -292,23 +328,10 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
         _load_ranks(state, project, row)
         for name, facts in row.get("usage", {}).items():
             project.usage[name] = DecayedUsage(*facts)
-    for row in dump["enrolled"]:
-        enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
-        enrolled.revision = row["revision"]
-        enrolled.config = _maybe(Enrollment, row["config"])
-    for row in dump["nodes"]:
-        _load_node(state, row)
-    waiting: list[Task] = []
-    for row in dump["jobs"]:
-        waiting.extend(_load_job(state, row))
-    # In any order: queues sort by key.
-    for task in waiting:
-        state.enqueue(task)
-    rebuild_capacities(state)
-    _load_groups(state, dump["groups"])
-    state.attention = {name: state.task(name) for name in dump["attention"]}
-    state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
-    state.cycle_due = dump["restless"]
+
+
+def _load_cycle_end(state: ClusterState, dump: Plain) -> None:
+    """Load what the end of the last cycle removed and replaced."""
     for key, waits in dump["forgotten"]:
         state.forgotten[key[0], key[1]] = {
             name: (plain.load(Wait, wait), since, cycle)
@@ -317,15 +340,6 @@ def _load(cell: str, dump: Plain, policies: IndexSource) -> ClusterState:
     for name, pool_name, facts in dump["former_usage"]:
         former = None if facts is None else DecayedUsage(*facts)
         state.former_usage[state.projects[name], pool_name] = former
-    for row in dump["pools"]:
-        state.pools[row["name"]].index.load(row["index"])
-    for things in (
-        *(state.pools, state.departments, state.projects),
-        *(state.enrolled, state.nodes, state.jobs),
-    ):
-        for thing in things.values():
-            state.dirty[thing] = None
-    return state
 
 
 def _maybe(cls: type[Any], row: Any) -> Any:
