@@ -159,7 +159,7 @@ class Gateway:
 
         Raises:
             LogUnavailable: the log has not been set up yet.
-            UsersNeedSnapshot: the log has lost its first record, and no snapshot is usable.
+            LogBeginsLater: the log has lost its first record, and no snapshot is usable.
         """
         if self._identity is None:
             try:

@@ -4,7 +4,7 @@
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
                InUse  PositionUnknown  VersionMismatch  AlreadyExists  TooLarge  WrongMediaType
                InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind
-               Busy  NotReady  TokenFileRefused  OwnRecordRefused  UsersNeedSnapshot
+               Busy  NotReady  TokenFileRefused  OwnRecordRefused
 ```
 """
 
@@ -167,12 +167,3 @@ class TokenFileRefused(GatewayError):
     """Token file {path} cannot be used: {found}."""
 
     code = "token_file"
-
-
-class UsersNeedSnapshot(GatewayError):
-    """The log no longer begins with its first record: {expired}. The users of cell {cell} need a
-    snapshot of quota that covers them, and {found}. Copy its snapshots there from a backup, restore
-    the log from a backup, or start with an empty log.
-    """
-
-    code = "users_need_snapshot"

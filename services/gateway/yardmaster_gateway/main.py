@@ -48,7 +48,7 @@ async def run(
     Raises:
         CannotListen: the address is taken.
         OwnRecordRefused: quota refuses this gateway's records.
-        UsersNeedSnapshot: the log has lost its first records, and no snapshot is usable.
+        LogBeginsLater: the log has lost its first records, and no snapshot is usable.
     """
     with listener if listener is not None else listen(settings.host, settings.port) as bound:
         host, port = bound.getsockname()[:2]

@@ -23,11 +23,11 @@ from yardmaster_gateway import main
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.background.token_import import import_users
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.errors import UsersNeedSnapshot
 from yardmaster_gateway.identity.access import Access
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_runtime.machine.snapshotting import take
 from yardmaster_runtime.service import Process
 from yardmaster_runtime.telemetry.health import Health
@@ -340,7 +340,7 @@ async def test_without_a_snapshot_a_start_names_the_expired_records_and_what_is_
         await store.save(snapshot)
         files(tmp_path)[0].write_bytes(b"nonsense")
     expire(expiring, snapshot, *expired)
-    with pytest.raises(UsersNeedSnapshot) as caught:
+    with pytest.raises(LogBeginsLater) as caught:
         await import_users(app_with(expiring, store).state.gateway)
     message = str(caught.value)
     for topic in expired:
@@ -356,5 +356,5 @@ async def test_a_snapshot_whose_commit_has_expired_is_named(
     await add(expiring)
     expire(expiring, snapshot_of(expiring), "admissions")
     cycle = (await newest_of(store)).cycle
-    with pytest.raises(UsersNeedSnapshot, match=f"cycle {cycle}: "):
+    with pytest.raises(LogBeginsLater, match=f"cycle {cycle}: "):
         await started(expiring, store)

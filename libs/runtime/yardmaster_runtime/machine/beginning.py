@@ -11,6 +11,7 @@ from yardmaster_core.machine import Machine
 from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import first_offset
+from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_schemas.errors import YardmasterError
 
@@ -50,25 +51,29 @@ def cause_of(error: YardmasterError) -> str:
     return str(error.fields.get("found", error))
 
 
-def needs_snapshot(
-    machine: str,
+async def needs_snapshot(
+    log: EventLog,
+    machine: Machine[Any],
     cell: str,
-    firsts: Mapping[Partition, int],
-    url: str | None,
+    number: int,
+    snapshots: SnapshotStore | None,
     unusable: Sequence[str],
 ) -> LogBeginsLater:
     """Return the error of a machine that has no snapshot to begin from.
 
-    `url`: where snapshots are looked for; None: nowhere. `unusable`: why each that was found cannot
-    be used.
+    `unusable`: why each snapshot that was found cannot be used.
+
+    Raises: LogError: the log cannot be read.
     """
-    if url is None:
+    if snapshots is None:
         found = "no place of snapshots is known: name it (YARD_SNAPSHOTS, --snapshots)"
     else:
-        found = f"{url.rstrip('/')}/{machine}/{cell} has no usable one"
+        found = f"{snapshots.url.rstrip('/')}/{machine.name}/{cell} has no usable one"
         found += f" ({'; '.join(unusable)})" if unusable else " (there is none at all)"
+    firsts = await later_beginnings(log, topics_of(machine, number))
     return LogBeginsLater(
         expired=expired_records(firsts),
-        needs=f"{machine} of cell {cell} needs a snapshot that covers them, and {found}. Copy its "
-        "snapshots there from a backup, restore the log from a backup, or start with an empty log.",
+        needs=f"{machine.name} of cell {cell} needs a snapshot that covers them, and {found}. Copy "
+        "its snapshots there from a backup, restore the log from a backup, or start with an empty "
+        "log.",
     )

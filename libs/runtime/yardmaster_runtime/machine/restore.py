@@ -24,9 +24,7 @@ from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_runtime.errors import ReplayDiverged
 from yardmaster_runtime.machine.beginning import (
     cause_of,
-    later_beginnings,
     needs_snapshot,
-    topics_of,
 )
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
@@ -95,9 +93,7 @@ async def restore(
     try:
         return await _caught_up(fold, clock, metrics, started_s)
     except OffsetGone:
-        firsts = await later_beginnings(log, topics_of(machine, partition))
-        url = None if snapshots is None else snapshots.url
-        raise needs_snapshot(machine.name, cell, firsts, url, unusable) from None
+        raise await needs_snapshot(log, machine, cell, partition, snapshots, unusable) from None
 
 
 async def _caught_up(

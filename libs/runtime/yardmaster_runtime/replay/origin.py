@@ -54,7 +54,7 @@ async def begin(
     if not firsts:
         return make(None)
     if snapshots is None:
-        raise needs_snapshot(machine.name, cell, firsts, None, ())
+        raise await needs_snapshot(log, machine, cell, number, None, ())
     unusable = []
     try:
         cycles = await snapshots.cycles(machine.name, cell)
@@ -70,7 +70,7 @@ async def begin(
             unusable.append(f"cycle {cycle}: {cause_of(error)}")
         else:
             return fold
-    raise needs_snapshot(machine.name, cell, firsts, snapshots.url, unusable)
+    raise await needs_snapshot(log, machine, cell, number, snapshots, unusable)
 
 
 def _check_tail(fold: Fold[Any], firsts: Mapping[Partition, int]) -> None:

@@ -17,12 +17,14 @@ from yardmaster_eventlog.errors import LogUnavailable, OffsetGone, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import Cursor
 from yardmaster_eventlog.snapshots import SnapshotStore
-from yardmaster_gateway.errors import NotReady, Unauthenticated, UsersNeedSnapshot
+from yardmaster_gateway.errors import NotReady, Unauthenticated
 from yardmaster_gateway.identity.authentication import digest_of
 from yardmaster_gateway.identity.authorization import Binding, Caller
-from yardmaster_gateway.identity.beginning import needs_snapshot, newest_beginning
+from yardmaster_gateway.identity.beginning import QUOTA, newest_beginning
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import CycleReader
+from yardmaster_runtime.errors import LogBeginsLater
+from yardmaster_runtime.machine.beginning import needs_snapshot
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.users import ACCESS_CHANGES, AccessChange, TokenRecord
 from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
@@ -105,7 +107,7 @@ class Access:
         Raises:
             LogUnavailable, LogTruncated, LogCorrupt, UnknownTopic: the log cannot be read.
             ForeignRecord, ChainBroken: quota did not write it so.
-            UsersNeedSnapshot: the log has lost its first records, and no snapshot is usable.
+            LogBeginsLater: the log has lost its first records, and no snapshot is usable.
         """
         async with self._lock:
             if not self._begun:
@@ -131,11 +133,10 @@ class Access:
             raise await self._needs_snapshot()
         return self._log_of_snapshot
 
-    async def _needs_snapshot(self) -> UsersNeedSnapshot:
+    async def _needs_snapshot(self) -> LogBeginsLater:
         return await needs_snapshot(
-            *(self._log, self._snapshots, self._unusable),
-            cell=self._cell,
-            partition=self._partition.number,
+            *(self._log, QUOTA, self._cell, self._partition.number),
+            *(self._snapshots, self._unusable),
         )
 
     async def _begin(self) -> None:

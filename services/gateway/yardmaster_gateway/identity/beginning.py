@@ -18,13 +18,11 @@ from yardmaster_core.admission.state import Log
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_eventlog.errors import LogTruncated, OffsetGone, SnapshotsUnavailable
-from yardmaster_eventlog.port import EventLog, Partition
-from yardmaster_eventlog.reader import continue_at
+from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
-from yardmaster_gateway.errors import UsersNeedSnapshot
+from yardmaster_runtime.machine.beginning import cause_of
 from yardmaster_runtime.machine.restore import from_snapshot
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.errors import YardmasterError
 
 QUOTA: Final = QuotaMachine()
 #: A snapshot is foreign or forged, it is ahead of the log, or its commit has expired.
@@ -63,11 +61,11 @@ async def newest_beginning(
             newest = await snapshots.newest(QUOTA.name, cell, before=before)
         except SnapshotsUnavailable as error:
             telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
-            unusable.append(str(error))
+            unusable.append(cause_of(error))
             break
         for bad in newest.bad:
             telemetry.warn("snapshot_skipped", code=bad.code, found=str(bad))
-            unusable.append(f"{bad.fields['name']}: {_cause_of(bad)}")
+            unusable.append(f"{bad.fields['name']}: {cause_of(bad)}")
         if newest.snapshot is None:
             break
         before = newest.snapshot.cycle
@@ -75,7 +73,7 @@ async def newest_beginning(
             fold = await from_snapshot(log, QUOTA, cell, newest.snapshot, partition=partition)
         except SKIPPED as error:
             telemetry.warn("snapshot_skipped", cycle=before, code=error.code, found=str(error))
-            unusable.append(f"cycle {before}: {_cause_of(error)}")
+            unusable.append(f"cycle {before}: {cause_of(error)}")
         else:
             users = dict(fold.state.users.items())
             telemetry.info("users_from_snapshot", cycle=before, users=len(users))
@@ -87,36 +85,3 @@ async def newest_beginning(
     )
     reader = CommitReader(QUOTA.name, cell, QUOTA.output.name)
     return Beginning({}, reader, unusable=unusable)
-
-
-async def needs_snapshot(
-    log: EventLog,
-    snapshots: SnapshotStore | None,
-    unusable: Sequence[str],
-    *,
-    cell: str,
-    partition: int,
-) -> UsersNeedSnapshot:
-    """Return the error of a log that has lost its first records, without a usable snapshot.
-
-    Raises: LogError: the log cannot be read.
-    """
-    expired = []
-    for topic in (QUOTA.output, *QUOTA.inputs):
-        place = Partition(topic.name, partition)
-        try:
-            await log.read(place, 0, max_records=1)
-        except OffsetGone as gone:
-            last = await continue_at(log, place, gone) - 1
-            expired.append(f"records 0 to {last} of {place} have expired")
-    if snapshots is None:
-        found = "no place of snapshots is known: name it (YARD_SNAPSHOTS)"
-    else:
-        found = f"{snapshots.url.rstrip('/')}/{QUOTA.name}/{cell} has no usable one"
-        found += f" ({'; '.join(unusable)})" if unusable else " (there is none at all)"
-    return UsersNeedSnapshot(cell=cell, expired=", ".join(expired), found=found)
-
-
-def _cause_of(error: YardmasterError) -> str:
-    """The reason why a snapshot is unusable, without advice."""
-    return str(error.fields.get("found", error))
