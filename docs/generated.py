@@ -247,7 +247,7 @@ def job_file() -> str:
         if not default:
             default = _plain(schema.get("default"))
         examples = ", ".join(f"`{as_yaml(each)}`" for each in schema["examples"])
-        value = value.replace("GpuShares", "`{count, fraction}`")
+        value = value.replace("GpuFractions", "`{count, fraction}`")
         lines.append(f"| `{key}` | {value} | {default} | {_cell(about)} | {examples} |")
     return "\n".join(lines)
 
@@ -342,10 +342,10 @@ MEANINGS: Final = {
     "YARD_GPU_MEMORY_MIB": "memory that it may use of each of its GPUs; 0 if unknown",
     "CUDA_VISIBLE_DEVICES": "its GPUs; empty without one",
     "CUDA_DEVICE_ORDER": "GPUs are numbered by their place on the bus",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "only for shares of a GPU under MPS: the percentage",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for shares of a GPU under MPS: the memory of each",
-    "CUDA_MPS_PIPE_DIRECTORY": "only for shares of a GPU under MPS: the pipes of its daemon",
-    "CUDA_MPS_LOG_DIRECTORY": "only for shares of a GPU under MPS: the logs of its daemon",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "only for fractions of a GPU under MPS: the percentage",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "only for fractions of a GPU under MPS: the memory of each",
+    "CUDA_MPS_PIPE_DIRECTORY": "only for fractions of a GPU under MPS: the pipes of its daemon",
+    "CUDA_MPS_LOG_DIRECTORY": "only for fractions of a GPU under MPS: the logs of its daemon",
     "PYTHONUNBUFFERED": "Python prints at once, so that `yard logs -f` shows it; a job may set it",
     "RANK": "the same as `YARD_REPLICA`",
     "WORLD_SIZE": "the same as `YARD_REPLICAS`",
@@ -378,8 +378,8 @@ def environment_of_a_task() -> dict[str, str]:
     from yardmaster_node_agent.environment import NodeFacts
     from yardmaster_node_agent.environment import task_environment as environment
     from yardmaster_node_agent.executors.port import Paths
+    from yardmaster_node_agent.fraction_limits import MpsLimiter
     from yardmaster_node_agent.settings import MPS_PIPES
-    from yardmaster_node_agent.shares import MpsLimiter
     from yardmaster_schemas.events.decisions import Checkpoint
     from yardmaster_schemas.events.details import JobDetailedV1, Run
     from yardmaster_schemas.events.requests import DetailsRef

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from yardmaster_node_agent.fraction_limits import MpsLimiter
 from yardmaster_node_agent.settings import MPS_PIPES
-from yardmaster_node_agent.shares import MpsLimiter
 
 LOGS = Path("/var/log/nvidia-mps")
 

@@ -240,9 +240,9 @@ def _node_reason(row: Row) -> Cell:
     return ", ".join(parts) or None
 
 
-def _share_limits(row: Row) -> Cell:
-    """The name of what enforces shares of the node's GPUs; None for a node without GPUs."""
-    limits = row.get("share_limits") if row["gpus"] else None
+def _fraction_limits(row: Row) -> Cell:
+    """The name of what enforces fractions of the node's GPUs; None for a node without GPUs."""
+    limits = row.get("fraction_limits") if row["gpus"] else None
     return "not_enforced" if limits == "none" else limits
 
 
@@ -262,7 +262,7 @@ NODES: Final = (
     Column("RESERVED", _gpus("gpu_milli_reserved", 1), wide=True, right=True),
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
-    Column("SHARES", _share_limits, wide=True),
+    Column("FRACTIONS", _fraction_limits, wide=True),
     Column(
         "ENROLLED", lambda row: (row.get("enrollment") or {}).get("gpus"), wide=True, right=True
     ),

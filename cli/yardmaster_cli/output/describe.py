@@ -329,8 +329,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines.append(
             _labelled("Started", f"rule {why['start_rule']}{': ' + shown if shown else ''}")
         )
-    if why.get("nodes_without_share_limits"):
-        lines.append(_labelled("Share", _unlimited_words(why["nodes_without_share_limits"])))
+    if why.get("nodes_without_fraction_limits"):
+        lines.append(_labelled("Fraction", _unlimited_words(why["nodes_without_fraction_limits"])))
     if why.get("stop"):
         lines += _stop_lines(out, "Stop", why["stop"])
     elif why.get("last_stop"):
@@ -380,14 +380,14 @@ def _share_line(wait: Row) -> str | None:
 
 
 def _unlimited_words(nodes: Sequence[str]) -> str:
-    """The sentence about nodes that do not limit tasks to their shares of GPUs."""
+    """The sentence about nodes that do not limit tasks to their fractions of GPUs."""
     named = ", ".join(nodes[:_MAX_NODES])
     more = len(nodes) - _MAX_NODES
     if more > 0:
         named += f" and {more} more"
     if len(nodes) == 1:
-        return f"node {named} does not enforce shares: tasks there may use more than their share"
-    return f"nodes {named} do not enforce shares: tasks there may use more than their share"
+        return f"node {named} does not enforce fractions: tasks there may use more than theirs"
+    return f"nodes {named} do not enforce fractions: tasks there may use more than theirs"
 
 
 def _unblock_line(why: Row) -> str:

@@ -25,12 +25,12 @@ from yardmaster_projections.store import ReadableViews
 from yardmaster_projections.units import with_units
 from yardmaster_schemas import api
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
-from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.events.node_events import FractionLimits
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import WaitClass, WaitCode
-from yardmaster_schemas.resources import is_share
+from yardmaster_schemas.resources import is_fraction
 
 #: The condition under which a task that waits for this reason can start.
 UNBLOCK: Final[Mapping[str, str]] = {
@@ -305,22 +305,22 @@ class Presenter:
             refusal=await self._task_refusal(row),
             cycle=log.cycle if log is not None and log.cycle else None,
             cycle_at=rfc3339(log.now_ms) if log is not None and log.cycle else None,
-            nodes_without_share_limits=await self._without_share_limits(row, current),
+            nodes_without_fraction_limits=await self._without_fraction_limits(row, current),
         )
 
-    async def _without_share_limits(self, row: TaskRow, current: AttemptRow | None) -> list[str]:
-        """The nodes where a task holds shares of GPUs, and nothing limits it to its shares."""
+    async def _without_fraction_limits(self, row: TaskRow, current: AttemptRow | None) -> list[str]:
+        """The nodes where a task holds fractions of GPUs, and nothing limits it to them."""
         if current is None or row.phase not in _HOLDS:
             return []
         found = []
         for name in dict.fromkeys(
             one.placement.node
             for one in current.replicas
-            if is_share(one.placement.gpu_milli) and one.released_at_ms is None
+            if is_fraction(one.placement.gpu_milli) and one.released_at_ms is None
         ):
             node = await self._store.get(NodeRow, name)
             joined = node.joined if node is not None else None
-            if joined is not None and joined.share_limits is ShareLimits.NONE:
+            if joined is not None and joined.fraction_limits is FractionLimits.NONE:
                 found.append(name)
         return found
 
@@ -432,7 +432,7 @@ class Presenter:
             disabled_reason=row.disabled_reason,
             gpu_milli_reserved=reserved_milli,
             reserved=reserved,
-            share_limits=joined.share_limits if joined is not None else None,
+            fraction_limits=joined.fraction_limits if joined is not None else None,
         )
 
     async def _held_on(

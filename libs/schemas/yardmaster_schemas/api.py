@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import QueueShare
 from yardmaster_schemas.events.details import Run, StopSignal
-from yardmaster_schemas.events.node_events import Isolation, ShareLimits
+from yardmaster_schemas.events.node_events import FractionLimits, Isolation
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
@@ -565,7 +565,7 @@ class Explain(Answer):
     refusal: Refusal | None
     cycle: int | None
     cycle_at: At | None
-    nodes_without_share_limits: list[str] = Field(default_factory=list)
+    nodes_without_fraction_limits: list[str] = Field(default_factory=list)
 
 
 # --- what operators keep ------------------------------------------------------------------------
@@ -643,7 +643,7 @@ class Node(Answer):
     disabled_reason: str | None = None
     gpu_milli_reserved: int = 0
     reserved: list[NodeReservation] = Field(default_factory=list)
-    share_limits: ShareLimits | None = None
+    fraction_limits: FractionLimits | None = None
 
 
 class Pool(Answer):

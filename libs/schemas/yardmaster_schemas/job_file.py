@@ -121,24 +121,24 @@ Scalar = (
 )
 
 
-class GpuShares(Closed):
+class GpuFractions(Closed):
     """`count` slots, `fraction` of each: two halves are {count: 2, fraction: 0.5}."""
 
     count: Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
         description="How many shared GPUs.", examples=[2]
     )
     fraction: Annotated[float, Field(ge=0.001, le=1)] = Field(
-        description="The share of each of them.", examples=[0.5]
+        description="The fraction of each of them.", examples=[0.5]
     )
 
 
 def _gpu_form(value: Any) -> str:
-    return "shares" if isinstance(value, dict | GpuShares) else "number"
+    return "fractions" if isinstance(value, dict | GpuFractions) else "number"
 
 
 Gpus = Annotated[
     Annotated[Annotated[int | float, Field(ge=0, le=MAX_SLOTS)], Tag("number")]
-    | Annotated[GpuShares, Tag("shares")],
+    | Annotated[GpuFractions, Tag("fractions")],
     Discriminator(_gpu_form),
 ]
 
@@ -151,7 +151,7 @@ class JobResources(Closed):
 
     gpus: Gpus = Field(
         default=0,
-        description="GPUs of one replica: a number, or `{count, fraction}` for equal shares of "
+        description="GPUs of one replica: a number, or `{count, fraction}` for equal fractions of "
         "several GPUs. With `replicas: auto`, GPUs of the whole task.",
         examples=[8, 0.5, {"count": 2, "fraction": 0.5}],
     )
@@ -165,7 +165,7 @@ class JobResources(Closed):
     )
     gpu_memory: Memory | None = Field(
         default=None,
-        description="A share of each of its GPUs, as memory of the GPU instead of a fraction. "
+        description="A fraction of each of its GPUs, given as memory of the GPU. "
         "`gpus` is then their number, 1 if it is left out.",
         examples=["20Gi"],
     )
@@ -179,8 +179,8 @@ class JobResources(Closed):
 
     @field_validator("gpus")
     @classmethod
-    def _countable(cls, value: int | float | GpuShares) -> int | float | GpuShares:
-        if isinstance(value, GpuShares):
+    def _countable(cls, value: int | float | GpuFractions) -> int | float | GpuFractions:
+        if isinstance(value, GpuFractions):
             milli(value.fraction, "fraction")
         else:
             gpu_slots(value)
@@ -192,8 +192,8 @@ class JobResources(Closed):
             return self
         if memory_mib(self.gpu_memory) == 0:
             raise ValueError("gpu_memory must be at least 1Mi; leave it out for no request")
-        if isinstance(self.gpus, GpuShares) or self.gpus % 1:
-            raise ValueError("gpus must be a whole number with gpu_memory, which sets the share")
+        if isinstance(self.gpus, GpuFractions) or self.gpus % 1:
+            raise ValueError("gpus must be a whole number with gpu_memory, which sets the fraction")
         if not self.gpus and "gpus" in self.model_fields_set:
             raise ValueError("gpus must be at least 1 with gpu_memory; 1 if it is left out")
         return self
@@ -544,7 +544,7 @@ def parts_of(spec: JobSpec) -> JobParts:
 def _resources(spec: JobSpec) -> Resources:
     """Return the resources of one replica, in slots, milli and MiB."""
     gpus, gpu_memory = spec.resources.gpus, spec.resources.gpu_memory
-    if isinstance(gpus, GpuShares):
+    if isinstance(gpus, GpuFractions):
         slots = Resources(gpus=gpus.count, gpu_milli=milli(gpus.fraction, "fraction"))
     elif gpu_memory is not None:
         slots = Resources(gpus=int(gpus) or 1, gpu_memory_mib=memory_mib(gpu_memory))

@@ -5,9 +5,9 @@ in the file `format` of the data directory of `yard up`. A log of another format
 anything is read from it or written to it. Until release 0.1 is tagged, each change that a log
 written before it does not survive increases the number; no log is converted.
 
-Formats 1 to 6 were those of development versions.
+Formats 1 to 7 were those of development versions.
 """
 
 from typing import Final
 
-LOG_FORMAT: Final = 7
+LOG_FORMAT: Final = 8

@@ -7,14 +7,14 @@ from pydantic import ConfigDict, Field
 
 from yardmaster_schemas.fields import CLOSED, MAX_SLOTS, Count
 
-#: gpu_milli of a share that is larger than the GPU.
+#: gpu_milli of a fraction that is larger than the GPU.
 TOO_LARGE: Final = 1001
 
 
-def share_of(gpu_memory_mib: int, of_mib: int) -> int:
+def fraction_of(gpu_memory_mib: int, of_mib: int) -> int:
     """Return the gpu_milli that this much memory takes of a GPU that has `of_mib`.
 
-    Whole hundredths of the GPU, rounded up: so shares that fit on a GPU together request no more
+    Whole hundredths of the GPU, rounded up: so fractions that fit on a GPU together request no more
     memory than it has. `TOO_LARGE` if the GPU has less, or its memory is unknown (0).
     """
     if gpu_memory_mib > of_mib:
@@ -22,8 +22,8 @@ def share_of(gpu_memory_mib: int, of_mib: int) -> int:
     return -(-100 * gpu_memory_mib // of_mib) * 10
 
 
-def is_share(gpu_milli: int) -> bool:
-    """Whether these thousandths of each GPU are a share of it: neither none nor the whole GPU."""
+def is_fraction(gpu_milli: int) -> bool:
+    """Whether these thousandths of each GPU are a fraction of it: neither none nor all of it."""
     return 0 < gpu_milli < 1000
 
 

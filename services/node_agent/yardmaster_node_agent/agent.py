@@ -397,7 +397,7 @@ class _Incarnation:
             ),
             executors=self._ports.executor.kinds,
             isolation=self._ports.executor.isolation,
-            share_limits=self._ports.limiter.limits,
+            fraction_limits=self._ports.limiter.limits,
         )
         self._joining = event
         self._send_join(context)

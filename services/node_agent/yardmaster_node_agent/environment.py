@@ -8,7 +8,7 @@ from typing import Final
 from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Paths
-from yardmaster_node_agent.shares import ShareLimiter
+from yardmaster_node_agent.fraction_limits import FractionLimiter
 from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.reasons import StartFailure
 
@@ -29,14 +29,14 @@ class NodeFacts:
     """The node's part of the environment: its name, the URL of the tasks' API, its devices.
 
     `devices` has the CUDA name (an index or a UUID) of each slot; `passed` has the variables of the
-    agent's own environment that every task gets; `limiter` enforces shares of GPUs.
+    agent's own environment that every task gets; `limiter` enforces fractions of GPUs.
     """
 
     node: str
     agent_url: str
     devices: tuple[str, ...]
     gpu_memory_mib: int
-    limiter: ShareLimiter
+    limiter: FractionLimiter
     passed: Mapping[str, str]
 
 

@@ -99,8 +99,8 @@ class TaskUserUnusable(AgentError):
 
 
 class MpsUnusable(AgentError):
-    """Shares of GPUs cannot be enforced through MPS: {found}. Correct that, or remove
-    YARD_AGENT_MPS, so that the node joins and reports that it does not enforce shares.
+    """Fractions of GPUs cannot be enforced through MPS: {found}. Correct that, or remove
+    YARD_AGENT_MPS, so that the node joins and reports that it does not enforce fractions.
     """
 
     code = "mps_unusable"

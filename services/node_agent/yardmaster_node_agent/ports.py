@@ -29,11 +29,16 @@ from yardmaster_node_agent.executors.task_user import (
     choose_user,
     open_way,
 )
+from yardmaster_node_agent.fraction_limits import (
+    FractionLimiter,
+    MpsLimiter,
+    NoLimits,
+    choose_limiter,
+)
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
-from yardmaster_node_agent.shares import MpsLimiter, NoLimits, ShareLimiter, choose_limiter
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
@@ -67,8 +72,8 @@ class Ports:
     machine: Machine
     #: A port for the rendezvous of a task of one replica.
     free_port: Callable[[], int]
-    #: Enforces shares of GPUs.
-    limiter: ShareLimiter = field(default_factory=NoLimits)
+    #: Enforces fractions of GPUs.
+    limiter: FractionLimiter = field(default_factory=NoLimits)
     #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
@@ -176,7 +181,7 @@ def host_ports(
 
 def _limiter(
     settings: Settings, host: Host, devices: Devices, telemetry: Telemetry
-) -> ShareLimiter:
+) -> FractionLimiter:
     if host.simulated:
         return NoLimits()
     user = host.user
@@ -189,7 +194,7 @@ def _limiter(
         blocked=lambda path: None if user is None else blocked_part(user, path),
     )
     if reason and devices.names:
-        telemetry.info("shares_not_enforced", found=reason)
+        telemetry.info("fractions_not_enforced", found=reason)
     return limiter
 
 

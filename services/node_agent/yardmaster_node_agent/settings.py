@@ -91,8 +91,8 @@ class Settings(LogSettings):
     #: Agents on this machine, among which its CPUs and its memory are divided. `yard dev` and
     #: `yard up` set it to the number of their nodes.
     machine_agents: PositiveInt = 1
-    #: Whether tasks are limited to their shares of GPUs through NVIDIA MPS. Default: where an MPS
-    #: control daemon answers. With `true`, the agent does not start where that is impossible.
+    #: Whether tasks are limited to their fractions of GPUs through NVIDIA MPS. Default: where an
+    #: MPS control daemon answers. With `true`, the agent does not start where that is impossible.
     mps: bool | None = None
     #: Directory of the pipes of the MPS control daemon.
     mps_pipe_directory: Path = MPS_PIPES

@@ -58,7 +58,7 @@ from yardmaster_schemas.events.node_events import (
 )
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.reasons import StartFailure
-from yardmaster_schemas.resources import is_share
+from yardmaster_schemas.resources import is_fraction
 
 #: Seconds between two rounds of SIGKILL, for processes that started during the last round.
 KILL_AGAIN_S: Final = 0.2
@@ -309,7 +309,7 @@ class Supervision:
     async def _launch(self) -> Launch:
         context, assignment = self._context, self.replica.assignment
         details, self._traceparent = await details_of(context.ports.log, assignment)
-        if is_share(assignment.gpu_milli):
+        if is_fraction(assignment.gpu_milli):
             await self._check_limits()
         self.replica.stop_signal = details.stop_signal
         env = task_environment(
@@ -330,7 +330,7 @@ class Supervision:
         )
 
     async def _check_limits(self) -> None:
-        """Refuse a replica with a share of a GPU that the node no longer enforces.
+        """Refuse a replica with a fraction of a GPU that the node no longer enforces.
 
         Raises:
             RunRefused: without the daemon, CUDA would run the replica without limits.
@@ -339,7 +339,7 @@ class Supervision:
         if missing is not None:
             raise RunRefused(
                 replica=self.replica.key,
-                found=f"its share of a GPU cannot be enforced: {missing}",
+                found=f"its fraction of a GPU cannot be enforced: {missing}",
                 failure=OTHER,
             )
 

@@ -60,7 +60,7 @@ async def test_a_start_ends_the_reservation_and_holds_the_slots(cell: TestCell) 
     assert (await node(cell))["gpu_milli_used"] == 4000
 
 
-async def test_a_reservation_of_a_share_of_a_gpu_counts_its_share(cell: TestCell) -> None:
+async def test_a_reservation_of_a_fraction_of_a_gpu_counts_its_fraction(cell: TestCell) -> None:
     _, top = await reserved(cell, resources={"gpus": 0.5}, replicas=1)
     shown = await node(cell)
     [one] = shown["reserved"]

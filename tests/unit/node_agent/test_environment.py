@@ -10,8 +10,8 @@ from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.environment import NodeFacts, task_environment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Paths
+from yardmaster_node_agent.fraction_limits import NoLimits
 from yardmaster_node_agent.settings import MPS_PIPES
-from yardmaster_node_agent.shares import NoLimits
 from yardmaster_schemas.events.details import JobDetailedV1, Run
 
 FACTS = NodeFacts(
@@ -109,9 +109,9 @@ def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
     assert not [name for name in whole if "MPS" in name]
 
 
-def test_a_share_by_memory_has_exactly_the_memory_that_it_requested() -> None:
-    share = replace(assignment(), gpu_milli=260, gpu_memory_mib=20_480)
-    env = environment(share, replace(FACTS, limiter=mps_limiter()))
+def test_a_fraction_by_memory_has_exactly_the_memory_that_it_requested() -> None:
+    fraction = replace(assignment(), gpu_milli=260, gpu_memory_mib=20_480)
+    env = environment(fraction, replace(FACTS, limiter=mps_limiter()))
     assert (env["YARD_GPU_MILLI"], env["YARD_GPU_MEMORY_MIB"]) == ("260", "20480")
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
 

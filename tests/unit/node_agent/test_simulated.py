@@ -213,7 +213,7 @@ async def test_a_node_without_assignments_repeats_its_join(machine: Machine) -> 
         assert await world.of_type(NodeJoinedV1) == [joined] * 3, "it is in"
 
 
-async def test_a_share_does_not_start_when_what_enforces_it_has_ended(machine: Machine) -> None:
+async def test_a_fraction_does_not_start_when_what_enforces_it_has_ended(machine: Machine) -> None:
     world, daemon = machine.world, FakeDaemon()
     ports = replace(machine.ports(), limiter=mps_limiter(daemon))
     run_ = sh("x", env={"SIM_SECONDS": "500"})
@@ -222,11 +222,11 @@ async def test_a_share_does_not_start_when_what_enforces_it_has_ended(machine: M
         await machine.after(1)
         assert await world.of_type(TaskStartedV1, first)
         daemon.running = False
-        share = await world.allocate(run_, slots=[(1,)], gpu_milli=500)
+        fraction = await world.allocate(run_, slots=[(1,)], gpu_milli=500)
         whole = await world.allocate(run_, slots=[(2,)], gpu_milli=1000)
         await machine.after(1)
         assert await world.of_type(TaskStartedV1, whole)
-        (released,) = await world.of_type(SlotsReleasedV1, share)
+        (released,) = await world.of_type(SlotsReleasedV1, fraction)
         assert (released.never_started, released.failure) == (True, "other")
         assert not await world.of_type(SlotsReleasedV1, first), "what runs continues"
 

@@ -17,7 +17,7 @@ from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import decisions as d
-from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.events.node_events import FractionLimits
 from yardmaster_schemas.reasons import EndCode, Wait, WaitClass, WaitCode
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -50,9 +50,9 @@ async def listed(
     return [row.key for row in (await queries.rows(store, TaskRow, filters, visibility)).rows]
 
 
-async def test_explain_and_nodes_say_where_shares_are_not_enforced() -> None:
+async def test_explain_and_nodes_say_where_fractions_are_not_enforced() -> None:
     log, _ = await populated()
-    log.claim(replace(logs.joined("n2"), share_limits=ShareLimits.MPS))
+    log.claim(replace(logs.joined("n2"), fraction_limits=FractionLimits.MPS))
     log.claim(logs.joined("n3"))
     log.scheduler.cycle()
     log.scheduler.cycle(
@@ -70,13 +70,13 @@ async def test_explain_and_nodes_say_where_shares_are_not_enforced() -> None:
     async def without_limits(task_id: str) -> list[str]:
         row = await store.get(TaskRow, task_id)
         assert row is not None
-        return (await presenter.explain(row, "main")).nodes_without_share_limits
+        return (await presenter.explain(row, "main")).nodes_without_fraction_limits
 
     assert await without_limits(f"{B}.0") == ["n1", "n3"]
     assert await without_limits(f"{A}.0") == [], "it has a whole GPU"
     assert await without_limits(f"{B}.1") == [], "it is pending"
     nodes = [await store.get(NodeRow, name) for name in ("n1", "n2")]
-    shown = [(await presenter.node(row)).share_limits for row in nodes if row is not None]
+    shown = [(await presenter.node(row)).fraction_limits for row in nodes if row is not None]
     assert shown == ["none", "mps"]
 
 

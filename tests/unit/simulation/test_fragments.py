@@ -63,7 +63,7 @@ def test_too_few_gpus_are_of_no_use_to_those_who_want_more() -> None:
     assert wanted.unusable(free) == 0
 
 
-def test_parts_of_slots_are_of_use_to_small_shares_alone() -> None:
+def test_parts_of_slots_are_of_use_to_small_fractions_alone() -> None:
     wanted = demand((1, gpus(1)), (1, gpus(1, 500)), (1, gpus(1, 200)))
     free = node(gpus=2)
     free.allocate(place(0, gpu_milli=700))

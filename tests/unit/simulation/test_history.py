@@ -314,8 +314,10 @@ def test_reserved_gpus_that_no_task_holds_are_idle_until_the_task_starts() -> No
     assert figures.utilisation == pytest.approx(held / (8 * 1100)), "idle though reserved"
 
 
-@pytest.mark.parametrize("change", ["drop", "loss", "share"])
-def test_a_reservation_that_is_dropped_or_of_a_share_counts_as_far_as_it_goes(change: str) -> None:
+@pytest.mark.parametrize("change", ["drop", "loss", "fraction"])
+def test_a_reservation_that_is_dropped_or_of_a_fraction_counts_as_far_as_it_goes(
+    change: str,
+) -> None:
     cell = cell_of_8()
     half = Resources(gpus=1, gpu_milli=500)
     cell.submit("a", gpus=7, grace_s=600, priority=90)
@@ -324,7 +326,7 @@ def test_a_reservation_that_is_dropped_or_of_a_share_counts_as_far_as_it_goes(ch
     for name in ("a", "b"):
         cell.starts(name)
     cell.cycle()
-    if change == "share":
+    if change == "fraction":
         cell.submit("top", resources=Resources(gpus=8, gpu_milli=500), priority=10)
         cell.cycle(after_s=1)
         assert reserved_idle_now(cell) == 500, "of the GPU of which b has the other half"

@@ -17,7 +17,7 @@ from yardmaster.errors import InputError
 from yardmaster.job_file.expected import expected, limit
 from yardmaster.yaml_tree import NotAMapping, Path, Tree, nearest, read, tree_of, unknown_key
 from yardmaster_schemas.job_file import (
-    GpuShares,
+    GpuFractions,
     JobCheckpoint,
     JobResources,
     JobRun,
@@ -34,7 +34,7 @@ JobSource = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
 _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     (): JobSpec,
     ("resources",): JobResources,
-    ("resources", "gpus"): GpuShares,
+    ("resources", "gpus"): GpuFractions,
     ("replicas",): ReplicaRange,
     ("tasks",): JobTasks,
     ("stop",): JobStop,
@@ -50,7 +50,7 @@ _AMOUNTS: Final = frozenset(
 #: Names of union branches in the locations of pydantic; they are not keys of the file.
 _BRANCHES: Final = frozenset(
     {
-        *("number", "shares", "range", "word", "str", "int", "float", "bool"),
+        *("number", "fractions", "range", "word", "str", "int", "float", "bool"),
         *("constrained-str", "constrained-int"),
     }
 )

@@ -245,8 +245,8 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent restarted, perhaps in a newer version; only its executors, its share
-                    # limits and the memory of its GPUs may differ.
+                    # Its agent restarted, perhaps in a newer version; only its executors, the
+                    # limits of fractions and the memory of its GPUs may differ.
                     known.executors = body.executors
                     known.gpu_memories_mib.add(body.gpu_memory_mib)
                     return

@@ -31,9 +31,12 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
     for p in body.placements:
         given = (len(set(p.slots)), p.gpu_milli, p.cpu_milli, p.memory_mib, p.gpu_memory_mib)
         gpu_memory_mib = requested.gpu_memory_mib
-        shares = _shares(cluster, p, gpu_memory_mib) if gpu_memory_mib else {requested.gpu_milli}
+        fractions = (
+            _fractions(cluster, p, gpu_memory_mib) if gpu_memory_mib else {requested.gpu_milli}
+        )
+        milli = p.gpu_milli if p.gpu_milli in fractions else min(fractions, default=0)
         wanted = (
-            *(requested.gpus, p.gpu_milli if p.gpu_milli in shares else min(shares, default=0)),
+            *(requested.gpus, milli),
             *(requested.cpu_milli, requested.memory_mib, gpu_memory_mib),
         )
         if given != wanted or len(p.slots) != requested.gpus:
@@ -44,7 +47,7 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
     return None
 
 
-def _shares(cluster: Cluster, p: Placement, gpu_memory_mib: int) -> set[int]:
+def _fractions(cluster: Cluster, p: Placement, gpu_memory_mib: int) -> set[int]:
     """The gpu_milli that this much memory is of a GPU of the node."""
     node = cluster.nodes.get(p.node)
     if node is None:

@@ -47,8 +47,8 @@ class ExecutorKind(StrEnum):
     CONTAINER = "container"
 
 
-class ShareLimits(StrEnum):
-    """How tasks are limited to their shares of GPUs: not at all, or by NVIDIA MPS."""
+class FractionLimits(StrEnum):
+    """How tasks are limited to their fractions of GPUs: not at all, or by NVIDIA MPS."""
 
     NONE = "none"
     MPS = "mps"
@@ -73,8 +73,8 @@ class NodeJoinedV1(Event):
     `incarnation` identifies the agent's ledger: it is unchanged after a restart of the agent
     (`running` names the replicas that still run), and it is new with a new ledger or after the node
     was declared lost, when nothing runs. The ports `port_first` to `port_last` are for the
-    rendezvous of gangs. `executors`: what the agent can run. `share_limits`: how it limits tasks to
-    their shares of GPUs.
+    rendezvous of gangs. `executors`: what the agent can run. `fraction_limits`: how it limits tasks
+    to their fractions of GPUs.
     """
 
     node: Name
@@ -94,7 +94,7 @@ class NodeJoinedV1(Event):
     isolation: Isolation = Isolation.NONE
     running: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = ()
     executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = (ExecutorKind.PROCESS,)
-    share_limits: ShareLimits = ShareLimits.NONE
+    fraction_limits: FractionLimits = FractionLimits.NONE
 
 
 @event(NODE_EVENTS, name="NodeDrained")

@@ -104,7 +104,7 @@ class PoolOrder(StrEnum):
 
 
 class GpuPlacement(StrEnum):
-    """Which of a node's GPUs a share gets: `packed`, the fullest that holds it, or `spread`, the
+    """Which of a node's GPUs a fraction gets: `packed`, the fullest that holds it, or `spread`, the
     emptiest.
     """
 
@@ -262,8 +262,8 @@ class PoolConfig:
     gpu_placement: GpuPlacement | None = field(
         default=None,
         metadata=about(
-            "Which of a node's GPUs a share gets. `packed`: the fullest that holds it. `spread`: "
-            "the emptiest.",
+            "Which of a node's GPUs a fraction gets. `packed`: the fullest that holds it. "
+            "`spread`: the emptiest.",
             "spread",
             none="the placement chooses",
         ),

@@ -19,7 +19,7 @@ from yardmaster_schemas.events.decisions import (
     TaskEndedV1,
 )
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Start, Stop, StopCode
-from yardmaster_schemas.resources import Resources, share_of
+from yardmaster_schemas.resources import Resources, fraction_of
 from yardmaster_simulation.conformance.kai_cluster import KaiCluster
 from yardmaster_simulation.conformance.kai_form import (
     ENDED,
@@ -181,7 +181,7 @@ def _placement(
     known = cluster.cell.state.nodes[cluster.node_id(node)]
     gpu_milli = resources.gpu_milli
     if resources.gpu_memory_mib:
-        gpu_milli = share_of(resources.gpu_memory_mib, known.gpu_memory_mib)
+        gpu_milli = fraction_of(resources.gpu_memory_mib, known.gpu_memory_mib)
     return Placement(
         replica=replica,
         node=known.name,

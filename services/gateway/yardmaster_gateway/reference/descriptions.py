@@ -247,11 +247,11 @@ ANSWERS: Final[Texts] = {
     "gpu_memory_mib": ("The memory of each GPU, in MiB.", 81_920),
     "gpu_milli": ("Thousandths of a GPU.", 8000),
     "Resources.gpu_milli": (
-        "The share of each GPU, in thousandths; 0 with `gpu_memory_mib`.",
+        "The fraction of each GPU, in thousandths; 0 with `gpu_memory_mib`.",
         1000,
     ),
     "Resources.gpu_memory_mib": (
-        "The share of each GPU as its memory, in MiB; 0: `gpu_milli` is the share.",
+        "The fraction of each GPU as its memory, in MiB; 0: `gpu_milli` is it.",
         0,
     ),
     "gpu_milli_free": (
@@ -343,8 +343,8 @@ ANSWERS: Final[Texts] = {
     "node_types": ("The types of node that it may use; empty: all.", ["sxm"]),
     "nodes": ("The nodes on which it runs.", ["gpu-07", "gpu-09"]),
     "Pool.nodes": ("The number of nodes.", 40),
-    "nodes_without_share_limits": (
-        "The nodes where it has a share of a GPU, and nothing limits it to that share.",
+    "nodes_without_fraction_limits": (
+        "The nodes where it has a fraction of a GPU, and nothing limits it to that fraction.",
         ["gpu-07"],
     ),
     "now_at": ("The time of the cycle.", _AT),
@@ -439,8 +439,8 @@ ANSWERS: Final[Texts] = {
     "slots": ("The slots.", [0, 1]),
     "ReservedShown.slots": ("The slots, by node.", _RESERVED["slots"]),
     "Node.slots": ("The slots, with what holds them.", [{"index": 0, "gpu_milli_used": 1000}]),
-    "share_limits": (
-        "What limits tasks to their shares of GPUs: `none` (nothing) or `mps`; null: not joined.",
+    "fraction_limits": (
+        "What limits tasks to fractions of GPUs: `none` (nothing) or `mps`; null: not joined.",
         "none",
     ),
     "source": ("The writer of the record.", "scheduler/main.d3b7877bd11b"),

@@ -26,7 +26,7 @@ from yardmaster_runtime.waiting import happens_within
 from yardmaster_schemas.api import NodeState
 from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
-from yardmaster_schemas.resources import Resources, share_of
+from yardmaster_schemas.resources import Resources, fraction_of
 
 #: The age in seconds from which the sizes are read again, and up to which they are used meanwhile.
 FRESH_S: Final = 5.0
@@ -55,7 +55,7 @@ class Size:
         """The number of replicas that fit on the empty node, at most MAX_NODES."""
         bounds = [MAX_NODES]
         if request.gpus:
-            milli = request.gpu_milli or share_of(request.gpu_memory_mib, self.gpu_memory_mib)
+            milli = request.gpu_milli or fraction_of(request.gpu_memory_mib, self.gpu_memory_mib)
             per_slot = 1000 // milli
             fits = request.gpus <= self.gpus
             bounds.append(self.gpus * per_slot // request.gpus if fits else 0)

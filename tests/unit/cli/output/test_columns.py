@@ -10,11 +10,11 @@ from yardmaster_cli.output.formats import Output
     ("gpus", "limits", "shown"),
     [(4, "mps", "mps"), (4, "none", "not_enforced"), (0, "none", None), (4, None, None)],
 )
-def test_nodes_say_whether_shares_are_enforced(
+def test_nodes_say_whether_fractions_are_enforced(
     gpus: int, limits: str | None, shown: str | None
 ) -> None:
-    (column,) = [column for column in NODES if column.title == "SHARES"]
-    assert column.cell({"gpus": gpus, "share_limits": limits}) == shown
+    (column,) = [column for column in NODES if column.title == "FRACTIONS"]
+    assert column.cell({"gpus": gpus, "fraction_limits": limits}) == shown
 
 
 @pytest.mark.parametrize(

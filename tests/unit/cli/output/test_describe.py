@@ -166,24 +166,24 @@ def test_explain_tells_when_a_task_can_start(code: str, numbers: dict[str, int],
     ("nodes", "text"),
     [
         ([], None),
-        (["n1"], "node n1 does not enforce shares: tasks there may use more than their share"),
+        (["n1"], "node n1 does not enforce fractions: tasks there may use more than theirs"),
         (
             ["n1", "n2", "n3", "n4", "n5"],
-            "nodes n1, n2, n3, n4 and 1 more do not enforce shares: "
-            "tasks there may use more than their share",
+            "nodes n1, n2, n3, n4 and 1 more do not enforce fractions: "
+            "tasks there may use more than theirs",
         ),
     ],
 )
-def test_explain_says_where_a_share_of_a_gpu_is_not_enforced(
+def test_explain_says_where_a_fraction_of_a_gpu_is_not_enforced(
     nodes: list[str], text: str | None
 ) -> None:
     why = {
         "task_id": "9b3xd0h5t6vn.0",
         "phase": "running",
-        "nodes_without_share_limits": nodes,
+        "nodes_without_fraction_limits": nodes,
     }
     lines = explain_lines(out(), why, None)
-    assert lines[1:] == ([] if text is None else [f"Share       {text}"])
+    assert lines[1:] == ([] if text is None else [f"Fraction    {text}"])
 
 
 def test_explain_names_the_resource_that_is_short_in_its_own_unit() -> None:
@@ -229,10 +229,10 @@ def test_needs_names_fractions_and_elastic_gangs() -> None:
     assert needs(task(resources=half, replicas_min=1, replicas_max=1)) == "0.5 GPU"
     two = {**half, "gpus": 2}
     assert needs(task(resources=two, replicas_min=2, replicas_max=4)) == "2 to 4 x (2 x 0.5 GPU)"
-    share = {**half, "gpu_milli": 0, "gpu_memory_mib": 20_480}
-    assert needs(task(resources=share, replicas_min=1, replicas_max=1)) == "20 GiB of a GPU"
-    shares = {**share, "gpus": 2}
-    assert needs(task(resources=shares, replicas_min=1, replicas_max=1)) == "2 x 20 GiB of a GPU"
+    fraction = {**half, "gpu_milli": 0, "gpu_memory_mib": 20_480}
+    assert needs(task(resources=fraction, replicas_min=1, replicas_max=1)) == "20 GiB of a GPU"
+    fractions = {**fraction, "gpus": 2}
+    assert needs(task(resources=fractions, replicas_min=1, replicas_max=1)) == "2 x 20 GiB of a GPU"
     none = {"gpus": 0, "gpu_milli": 0, "cpu_milli": 500, "memory_mib": 512}
     assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
 

@@ -173,14 +173,14 @@ def by_memory(gpu_memory_mib: int) -> Resources:
 @pytest.mark.parametrize(
     ("gpu_milli", "memory_mib", "clean"), [(500, 20_000, True), (250, 20_000, False)]
 )
-def test_s5_a_share_by_memory_is_its_part_of_the_gpu_of_its_node(
+def test_s5_a_fraction_by_memory_is_its_part_of_the_gpu_of_its_node(
     log: LogBuilder, gpu_milli: int, memory_mib: int, clean: bool
 ) -> None:
     log.claim(joined("n3", gpu_memory_mib=40_000))
     log.scheduler.cycle()
     admit(log, JOB, resources=by_memory(memory_mib))
-    share = placed("n3", 0, gpu_milli=gpu_milli, gpu_memory_mib=memory_mib)
-    log.scheduler.cycle(allocated(A, share))
+    fraction = placed("n3", 0, gpu_milli=gpu_milli, gpu_memory_mib=memory_mib)
+    log.scheduler.cycle(allocated(A, fraction))
     if clean:
         assert found(log) == ()
     else:
@@ -190,16 +190,16 @@ def test_s5_a_share_by_memory_is_its_part_of_the_gpu_of_its_node(
 def test_s3_and_s5_more_memory_of_a_gpu_than_it_has(log: LogBuilder) -> None:
     log.claim(joined("n3", gpu_memory_mib=40_000))
     log.scheduler.cycle()
-    share = placed("n3", 0, gpu_milli=400, gpu_memory_mib=30_000)
+    fraction = placed("n3", 0, gpu_milli=400, gpu_memory_mib=30_000)
     for job, task in ((JOB, A), (OTHER, B)):
         admit(log, job, resources=by_memory(30_000))
-        log.scheduler.cycle(allocated(task, share))
+        log.scheduler.cycle(allocated(task, fraction))
     findings = found(log)
     assert [each.predicate for each in findings] == ["S5", "S5", "S3"]
     assert "n3 slot 0: 60000 of 40000 MiB of the GPU requested" in str(findings[-1])
 
 
-def test_a_node_whose_agent_learned_the_memory_of_its_gpus_takes_shares_by_memory(
+def test_a_node_whose_agent_learned_the_memory_of_its_gpus_takes_fractions_by_memory(
     log: LogBuilder,
 ) -> None:
     log.claim(joined("n1", gpu_memory_mib=40_000))
@@ -209,13 +209,13 @@ def test_a_node_whose_agent_learned_the_memory_of_its_gpus_takes_shares_by_memor
     assert found(log) == ()
 
 
-def test_s6_a_share_by_memory_counts_towards_limits_as_its_part_of_the_largest_gpus(
+def test_s6_a_fraction_by_memory_counts_towards_limits_as_its_part_of_the_largest_gpus(
     log: LogBuilder,
 ) -> None:
     log.claim(joined("n3", gpu_memory_mib=80_000))
     log.claim(joined("n4", gpu_memory_mib=40_000))
     log.scheduler.cycle()
     admit(log, JOB, resources=by_memory(20_000), max_slots_milli=300)
-    share = placed("n4", 0, gpu_milli=500, gpu_memory_mib=20_000)
-    log.scheduler.cycle(allocated(A, share))
+    fraction = placed("n4", 0, gpu_milli=500, gpu_memory_mib=20_000)
+    log.scheduler.cycle(allocated(A, fraction))
     assert found(log) == ()

@@ -124,13 +124,13 @@ def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[N
         return
     if shape.gpu_milli < WHOLE and shape.gpus == 1:
         top = len(index.shared) - 1
-        shares = index.shares_of(shape)
-        for level in range(min((milli for milli, _ in shares), default=WHOLE) // STEP, top + 1):
+        fractions = index.fractions_of(shape)
+        for level in range(min((milli for milli, _ in fractions), default=WHOLE) // STEP, top + 1):
             found = index.shared[level] & mask
             if level < top:
                 found &= ~index.shared[level + 1]
             if shape.gpu_memory_mib:
-                found &= _enough(shares, level)
+                found &= _enough(fractions, level)
             for capacity in _capacities(index, shape, found):
                 if capacity.shared >= capacity.milli_of(shape):
                     yield capacity
@@ -138,10 +138,10 @@ def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[N
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
 
 
-def _enough(shares: Iterable[tuple[int, int]], level: int) -> int:
-    # The nodes where a share of that level may be enough.
+def _enough(fractions: Iterable[tuple[int, int]], level: int) -> int:
+    # The nodes where a fraction of that level may be enough.
     enough = 0
-    for milli, nodes in shares:
+    for milli, nodes in fractions:
         if milli // STEP <= level:
             enough |= nodes
     return enough
@@ -437,11 +437,11 @@ def replicas_that_fit(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
     return total
 
 
-def _fractions_on(shares: list[int], gpus: int) -> int:
+def _fractions_on(by_slot: list[int], gpus: int) -> int:
     # Each replica takes a fraction of `gpus` different slots, so no slot serves more fractions than
     # there are replicas.
-    most = sum(shares) // gpus
-    while sum(min(count, most) for count in shares) < most * gpus:
+    most = sum(by_slot) // gpus
+    while sum(min(count, most) for count in by_slot) < most * gpus:
         most -= 1
     return most
 
@@ -457,8 +457,8 @@ def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
     if milli == WHOLE:
         return min(most, capacity.whole // shape.gpus)
     # A slot that is disabled or reserved, and still held, has less than 0.
-    shares = [max(0, free // milli) for free in capacity.slots]
-    return min(most, _fractions_on(shares, shape.gpus))
+    by_slot = [max(0, free // milli) for free in capacity.slots]
+    return min(most, _fractions_on(by_slot, shape.gpus))
 
 
 def replicas_on(capacity: NodeCapacity, shape: Shape) -> int:

@@ -14,7 +14,7 @@ from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.workload import NO_WORKLOAD, Workload
 from yardmaster_schemas.events.node_events import MAX_RUNNING
-from yardmaster_schemas.resources import share_of
+from yardmaster_schemas.resources import fraction_of
 
 #: Shared slots are indexed by their free gpu_milli in units of this.
 STEP: Final = 50
@@ -367,7 +367,7 @@ class CapacityIndex:
         if not shape.gpus:
             mask &= ~self._without_gpuless()
         elif shape.gpu_memory_mib:
-            mask &= self._with_shares(shape)
+            mask &= self._with_fractions(shape)
         return mask
 
     def promising(self, shape: Shape) -> int:
@@ -381,7 +381,7 @@ class CapacityIndex:
             self.flush()
         mask = self.available & self.matching(shape)
         if shape.gpu_memory_mib:
-            mask &= self._with_shares(shape)
+            mask &= self._with_fractions(shape)
         elif shape.gpu_milli == WHOLE or shape.gpus == 1:
             enough = 0 if shape.gpu_milli == WHOLE else self.shared[shape.gpu_milli // STEP]
             for found in self.whole[shape.gpus :]:
@@ -389,18 +389,18 @@ class CapacityIndex:
             mask &= enough
         return mask
 
-    def _with_shares(self, shape: Shape) -> int:
+    def _with_fractions(self, shape: Shape) -> int:
         """Nodes that may have the slots for one replica, which requests memory of GPUs."""
         enough = 0
         for found in self.whole[shape.gpus :]:
             enough |= found
-        for milli, nodes in self.shares_of(shape):
+        for milli, nodes in self.fractions_of(shape):
             if milli < WHOLE:
-                # Several shares may also be on partly used slots only.
+                # Several fractions may also be on partly used slots only.
                 enough |= nodes & (self.shared[milli // STEP] if shape.gpus == 1 else -1)
         return enough
 
-    def shares_of(self, shape: Shape) -> list[tuple[int, int]]:
+    def fractions_of(self, shape: Shape) -> list[tuple[int, int]]:
         """The gpu_milli that a replica takes of each of its slots, with the nodes where it does so;
         of a request by memory only where the GPUs have that much.
         """
@@ -408,7 +408,7 @@ class CapacityIndex:
         if not requested:
             return [(shape.gpu_milli, -1)]
         return [
-            (share_of(requested, memory), nodes)
+            (fraction_of(requested, memory), nodes)
             for memory, nodes in self.of_gpu_memory.items()
             if memory >= requested
         ]

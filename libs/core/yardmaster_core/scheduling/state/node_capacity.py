@@ -5,7 +5,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.decisions import Placement
-from yardmaster_schemas.resources import share_of
+from yardmaster_schemas.resources import fraction_of
 
 #: Places for tasks without GPUs on a node of a pool that is not configured.
 UNLIMITED: Final = 1 << 30
@@ -103,7 +103,7 @@ class NodeCapacity:
         """
         if shape.gpu_memory_mib:
             # rule: GPU memory: the part of the node's GPUs
-            return share_of(shape.gpu_memory_mib, self.gpu_memory_mib)
+            return fraction_of(shape.gpu_memory_mib, self.gpu_memory_mib)
         return shape.gpu_milli
 
     def pick(self, shape: Shape, *, spread: bool = False) -> tuple[int, ...]:

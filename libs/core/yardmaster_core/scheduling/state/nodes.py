@@ -6,7 +6,7 @@ from yardmaster_core.fencing import least_timeout_s
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ShareLimits
+from yardmaster_schemas.events.node_events import ExecutorKind, FractionLimits, NodeJoinedV1
 from yardmaster_schemas.events.requests import PoolConfig
 
 #: Number of ended incarnations that the state remembers for each node, the newest.
@@ -24,7 +24,7 @@ class Node:
         "max_free",
         *("memory_mib", "name", "node_type", "open", "ordinal", "pending", "pool_name"),
         *("port_first", "port_last", "ports", "reserved", "revoked_ms", "schema_version"),
-        *("share_limits", "silent_ms", "state", "stops_disabled"),
+        *("fraction_limits", "silent_ms", "state", "stops_disabled"),
     )
 
     def __init__(self, name: str, ordinal: int) -> None:
@@ -40,7 +40,7 @@ class Node:
         self.node_type = ""
         self.labels: dict[str, str] = {}
         self.executors: tuple[ExecutorKind, ...] = (ExecutorKind.PROCESS,)
-        self.share_limits = ShareLimits.NONE
+        self.fraction_limits = FractionLimits.NONE
         self.address = ""
         self.gpus = self.cpu_milli = self.memory_mib = 0
         #: The memory of each GPU; 0: unknown.
@@ -136,8 +136,8 @@ class Node:
             *(("gpu_memory_mib", self.gpu_memory_mib) if self.gpu_memory_mib else ()),
             *(("executors", self.executors) if self.executors != (ExecutorKind.PROCESS,) else ()),
             *(
-                ("share_limits", self.share_limits)
-                if self.share_limits is not ShareLimits.NONE
+                ("fraction_limits", self.fraction_limits)
+                if self.fraction_limits is not FractionLimits.NONE
                 else ()
             ),
         )

@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Job, Reservation, Task
 from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.requests import PoolConfig
-from yardmaster_schemas.resources import share_of
+from yardmaster_schemas.resources import fraction_of
 
 
 class Pool:
@@ -134,7 +134,7 @@ class Pool:
             return 0
         memories = [memory for memory in self.free.of_gpu_memory if memory >= requested]
         # As whole GPUs where no GPU has so much.
-        milli = share_of(requested, choose(memories)) if memories else WHOLE
+        milli = fraction_of(requested, choose(memories)) if memories else WHOLE
         return shape.replicas * shape.gpus * milli
 
     def held_milli(self, task: Task) -> int:

@@ -26,7 +26,7 @@ from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
-from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ShareLimits
+from yardmaster_schemas.events.node_events import ExecutorKind, FractionLimits, NodeJoinedV1
 from yardmaster_schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
@@ -141,7 +141,7 @@ def _dump_node(node: Node) -> Plain:
         "silent_ms": node.silent_ms,
         "disabled": [list(node.disabled), node.stops_disabled],
         "executors": [executor.value for executor in node.executors],
-        "share_limits": node.share_limits.value,
+        "fraction_limits": node.fraction_limits.value,
         "pending": _or_none(node.pending),
     }
 
@@ -368,7 +368,7 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     disabled, node.stops_disabled = row["disabled"]
     node.disabled = tuple(disabled)
     node.executors = tuple(ExecutorKind(name) for name in row["executors"])
-    node.share_limits = ShareLimits(row["share_limits"])
+    node.fraction_limits = FractionLimits(row["fraction_limits"])
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = is_barred(state.enrolled, node, row["pool"])

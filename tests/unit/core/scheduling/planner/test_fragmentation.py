@@ -118,8 +118,8 @@ def test_each_replica_of_a_gang_is_placed_by_itself() -> None:
     cell = Cell(placement="fgd")
     for name in ("a", "b"):
         cell.node(name, gpus=2)
-    share = Resources(gpus=1, gpu_milli=500)
-    cell.submit("gang", resources=share, replicas=3)
+    fraction = Resources(gpus=1, gpu_milli=500)
+    cell.submit("gang", resources=fraction, replicas=3)
     cell.run_until_idle()
     assert cell.slots_of("gang") == [("a", (0,)), ("a", (0,)), ("a", (1,))]
 

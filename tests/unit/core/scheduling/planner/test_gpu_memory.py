@@ -21,7 +21,7 @@ from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import SharesDividedV1
 from yardmaster_schemas.events.requests import Quota
-from yardmaster_schemas.resources import TOO_LARGE, Resources, share_of
+from yardmaster_schemas.resources import TOO_LARGE, Resources, fraction_of
 
 GIB = 1024
 
@@ -46,32 +46,32 @@ def milli_of(cell: Cell, name: str) -> list[int]:
     return [placement.gpu_milli for placement in run.placements]
 
 
-# The share
+# The fraction
 
 
 @pytest.mark.parametrize(
     ("requested", "of", "milli"),
     [(20, 40, 500), (20, 80, 250), (1, 3, 340), (40, 40, 1000), (41, 40, TOO_LARGE)],
 )
-def test_a_share_is_the_part_of_the_memory_in_hundredths_rounded_up(
+def test_a_fraction_is_the_part_of_the_memory_in_hundredths_rounded_up(
     requested: int, of: int, milli: int
 ) -> None:
-    assert share_of(requested, of) == milli
+    assert fraction_of(requested, of) == milli
 
 
 def test_a_gpu_of_unknown_memory_is_too_small() -> None:
-    assert share_of(1, 0) == TOO_LARGE
+    assert fraction_of(1, 0) == TOO_LARGE
 
 
 @given(st.integers(1, 200_000), st.lists(st.integers(1, 200_000), max_size=30))
-def test_shares_that_fit_on_a_gpu_together_request_no_more_memory_than_it_has(
+def test_fractions_that_fit_on_a_gpu_together_request_no_more_memory_than_it_has(
     of: int, requests: list[int]
 ) -> None:
     milli = memory = 0
     for requested in requests:
-        share = share_of(requested, of)
-        if milli + share <= 1000:
-            milli += share
+        fraction = fraction_of(requested, of)
+        if milli + fraction <= 1000:
+            milli += fraction
             memory += requested
     assert memory <= of
 
@@ -91,7 +91,7 @@ def test_a_request_takes_another_part_of_a_larger_gpu(placement: str) -> None:
     assert_sound(cell.state)
 
 
-def test_a_placement_records_the_share_and_the_memory() -> None:
+def test_a_placement_records_the_fraction_and_the_memory() -> None:
     cell = Cell()
     cell.node("n1", gpus=2, gpu_memory_mib=80 * GIB)
     cell.submit("t", resources=by_memory(30, gpus=2))
@@ -167,7 +167,7 @@ def index_of(offers: list[tuple[list[int], int]]) -> CapacityIndex:
 
 def fits(capacity: NodeCapacity, wanted: Shape) -> bool:
     """Whether a replica fits, by checking every slot."""
-    milli = share_of(wanted.gpu_memory_mib, capacity.gpu_memory_mib)
+    milli = fraction_of(wanted.gpu_memory_mib, capacity.gpu_memory_mib)
     return sum(free >= milli for free in capacity.slots) >= wanted.gpus
 
 
@@ -245,7 +245,7 @@ def test_a_node_whose_agent_learns_the_memory_of_its_gpus_takes_requests() -> No
     assert started(cell.cycle()) == ["t"]
     cell.node("n1", gpus=1, gpu_memory_mib=80 * GIB)
     cell.cycle()
-    assert cell.state.nodes["n1"].gpu_memory_mib == 40 * GIB, "tasks hold shares of 40 GiB"
+    assert cell.state.nodes["n1"].gpu_memory_mib == 40 * GIB, "tasks hold fractions of 40 GiB"
     assert_sound(cell.state)
 
 
@@ -288,7 +288,7 @@ def test_quota_counts_wishes_by_the_smallest_gpus_and_what_is_held_as_placed() -
     assert_sound(cell.state)
 
 
-def test_quota_reclaims_shares_by_memory() -> None:
+def test_quota_reclaims_fractions_by_memory() -> None:
     cell = unequal(policy="quota")
     for project in ("a", "b"):
         cell.entitle(project, quotas={"main": Quota(deserved_milli=1000)})
@@ -309,7 +309,7 @@ def test_quota_reclaims_shares_by_memory() -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "fitgpp"])
-def test_a_task_preempts_shares_by_memory(policy: str) -> None:
+def test_a_task_preempts_fractions_by_memory(policy: str) -> None:
     cell = unequal(policy=policy)
     for number in range(6):
         cell.submit(f"low{number}", resources=by_memory(20), priority=50)

@@ -68,7 +68,7 @@ def test_best_fit_splits_no_unused_gpu_while_a_shared_one_has_enough_left() -> N
     ("chosen", "one", "two"),
     [(GpuPlacement.PACKED, (0,), (0, 2)), (GpuPlacement.SPREAD, (1,), (1, 2))],
 )
-def test_a_pool_chooses_the_gpus_for_shares_under_every_placement(
+def test_a_pool_chooses_the_gpus_for_fractions_under_every_placement(
     name: str, chosen: GpuPlacement, one: tuple[int, ...], two: tuple[int, ...]
 ) -> None:
     config = PoolConfig(policy=PolicyRef(name="priority"), placement=name, gpu_placement=chosen)
@@ -83,7 +83,7 @@ def test_a_pool_chooses_the_gpus_for_shares_under_every_placement(
         assert [slots for _, slots in placement] == [expected]
 
 
-def test_equal_shares_of_a_spread_pool_use_the_gpus_in_turn() -> None:
+def test_equal_fractions_of_a_spread_pool_use_the_gpus_in_turn() -> None:
     cell = Cell(gpu_placement=GpuPlacement.SPREAD)
     cell.node("n1", gpus=2)
     for number in range(4):

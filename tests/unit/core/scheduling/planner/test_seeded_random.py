@@ -52,10 +52,10 @@ def test_each_node_that_fits_is_equally_likely_and_no_other_is_drawn() -> None:
 
 def test_each_gpu_with_a_fraction_free_is_equally_likely() -> None:
     index = index_of([([1000, 400, 600, 300], 0, 0)])
-    share = shape(Resources(gpus=1, gpu_milli=400))
+    fraction = shape(Resources(gpus=1, gpu_milli=400))
     drawn: Counter[Any] = Counter()
     for number in range(600):
-        places = place(index, share, strategy_named("random"), key=str(number))
+        places = place(index, fraction, strategy_named("random"), key=str(number))
         assert places is not None
         drawn[places[0][1]] += 1
     assert drawn.keys() == {(0,), (1,), (2,)}

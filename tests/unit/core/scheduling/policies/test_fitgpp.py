@@ -96,8 +96,8 @@ def test_a_fraction_of_a_gpu_needs_a_victim_on_the_same_gpu() -> None:
     for name, milli, grace_s in (("half", 500, 1), ("most", 800, 100), ("rest", 500, 2)):
         cell.submit(name, resources=Resources(gpus=1, gpu_milli=milli), grace_s=grace_s)
     cell.cycle()
-    share = Resources(gpus=1, gpu_milli=700)
-    cell.submit("te", resources=share, preemptible=False)
+    fraction = Resources(gpus=1, gpu_milli=700)
+    cell.submit("te", resources=fraction, preemptible=False)
     # Another half of a GPU does not make 700 on one GPU: only the GPU of `most` can.
     assert stopped(cell.cycle()) == ["most"]
 

@@ -168,23 +168,23 @@ def test_a_node_stays_the_same_when_its_agent_restarts() -> None:
     assert cell.phase("job") == "running"
 
 
-def test_what_enforces_shares_changes_with_the_agent_and_is_in_the_digest_only_where_it_does() -> (
+def test_what_enforces_fractions_changes_with_the_agent_and_is_in_the_digest_only_if_it_does() -> (
     None
 ):
     cell = cell_with()
     before = cell.state.node("n1").facts()
-    assert not [fact for fact in before if fact == "share_limits"]
-    cell.node("n1", gpus=2, share_limits=nev.ShareLimits.MPS)
+    assert not [fact for fact in before if fact == "fraction_limits"]
+    cell.node("n1", gpus=2, fraction_limits=nev.FractionLimits.MPS)
     cell.cycle()
     node = cell.state.node("n1")
-    assert node.facts() == (*before, "share_limits", "mps")
+    assert node.facts() == (*before, "fraction_limits", "mps")
     cell.node("n1", gpus=2)
     cell.cycle()
     assert node.facts() == before
-    cell.node("n1", gpus=2, incarnation=SECOND, share_limits=nev.ShareLimits.MPS)
+    cell.node("n1", gpus=2, incarnation=SECOND, fraction_limits=nev.FractionLimits.MPS)
     cell.cycle()
     cell.cycle()
-    assert (node.incarnation, node.share_limits) == (SECOND, "mps")
+    assert (node.incarnation, node.fraction_limits) == (SECOND, "mps")
     assert_sound(cell.state)
 
 

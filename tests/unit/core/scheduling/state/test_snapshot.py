@@ -10,7 +10,7 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.errors import SnapshotUnreadable
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
-from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.events.node_events import FractionLimits
 from yardmaster_schemas.sources import agent_source, next_incarnation
 
 
@@ -122,13 +122,13 @@ def test_the_user_of_a_job_is_kept_and_part_of_the_digest() -> None:
     assert cell.task("job").job.user == "ada"
 
 
-def test_what_enforces_shares_is_kept() -> None:
+def test_what_enforces_fractions_is_kept() -> None:
     cell = Cell()
-    cell.node("n1", share_limits=ShareLimits.MPS)
+    cell.node("n1", fraction_limits=FractionLimits.MPS)
     cell.node("n2")
     cell.cycle()
     restarted(cell)
-    assert [cell.state.node(name).share_limits for name in ("n1", "n2")] == ["mps", "none"]
+    assert [cell.state.node(name).fraction_limits for name in ("n1", "n2")] == ["mps", "none"]
 
 
 def test_a_pending_join_and_a_cut_cycle_are_kept() -> None:

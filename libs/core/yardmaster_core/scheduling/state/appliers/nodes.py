@@ -135,7 +135,7 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
         node.silent_ms = 0
         # The agent may have been replaced by one with other executors or limits.
-        node.share_limits = event.share_limits
+        node.fraction_limits = event.fraction_limits
         state.dirty[node] = None
         if node.executors != event.executors:
             _change_executors(state, node, event.executors)
@@ -197,7 +197,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.node_type = event.node_type
     node.labels = dict(event.labels)
     node.executors = event.executors
-    node.share_limits = event.share_limits
+    node.fraction_limits = event.fraction_limits
     node.address = event.address
     node.gpus = event.gpus
     node.gpu_memory_mib = event.gpu_memory_mib

@@ -1,4 +1,4 @@
-"""Shares of GPUs are enforced where an MPS daemon answers; no test needs a GPU."""
+"""Fractions of GPUs are enforced where an MPS daemon answers; no test needs a GPU."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from tests.support.mps import LOGS, FakeDaemon, mps_limiter, programs
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_node_agent.devices import Devices, MpsControl
 from yardmaster_node_agent.errors import MpsUnusable
+from yardmaster_node_agent.fraction_limits import FractionLimiter, NoLimits, choose_limiter
 from yardmaster_node_agent.ports import Ports, host_ports
 from yardmaster_node_agent.settings import MPS_PIPES, Settings
-from yardmaster_node_agent.shares import NoLimits, ShareLimiter, choose_limiter
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.events.node_events import ShareLimits
+from yardmaster_schemas.events.node_events import FractionLimits
 
 TWO = Devices(("0", "1"), 80_000)
 #: Answers like the control program while the daemon of this directory runs.
@@ -36,7 +36,7 @@ def chosen(
     devices: Devices = TWO,
     driver_mib: int = 0,
     closed: Path | None = None,
-) -> tuple[ShareLimiter, str]:
+) -> tuple[FractionLimiter, str]:
     def memory_of(names: Sequence[str]) -> int:
         assert names == devices.names
         return driver_mib
@@ -74,7 +74,7 @@ def test_the_memory_limit_numbers_gpus_as_the_task_sees_them() -> None:
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2000M,1=2000M,2=2000M"
 
 
-def test_the_memory_limit_of_a_share_by_memory_is_what_it_requested() -> None:
+def test_the_memory_limit_of_a_fraction_by_memory_is_what_it_requested() -> None:
     found = mps_limiter(gpu_memory_mib=81_559).variables(260, 2, memory_mib=20_480)
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
     assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "26"
@@ -88,9 +88,9 @@ def test_whole_gpus_and_tasks_without_gpus_have_no_limits(gpu_milli: int, gpus: 
 # The choice
 
 
-def test_shares_are_enforced_by_default_where_a_daemon_answers() -> None:
+def test_fractions_are_enforced_by_default_where_a_daemon_answers() -> None:
     limiter, reason = chosen()
-    assert (limiter.limits, reason) == (ShareLimits.MPS, "")
+    assert (limiter.limits, reason) == (FractionLimits.MPS, "")
     assert isinstance(chosen(False)[0], NoLimits)
 
 
@@ -106,7 +106,7 @@ def test_enforcement_is_not_claimed_where_it_is_impossible_and_demanding_it_is_a
     given: dict[str, Any], reason: str
 ) -> None:
     limiter, found = chosen(**given)
-    assert limiter.limits is ShareLimits.NONE
+    assert limiter.limits is FractionLimits.NONE
     assert reason in found
     with pytest.raises(MpsUnusable, match=reason):
         chosen(True, **given)
@@ -119,7 +119,7 @@ def test_the_driver_reports_memory_that_the_inventory_lacks() -> None:
 
 def test_a_node_without_gpus_has_nothing_to_enforce_whatever_the_setting() -> None:
     limiter, _ = chosen(True, running=False, devices=Devices())
-    assert limiter.limits is ShareLimits.NONE
+    assert limiter.limits is FractionLimits.NONE
 
 
 # The daemon
@@ -173,9 +173,9 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pipes
 
 
-def test_a_machine_with_a_daemon_enforces_shares(tmp_path: Path, nvidia: Path) -> None:
+def test_a_machine_with_a_daemon_enforces_fractions(tmp_path: Path, nvidia: Path) -> None:
     found = ports(tmp_path, mps_pipe_directory=nvidia, mps_log_directory="/logs")
-    assert found.limiter.limits is ShareLimits.MPS
+    assert found.limiter.limits is FractionLimits.MPS
     variables = found.limiter.variables(500, 1)
     assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(nvidia)
     assert variables["CUDA_MPS_LOG_DIRECTORY"] == "/logs"
@@ -184,18 +184,18 @@ def test_a_machine_with_a_daemon_enforces_shares(tmp_path: Path, nvidia: Path) -
 
 def test_declared_gpus_get_their_memory_from_the_driver(tmp_path: Path, nvidia: Path) -> None:
     declared = ports(tmp_path, gpus=2, mps_pipe_directory=nvidia)
-    assert declared.limiter.limits is ShareLimits.MPS
+    assert declared.limiter.limits is FractionLimits.MPS
     assert declared.machine.devices == Devices(("0", "1"), 81_559)
     more = ports(tmp_path, gpus=4, mps_pipe_directory=nvidia)
-    assert more.limiter.limits is ShareLimits.NONE, "the machine has fewer GPUs"
+    assert more.limiter.limits is FractionLimits.NONE, "the machine has fewer GPUs"
     assert more.machine.devices.memory_mib == 0
 
 
 def test_a_machine_without_a_daemon_joins_as_before(tmp_path: Path, nvidia: Path) -> None:
     found = ports(tmp_path, gpus=4)
-    assert found.limiter.limits is ShareLimits.NONE
+    assert found.limiter.limits is FractionLimits.NONE
     assert found.machine.devices == Devices(("0", "1", "2", "3"), 0)
     with pytest.raises(MpsUnusable, match="YARD_AGENT_MPS"):
         ports(tmp_path, gpus=4, mps=True)
     simulated = ports(tmp_path, gpus=4, executor="simulated", mps_pipe_directory=nvidia)
-    assert simulated.limiter.limits is ShareLimits.NONE, "it runs nothing"
+    assert simulated.limiter.limits is FractionLimits.NONE, "it runs nothing"

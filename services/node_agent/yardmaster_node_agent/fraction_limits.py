@@ -1,13 +1,13 @@
-"""Limit replicas to their shares of GPUs, through NVIDIA's Multi-Process Service (MPS).
+"""Limit replicas to their fractions of GPUs, through NVIDIA's Multi-Process Service (MPS).
 
-The scheduler counts shares; only something on the node can enforce them. Where an MPS control
+The scheduler counts fractions; only something on the node can enforce them. Where an MPS control
 daemon runs, the variables of a replica tell CUDA how much memory and which part of the
 multiprocessors each of its processes may use. The operator starts the daemon; the agent never does,
 because a daemon concerns all programs of the machine and must outlive the agent.
 
 If a CUDA program cannot reach a daemon, it runs without one and without limits, and says nothing.
-Therefore the agent asks the daemon before it says that it enforces shares, and again before it
-starts a replica with a share.
+Therefore the agent asks the daemon before it says that it enforces fractions, and again before it
+starts a replica with a fraction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,19 @@ from typing import Final, Protocol
 
 from yardmaster_node_agent.devices import Devices
 from yardmaster_node_agent.errors import MpsUnusable
-from yardmaster_schemas.events.node_events import ShareLimits
-from yardmaster_schemas.resources import is_share
+from yardmaster_schemas.events.node_events import FractionLimits
+from yardmaster_schemas.resources import is_fraction
 
 
-class ShareLimiter(Protocol):
-    """Limits replicas to their shares of the node's GPUs."""
+class FractionLimiter(Protocol):
+    """Limits replicas to their fractions of the node's GPUs."""
 
     @property
-    def limits(self) -> ShareLimits:
+    def limits(self) -> FractionLimits:
         """The means of enforcement, which the node reports when it joins."""
 
     async def missing(self) -> str | None:
-        """Return why shares cannot be enforced at present; None if they can."""
+        """Return why fractions cannot be enforced at present; None if they can."""
 
     def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
         """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs, of which
@@ -40,9 +40,9 @@ class ShareLimiter(Protocol):
 
 
 class NoLimits:
-    """Shares are counted by the scheduler, and not enforced."""
+    """Fractions are counted by the scheduler, and not enforced."""
 
-    limits: Final = ShareLimits.NONE
+    limits: Final = FractionLimits.NONE
 
     async def missing(self) -> str | None:
         """Return None: nothing was promised."""
@@ -76,9 +76,9 @@ class MpsLimiter:
     gpu_memory_mib: int
 
     @property
-    def limits(self) -> ShareLimits:
+    def limits(self) -> FractionLimits:
         """MPS."""
-        return ShareLimits.MPS
+        return FractionLimits.MPS
 
     async def missing(self) -> str | None:
         """Return why the daemon cannot be used; None if it answers."""
@@ -90,7 +90,7 @@ class MpsLimiter:
         The memory limit names GPUs by their number in CUDA_VISIBLE_DEVICES.
         Source: "Multi-Process Service", NVIDIA, appendix "Environment Variables".
         """
-        if not is_share(gpu_milli):
+        if not is_fraction(gpu_milli):
             return {}
         memory_mib = memory_mib or max(self.gpu_memory_mib * gpu_milli // 1000, 1)
         return {
@@ -113,11 +113,11 @@ def choose_limiter(
     devices: Devices,
     memory_of: Callable[[Sequence[str]], int],
     blocked: Callable[[Path], Path | None],
-) -> tuple[ShareLimiter, str]:
+) -> tuple[FractionLimiter, str]:
     """Return the limiter of a node, and why it enforces nothing (empty where it does).
 
     Args:
-        setting: whether shares are limited through MPS; None: where that is possible.
+        setting: whether fractions are limited through MPS; None: where that is possible.
         memory_of: asks the driver for the memory of the smallest of these GPUs, if `devices` does
             not know it; 0: unknown.
         blocked: the first part of a path that is closed to the user of the tasks.
