@@ -131,7 +131,7 @@ def _still_applies(state: ClusterState, when_ms: int, due: int, name: str, attem
 def _forget_deadlines(state: ClusterState) -> None:
     """Remove the deadlines of tasks that no longer apply, once they may be the majority.
 
-    Else each start leaves one for as long as a start may take.
+    Otherwise the deadline of each start would stay until the start timeout.
     """
     if len(state.deadlines) <= FEW + 2 * state.deadlines_kept:
         return
@@ -154,8 +154,8 @@ def _shares_compared(state: ClusterState, pool: Pool) -> bool:
 def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
-    Another cycle follows at once (`cycle_due`) in two cases: a node joins here that waited for its
-    old incarnation to be lost; or this cycle changed an input of the shares.
+    Another cycle follows at once (`cycle_due`) in two cases: a node joins at this point, after its
+    old incarnation was lost; or this cycle changed an input of the shares.
 
     An observed silence that did not lose its node is forgotten: the node may be heard again, and
     the silence is observed again while it lasts.

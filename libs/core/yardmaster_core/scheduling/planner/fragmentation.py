@@ -1,5 +1,5 @@
-"""Fragmentation gradient descent (`fgd`): place a task where it adds least to the free capacity
-that pending shapes cannot use.
+"""Fragmentation gradient descent (`fgd`): place a task on the node where the unusable part of the
+free capacity grows least.
 
 Source: "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
 Descent" (USENIX ATC 2023); see `workload.py` for the measure.
@@ -21,7 +21,7 @@ COARSE: Final = 50
 
 
 def track_workload(pool: Pool) -> None:
-    """Make a pool's placement follow the workload requested so far."""
+    """Let a pool's placement use the workload requested so far."""
     for index in (pool.free, pool.future):
         index.count_on(pool.workload.workload)
 

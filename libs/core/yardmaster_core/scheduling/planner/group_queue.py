@@ -83,7 +83,7 @@ class GroupQueue:
             self._push_leader(followers)
 
     def requeue(self, groups: Iterable[Group]) -> None:
-        """Queue groups, also those that are done."""
+        """Queue groups, even if they are done."""
         again = list(groups)
         self.done.difference_update(again)
         self.add(again)
@@ -99,19 +99,19 @@ class GroupQueue:
         return None
 
     def _take_offer(self) -> None:
-        """Queue the next group that nothing woke and that fits now."""
+        """Queue the next group that fits now although no event woke it."""
         if self._offer is not None:
             group = self._offer(self._view, self._fits, self._left)
             if group is not None:
                 self.requeue((group,))
 
     def offer_again(self) -> None:
-        """Have groups offered again that this cycle has considered."""
+        """Let the policy offer again groups that this cycle has considered."""
         # Not the same set: the policy remembers which groups it passed over.
         self._left = set()
 
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
-        """Queue a group's task for that turn."""
+        """Queue a group's task for its turn `turn`."""
         self._candidates.push((group, task, rest, turn))
 
     def push_next(self, group: Group, rest: Iterator[Task]) -> None:
@@ -154,7 +154,7 @@ class GroupQueue:
             self.requeue_followers(group)
 
     def _equivalence_of(self, group: Group) -> Hashable | None:
-        """Return a key that groups share which fit or do not fit together.
+        """Return the key of a group; if one group with this key does not fit, the others do not.
 
         None: the group has no equivalent, or its own result is not known yet.
         """
@@ -233,7 +233,7 @@ class SortedCandidates:
 
 
 def _tasks_of(group: Group) -> Iterator[Task]:
-    """Yield the tasks with reserved slots, which may start on others; then those without.
+    """Yield a group's tasks: first those with reserved slots, which may start on other slots.
 
     Tasks may leave during the iteration, and after the last one with reserved slots others may
     get some.

@@ -1,8 +1,8 @@
 """Whether a pending task keeps its reserved slots.
 
-Slots were chosen for a task of some shape and priority, under some configuration of the pool, on
-nodes that could take it. If one of these changed, the reservation is dropped, and the planner
-considers the task as any other.
+A reservation is valid for the task's shape and priority, the pool's configuration, and nodes that
+could take the task. If one of these changed, the reservation is dropped, and the planner considers
+the task as any other.
 """
 
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
@@ -15,7 +15,7 @@ from yardmaster_schemas.reasons import DropCode
 
 
 def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
-    """Return the decision to drop a task's reservation, or None: it has none, or keeps it."""
+    """Return the decision to drop a task's reservation; None if the task has none or keeps it."""
     reservation = task.reserved
     if reservation is None:
         return None

@@ -1,7 +1,8 @@
 """Decisions about running tasks and nodes under every policy: ends, stops, losses, deadlines.
 
-Each step is a function of the present task or node, so checking one that needs nothing is harmless;
-`attention` only lists which to check. The table of exit codes is that of interface.md, section 6.
+Each step is a function of the present task or node. So it is harmless to check a task that needs no
+decision; `attention` only lists the tasks to check. The table of exit codes is that of
+interface.md, section 6.
 """
 
 from typing import Final

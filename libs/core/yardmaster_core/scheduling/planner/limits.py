@@ -1,9 +1,9 @@
-"""Limits on what a job, a project and a department hold at once. They apply under every policy.
+"""Limits on the slots that a job, a project and a department hold at once, under every policy.
 
-Slots that are reserved for their tasks count as held: else more tasks would be preempted than the
-limits let start. What a project holds counts in its department and in those above. A project that
-may not use a pool any more has the limit 0 there. A request for memory of GPUs counts as its part
-of the largest GPUs of the pool; what it then holds, as placed.
+Slots that are reserved for their tasks count as held: otherwise more tasks would be preempted than
+the limits let start. The held amount of a project counts in its department and in those above. A
+project that may not use a pool any more has the limit 0 there. A request by GPU memory counts as
+its fraction of the pool's largest GPUs until it is placed, and then as the amount that it holds.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Search for victims node by node, which may get other slots instead of losing theirs.
+"""Search for victims node by node; a victim may get other slots in exchange for its own.
 
 Victims are added one after another, in the policy's order. As soon as the nodes of the newest one
 would hold the task without the victims on them, that set is tried: victims that turn out
@@ -43,7 +43,7 @@ MAX_TRIES: Final = 64
 class Preemption:
     """The slots of a task once its victims are gone.
 
-    `victims`: in the policy's order; `moved`: those of them that get other slots, with these.
+    `victims`: in the policy's order; `moved`: the victims that get other slots, with these slots.
     """
 
     placement: list[ReplicaSlots]
@@ -124,8 +124,10 @@ class MovingSearch(VictimSearch):
     def _needed(
         self, view: PoolView, shape: Shape, some: Sequence[Task], *, moves: bool
     ) -> list[Task]:
-        """Put back the removed victims without which the task fits too, the most valuable first; if
-        all must be moved, the largest first, because the smaller ones find other slots more easily.
+        """Return the victims that the task needs; the others are put back, one after another.
+
+        The most valuable victim is tried first. If all must be moved, the largest is tried first,
+        because smaller ones find other slots more easily.
         """
         if shape.whole_nodes:
             return self._needed_on_whole_nodes(shape, list(some))
@@ -194,7 +196,7 @@ class Gains:
         return [self._on_ready_nodes()] if self._count(ordinals) >= shape.replicas else []
 
     def _gain(self, victim: Task) -> list[int]:
-        """Count what a victim releases; return the nodes that now may hold a replica."""
+        """Count the slots that a victim releases; return the nodes that may hold a replica now."""
         run = victim.run
         assert run is not None
         ordinals: dict[int, None] = {}

@@ -299,9 +299,7 @@ def strategy_of(config: PoolConfig) -> PlacementStrategy:
 def any_placement(
     index: CapacityIndex, shape: Shape, config: PoolConfig
 ) -> list[ReplicaSlots] | None:
-    """Return a placement for a check of whether a task fits; the pool's own strategy is not
-    used.
-    """
+    """Return any placement, without the pool's strategy: for checks whether a task fits."""
     strategy = PLACEMENTS["best_fit"]
     return place(index, shape, replace(strategy, unequal=config.unequal_gangs))
 
@@ -447,8 +445,9 @@ def _fractions_on(by_slot: list[int], gpus: int) -> int:
 
 
 def replicas_by_gpus(capacity: NodeCapacity, shape: Shape) -> int:
-    """Return how many replicas of `shape` a node has GPUs, or places for tasks without GPUs, for,
-    at most all of them.
+    """Return how many replicas of `shape` the GPUs of a node suffice for, at most all of them.
+
+    For a shape without GPUs, the node's places for such tasks count.
     """
     most = shape.replicas
     if not shape.gpus:

@@ -7,9 +7,10 @@ placed, or got reserved slots, its group is queued again with its next task. Aft
 wait reason, it is done for this cycle, because its tasks are equal. So the cost of a cycle depends
 on the groups that were woken and the tasks that start, not on the number of pending tasks.
 
-A task that does not fit now, but once stopping tasks are gone, gets these slots reserved. First in
-each cycle start the tasks whose reserved slots are free. The others start on capacity that is idle
-and not reserved; a task with reserved slots may do so too, and its reservation is dropped then.
+If a task does not fit now, but will fit once stopping tasks are gone, it gets these slots reserved.
+Each cycle first starts the tasks whose reserved slots are free. The other tasks start on capacity
+that is idle and not reserved. If a task with reserved slots starts there, its reservation is
+dropped.
 
 Among groups of the same rank, every task that fits, or gets slots that are being released, is
 served before any task is preempted for the others. So no task is preempted for capacity that a task
@@ -159,7 +160,7 @@ class PoolPass:
                 self.decisions.start_reserved(task)
 
     def record_ranks(self) -> None:
-        """Record the places in the queue that changed, for policies with claimants."""
+        """Record the places in the queue that changed; only policies with claimants have places."""
         listing = self.policy.listing
         among = listing.claimants(self.view.options)
         if among is None:
@@ -446,7 +447,8 @@ class PoolPass:
     def _holds(self, index: CapacityIndex, shape: Shape) -> bool:
         """Whether a task of this shape fits.
 
-        Does not search the first task of a group, because in a cycle many may have left it.
+        Does not look up the first task of the group, because many tasks may have left the group in
+        this cycle.
         """
         key = (index, shape.fit)
         if not self.strategy.unequal and self._no_placement_at.get(key) == index.changes:
@@ -462,8 +464,8 @@ class PoolPass:
         """Return a placement that avoids the nodes on which the task's last starts failed, else
         any.
 
-        So those nodes decide where a task is placed, but never whether: it fits wherever its equals
-        fit.
+        So those nodes affect where the task is placed, but not whether it fits: it fits wherever
+        its equals fit.
         """
         shape, key = task.job.shape, self._seed_key(task)
         if avoid := index.ordinals(task.failed_nodes):

@@ -148,7 +148,7 @@ class PoolDecisions:
         self.draft.record(event, victim.id, about.cause)
 
     def reserve(self, task: Task, placement: list[ReplicaSlots], victims: int = 0) -> None:
-        """Reserve slots for a task, for which so many tasks were preempted just now."""
+        """Reserve slots for a task; `victims` is the number of tasks that were preempted for it."""
         placements = self._placements(task.job.shape, placement)
         self._note_limits(task)
         event = SlotsReservedV1(
@@ -219,5 +219,5 @@ class PoolDecisions:
 
 
 def _of_shares(wait: Wait) -> set[str]:
-    """Return the names of the numbers of a wait that are about the share of a project."""
+    """Return the names of a wait's numbers that describe the share of a project."""
     return {name for name in wait.numbers if name.startswith(("fair_share_", "others_above"))}

@@ -1,8 +1,8 @@
 """The preference between pools, for tasks that may use several.
 
 A task lists its pools, the preferred one first, and the planner considers its group in each of
-them. So before a pool starts the task, or preempts others for it, it must know what the other pools
-do with it. The pools of a cycle answer such questions through `PlannedPool`.
+them. So before a pool starts the task or preempts others for it, the results of the other pools
+must be known. The pools of a cycle answer such questions through `PlannedPool`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,5 +95,5 @@ class PoolPreference:
         return self._among(pools[: pools.index(pool)])
 
     def _among(self, names: Sequence[str]) -> Iterator[PlannedPool]:
-        """Yield the planned ones of these pools; a pool without a configuration is not planned."""
+        """Yield the planned pools of these names; a pool without configuration is not planned."""
         return (self.planned[name] for name in names if name in self.planned)

@@ -1,7 +1,8 @@
 """Records the shares of a pool's queues at the end of its pass, for views and reports.
 
-Under policies with `ShareReports.queues`, if something changed. While things keep changing, the
-records become rarer, down to one a minute of the cell's time (`RecordedShares`).
+Only policies with `ShareReports.queues` have such records. A cycle records shares that changed.
+While shares keep changing, the records become rarer, down to one a minute of the cell's time
+(`RecordedShares`).
 `cycle_boundaries.due_ms` asks for the cycle that records the last change.
 """
 

@@ -23,7 +23,8 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
-#: Arguments of `CapacityIndex.take` and `give`: capacity, slots, gpu_milli, cpu_milli, memory_mib.
+#: Arguments of `CapacityIndex.take` and `release`: capacity, slots, gpu_milli, cpu_milli and
+#: memory_mib.
 SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
 #: The position of a victim in the list of victims, the victim, and the gpu_milli that it holds on
 #: one node.
@@ -44,7 +45,7 @@ class VictimSearch:
         """Return the shortest prefix of `victims` whose removal lets the task fit; empty: none
         does.
 
-        With `drop_unneeded`, without the victims that turned out unnecessary.
+        `drop_unneeded` removes the victims that turned out unnecessary from the result.
         """
         changes = self._future.changes
         with self._draft.trial():
@@ -56,8 +57,8 @@ class VictimSearch:
     def for_tasks(
         self, tasks: Iterable[Task], victims: Sequence[Task], budget: PreemptionBudget
     ) -> set[Task]:
-        """Return the victims whose removal lets the tasks fit, up to the first task that none
-        helps.
+        """Return the victims whose removal lets the tasks fit, in order, up to the first task that
+        no victim helps.
 
         Among the nodes that could hold a task, or a part of it, the node comes first that needs the
         shortest prefix of `victims`. Costs one step for each victim and requested fit, then one for
@@ -160,7 +161,7 @@ class VictimSearch:
         return any(helps(capacities[ordinal], shape) for ordinal in self._ordinals(victim))
 
     def _drop_unneeded(self, shape: Shape, tried: list[Task]) -> list[Task]:
-        """Drop the victims without which the task fits too, the most valuable first."""
+        """Drop each victim that the task does not need, the most valuable first."""
         needed = [tried[-1]]
         capacities = self._future.capacities
         used: set[int] = set()

@@ -2,8 +2,8 @@
 now.
 
 The first failing check gives the reason. Reasons that depend only on the pool's nodes (never, or
-nodes unavailable) are cached until the set of nodes changes. So a repeated failure costs nothing
-that grows with the pool.
+nodes unavailable) are cached until the set of nodes changes. So the cost of a repeated failure does
+not grow with the pool.
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,7 +85,7 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
 
 
 def _short_without_gpus(index: CapacityIndex, shape: Shape) -> tuple[str, dict[str, int]]:
-    """The resource that a task without GPUs lacks, what is free of it, and what is short.
+    """The resource that a task without GPUs lacks, its free amount, and the missing amount.
 
     For one replica, free is the most that a node has; for several, the sum over all nodes.
     """
@@ -118,8 +118,9 @@ def _unknown(index: CapacityIndex, shape: Shape) -> dict[str, int]:
 
 
 def _short_on_nodes_with_gpus(index: CapacityIndex, shape: Shape) -> str | None:
-    """Return the resource that is short where enough GPUs are free for all replicas, or None: the
-    GPUs are short.
+    """Return the resource that is short on the nodes with free GPUs.
+
+    None: these nodes do not have enough GPUs for all replicas, so GPUs are short.
     """
     by_gpus = with_cpus = 0
     mask = index.with_gpus(shape) if shape.cpu_milli or shape.memory_mib else 0

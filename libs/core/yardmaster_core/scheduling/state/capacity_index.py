@@ -347,7 +347,7 @@ class CapacityIndex:
         return mask & ~self.ordinals(shape.avoid_nodes)
 
     def ordinals(self, names: Iterable[str]) -> int:
-        """The nodes of those names; unknown names are skipped."""
+        """The ordinals of the nodes with these names, as a bit set; unknown names are skipped."""
         mask = 0
         for name in names:
             ordinal = self.named.get(name)
@@ -371,12 +371,12 @@ class CapacityIndex:
         return mask
 
     def promising(self, shape: Shape) -> int:
-        """Candidates without those that lack the whole GPUs, or the part of one, for a replica."""
+        """The candidates that may have the GPUs, or the fraction of a GPU, for one replica."""
         mask = self.candidates(shape)
         return mask & self.with_gpus(shape) if shape.gpus else mask
 
     def with_gpus(self, shape: Shape) -> int:
-        """Available matching nodes that may have the GPUs for one replica, which requests some."""
+        """The available matching nodes that may have enough GPUs for one replica of `shape`."""
         if self._stale:
             self.flush()
         mask = self.available & self.matching(shape)
@@ -390,7 +390,7 @@ class CapacityIndex:
         return mask
 
     def _with_fractions(self, shape: Shape) -> int:
-        """Nodes that may have the slots for one replica, which requests memory of GPUs."""
+        """The nodes that may have the slots for one replica of a shape that requests GPU memory."""
         enough = 0
         for found in self.whole[shape.gpus :]:
             enough |= found
@@ -401,8 +401,8 @@ class CapacityIndex:
         return enough
 
     def fractions_of(self, shape: Shape) -> list[tuple[int, int]]:
-        """The gpu_milli that a replica takes of each of its slots, with the nodes where it does so;
-        of a request by memory only where the GPUs have that much.
+        """Pairs: the gpu_milli that a replica takes of each of its slots, and the nodes where it
+        takes so much. A request by memory has no pair for nodes whose GPUs have less memory.
         """
         requested = shape.gpu_memory_mib
         if not requested:
@@ -428,7 +428,7 @@ class CapacityIndex:
         return mask
 
     def lacks_gpuless(self, shape: Shape) -> bool:
-        """Whether a matching node takes no more tasks without GPUs; `shape` requests no GPU."""
+        """Whether a node that matches `shape`, which requests no GPU, takes no more such tasks."""
         if self._stale:
             self.flush()
         return bool(self.available & self.matching(shape) & self._without_gpuless())

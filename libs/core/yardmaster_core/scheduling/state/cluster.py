@@ -85,9 +85,9 @@ class ClusterState:
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
-        #: What the last `end_cycle` changed since the commit: the waits of the groups that it
-        #: removed by their keys, and by project and pool the usage that it replaced (None: there
-        #: was none).
+        #: The changes of the last `end_cycle` after the commit: by group key the waits of each
+        #: group that it removed; by project and pool the usage that it replaced (None: there was
+        #: none).
         self.forgotten: dict[tuple[str, int], dict[str, tuple[Wait, int, int]]] = {}
         self.former_usage: dict[tuple[Project, str], DecayedUsage | None] = {}
         #: Jobs whose last task has ended; the next cycle begins by removing them.
@@ -158,7 +158,7 @@ class ClusterState:
     # Queues
 
     def input_changed(self, shape: Shape, *, from_next_cycle: bool = False) -> None:
-        """Tell the policies of all pools that tasks of `shape` may use that an input changed.
+        """Tell the policies of the pools of `shape` that an input changed.
 
         `from_next_cycle`: the planner changed it, so the next cycle must consider it too.
         """
@@ -348,7 +348,7 @@ class ClusterState:
         return pool
 
     def separation(self, pools: Iterable[str]) -> tuple[bool, bool]:
-        """Whether one of these pools is divided among jobs, and whether one is among users."""
+        """Whether any of these pools is divided among jobs, and whether any is among users."""
         indexes = [self.pools[name].index for name in pools if name in self.pools]
         return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
 
@@ -367,7 +367,7 @@ class ClusterState:
         return project.name, *self.chain_of(project.department)
 
     def nest_departments(self) -> None:
-        """Note for each department those below it, after a change of a parent."""
+        """Update the list of departments below each department, after a parent changed."""
         for department in self.departments.values():
             department.within = [department]
         for department in self.departments.values():
@@ -406,7 +406,7 @@ class ClusterState:
     def occupy(
         self, node: Node, task: Task, placement: Placement, *, stopping: bool = False
     ) -> None:
-        """Take the slots of a replica; a `stopping` one stays free in the future."""
+        """Take the slots of a replica; those of a `stopping` replica stay free in `future`."""
         pool = self.pool_of(node)
         assert pool is not None
         slots, milli = placement.slots, -placement.gpu_milli
@@ -424,7 +424,7 @@ class ClusterState:
         self.dirty[node] = None
 
     def vacate(self, node: Node, task: Task, placement: Placement, *, stopping: bool) -> None:
-        """Free the slots of a replica; a `stopping` one counts as free in the future already."""
+        """Free the slots of a replica; in `future`, those of a `stopping` one are free already."""
         pool = self.pool_of(node)
         assert pool is not None
         slots, milli = placement.slots, placement.gpu_milli
@@ -466,18 +466,16 @@ class ClusterState:
         self.dirty[project.department] = None
 
     def recount(self, job: Job) -> None:
-        """Tell the policies of all its pools that `job` requests, holds or may hold another amount.
+        """Tell the policies of the job's pools that its demand, its held amount or a limit changed.
 
-        Of all its pools, since limits apply across pools. Whatever undoes the change of what the
-        job requests, holds or may hold calls this again.
+        Every pool counts, since limits apply across pools. Code that undoes such a change
+        must call this again.
         """
         for name in job.shape.pools:
             self.pools[name].index.job_changed(job)
 
     def may_be_preempted(self, task: Task, pool: Pool) -> None:
-        """Note that a preemptible task holds slots of `pool`, or may be preempted for others than
-        before.
-        """
+        """Note that a preemptible task holds slots of `pool`, or that others may preempt it."""
         if pool.index.finds_fitting_groups and task.run is not None:
             for name in task.run.nodes:
                 pool.index.node_changed(self.nodes[name])

@@ -2,10 +2,10 @@
 
 Kept under policies whose index has a half-life. The *decayed usage* of a project is the average of
 the GPUs that its tasks held (with those that are stopping): what it held one half-life ago counts
-half as much as now. A project that always holds the same has that as its usage.
+half as much as now. If the held amount never changes, the usage equals it.
 
-Between two changes of what is held, `usage(t) = held + (usage(0) - held) * 2^-(t / half-life)`. So
-it is computed at the end of a cycle that changed what is held, and once a minute
+Between two changes of the held amount, `usage(t) = held + (usage(0) - held) * 2^-(t / half-life)`.
+So the usage is computed at the end of a cycle that changed the held amount, and once a minute
 (`appliers/usages.py`). Shares use the value of the minute, so they move at most once a minute.
 """
 
@@ -72,5 +72,5 @@ class DecayedUsage:
         return held + ((self.average - held) * factor >> FACTOR_BITS)
 
     def facts(self) -> tuple[int, int, int, int]:
-        """All that the state's digest covers, and a snapshot keeps."""
+        """The facts in the state's digest and in snapshots."""
         return self.average, self.held_milli, self.at_ms, self.counted_milli

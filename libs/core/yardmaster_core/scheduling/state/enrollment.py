@@ -1,4 +1,4 @@
-"""Which nodes may join a cell, and with what.
+"""Which nodes may join a cell, and what they may offer.
 
 A cell is open until its first node is enrolled: any agent that can write to the log may join and
 offer anything (one machine, a demo). From then on the cell stays closed, even when every node was
@@ -32,7 +32,7 @@ class Enrolled:
 
 
 def join_refusal(enrolled: Mapping[str, Enrolled], event: NodeJoinedV1) -> RefusalCode | None:
-    """Why the join is refused, or None."""
+    """The reason to refuse the join, or None."""
     if not enrolled:
         return None
     row = enrolled.get(event.node)

@@ -89,7 +89,7 @@ class Node:
         return tuple(slot for slot in self.disabled if slot < self.gpus)
 
     def timeout_s(self, config: PoolConfig | None) -> int:
-        """How long the node may be silent, or keep tasks that must stop.
+        """The longest silence of the node, and the longest time to keep tasks that must stop (s).
 
         `config` is its pool's. The pool's timeout may have been shortened after agents received a
         fence, so the result is never shorter than the fences of the node's tasks require.
@@ -100,11 +100,13 @@ class Node:
 
     @property
     def revoked(self) -> bool:
-        """Whether its enrollment is revoked and it is still up."""
+        """Whether the node is up although its enrollment is revoked."""
         return self.revoked_ms > 0 and self.state is NodeState.UP
 
     def forfeit_ms(self, config: PoolConfig | None) -> int | None:
-        """When a revoked node counts as lost, whatever it still holds; None: not by time alone.
+        """When a revoked node counts as lost, even if it holds slots (ms since the epoch).
+
+        None: time alone does not make it lost.
 
         `config` is its pool's. A task with a fence may run for as long as heartbeats are
         acknowledged, which a revocation does not end. A node with such tasks is lost once it has
@@ -120,7 +122,7 @@ class Node:
 
     @property
     def empty_ms(self) -> int:
-        """When the node must be empty; 0: no such time."""
+        """The time by which the node must be empty (ms since the epoch); 0: there is none."""
         return self.revoked_ms or self.drain_ms
 
     def facts(self) -> tuple[object, ...]:

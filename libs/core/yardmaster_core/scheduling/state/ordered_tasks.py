@@ -1,6 +1,6 @@
 """Ordered collections of tasks that many tasks leave and few rejoin: queues, and running victims.
 
-They know a task only by its key, so that the modules of tasks and pools can import this one.
+The collections need only the key of a task, so the modules of tasks and pools can import this one.
 """
 
 from bisect import insort

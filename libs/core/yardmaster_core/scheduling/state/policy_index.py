@@ -49,44 +49,45 @@ class PolicyIndex:
         """A task of `job` joined or left `group`."""
 
     def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        """A group with pending tasks has that wait reason."""
+        """A wait reason was recorded for a group with pending tasks."""
 
     def wait_cleared(self, group: Group) -> None:
         """A group lost its wait reason, or its last pending task."""
 
     def job_changed(self, job: Job) -> None:
-        """A job requests, holds or may hold another amount of GPUs in any of its pools."""
+        """The demand, the held amount or a limit of a job changed in any of its pools."""
 
     def usage_changed(self, task: Task) -> Iterable[OrderedTasks[Task]]:
-        """A task holds another amount of the pool's GPUs; return the collections to prune."""
+        """The held amount of a task in the pool changed; return the collections to prune."""
         return ()
 
     def may_be_preempted(self, task: Task) -> Iterable[OrderedTasks[Task]]:
-        """A preemptible task holds slots of the pool, or has another priority.
+        """A preemptible task began to hold slots of the pool, or its priority changed.
 
         Returns the collections to prune.
         """
         return ()
 
     def allocation_changed(self, task: Task) -> None:
-        """A task holds other slots of the pool, releases them, or other slots are reserved."""
+        """The slots of a task or the pool's reservations changed, or a task began to release."""
 
     def node_changed(self, node: Node) -> None:
-        """A node has another free capacity, or other tasks that may be preempted. Less capacity
-        counts too: then a task needs more victims, which a policy may judge in another way.
+        """The free capacity of a node changed, or the set of its tasks that may be preempted.
+
+        A decrease is reported too: a task then needs more victims, and a policy may refuse those.
         """
 
     def claimants_changed(self) -> None:
-        """Owners have other limits or weights, or other tasks are equal."""
+        """Limits or weights of owners changed, or the rule that makes tasks equal."""
 
     def nodes_changed(self) -> None:
         """Nodes joined or left the pool, or offer something else."""
 
     def usages_counted(self) -> None:
-        """A minute has passed, and decayed usages differ from those of the last one."""
+        """A minute has passed, and the decayed usages of projects have changed."""
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
-        """Something changed on which the result for other tasks may depend.
+        """An input changed on which the result for other tasks may depend.
 
         `from_next_cycle`: the planner changed it, so the next cycle must consider it too.
         """
@@ -96,7 +97,7 @@ class PolicyIndex:
         return False
 
     def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterable[Group]:
-        """Yield the groups that may be next once nothing keeps those behind others."""
+        """Yield the groups to consider when the groups in front of them no longer block."""
         for queue_class in queue_classes:
             yield from queue_class.behind
 

@@ -119,13 +119,14 @@ class Pool:
         return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
 
     def most_milli(self, shape: Shape) -> int:
-        """The gpu_milli that a task of `shape` takes at most: a request by memory on the smallest
-        GPUs of the pool that have so much.
+        """The most gpu_milli that a task of `shape` may take.
+
+        A request by memory takes most on the smallest GPUs of the pool that have enough memory.
         """
         return shape.total_gpu_milli or self._milli_by_memory(shape, min)
 
     def least_milli(self, shape: Shape) -> int:
-        """The gpu_milli that a task of `shape` takes at least: on the largest GPUs of the pool."""
+        """The least gpu_milli that a task of `shape` may take: that on the pool's largest GPUs."""
         return shape.total_gpu_milli or self._milli_by_memory(shape, max)
 
     def _milli_by_memory(self, shape: Shape, choose: Callable[[list[int]], int]) -> int:
@@ -138,8 +139,8 @@ class Pool:
         return shape.replicas * shape.gpus * milli
 
     def held_milli(self, task: Task) -> int:
-        """The gpu_milli of a running task: those of its request, or by memory those that it holds
-        as placed.
+        """The gpu_milli of a running task: its request, or for a request by memory the amount that
+        it holds where it is placed.
         """
         job = task.job
         if not job.shape.gpu_memory_mib:
@@ -148,7 +149,7 @@ class Pool:
         return usage.tasks.get(task, 0) if usage is not None else 0
 
     def nodes_changed(self) -> None:
-        """Note that nodes joined or left, or offer something else."""
+        """Note that nodes joined or left, or that their resources changed."""
         self.topology += 1
         self.index.nodes_changed()
 
@@ -213,5 +214,5 @@ class IndexSource(Protocol):
     def index(self, pool: Pool) -> PolicyIndex:
         """Return a new index for the policy of a pool's configuration.
 
-        One that keeps nothing for no configuration or an unknown policy.
+        For a pool without configuration or with an unknown policy, the index keeps nothing.
         """

@@ -45,7 +45,7 @@ class QueueClass:
         return self._first_protected[0]
 
     def first_changed(self, priority: int) -> None:
-        """Note that the first task of a group of that priority may be another one now."""
+        """Drop the cached first task of `priority`, because the first task of a group changed."""
         self.first_by_priority.pop(priority, None)
         if priority in self.protected:
             self._first_protected.clear()

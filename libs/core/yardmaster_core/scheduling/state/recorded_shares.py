@@ -26,7 +26,7 @@ class RecordedShares:
 
     @property
     def next_ms(self) -> int:
-        """When others may be recorded (ms)."""
+        """The earliest time for the next record (ms)."""
         return self.at_ms + self.pause_ms
 
     def pause_after(self, now_ms: int) -> int:
@@ -40,14 +40,14 @@ class RecordedShares:
 
 
 def extended(digest: str, queues: tuple[QueueShare, ...]) -> str:
-    """Return the digest of the former parts, of which `digest` is, and of another one."""
+    """Extend a digest of parts by one more part."""
     return blake2b(f"{digest}/{queues!r}".encode(), digest_size=16).hexdigest()
 
 
 def with_part(
     before: RecordedShares | None, event: SharesDividedV1, now_ms: int, cycle: int
 ) -> RecordedShares:
-    """Return what was recorded, after one more record of a cycle."""
+    """Return the recorded shares after one more record of a cycle."""
     digest = before.digest if event.part and before is not None else ""
     if before is None:
         pause_ms = FIRST_PAUSE_MS

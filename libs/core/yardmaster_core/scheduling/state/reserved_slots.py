@@ -1,6 +1,6 @@
 """Which reserved slots of a node are free.
 
-Both the free and the future capacity of a node are those that are left without its reserved slots.
+The free and the future capacity of a node do not include its reserved slots.
 A slot that is reserved and still held is taken twice, so its free amount is negative.
 """
 

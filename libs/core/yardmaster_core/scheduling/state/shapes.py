@@ -39,8 +39,8 @@ class Shape:
     only for a job whose tasks are not equal to tasks of other jobs, `user` only where tasks of
     different users are not equal.
 
-    With `gpu_memory_mib`, `gpu_milli` and the totals are 0: how much of a GPU the memory is depends
-    on the node (`NodeCapacity.milli_of`) or the pool (`Pool.most_milli`).
+    With `gpu_memory_mib`, `gpu_milli` and the totals are 0: the fraction of a GPU depends on the
+    node (`NodeCapacity.milli_of`) or the pool (`Pool.most_milli`).
 
     With `whole_nodes`, `gpus` is the total of the task and `replicas` is 1. The task is placed on
     one node, or as a gang with one replica per node, each with the CPU and memory.

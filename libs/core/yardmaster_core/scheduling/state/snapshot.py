@@ -47,7 +47,7 @@ def _or_none(value: object | None) -> Any:
 def dump(state: ClusterState) -> Plain:
     """The state's facts, for `plain.encode`.
 
-    Parts that never change are in it as they are, so that they are converted with the encoding.
+    Immutable parts are included as objects; `plain.encode` converts them.
     """
     groups = {group.key: group for pool in state.pools.values() for group in pool.groups.values()}
     return {

@@ -99,7 +99,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """Whether every replica has ended, so that its slots are released without a request."""
+        """Whether every replica has ended; agents release the slots of ended replicas unasked."""
         # Asked at each release: two searches of bytes take far less time than a minimum.
         replicas = self.replicas
         return ReplicaState.STARTED not in replicas and ReplicaState.ALLOCATED not in replicas
@@ -126,7 +126,7 @@ class Attempt:
 
 
 class Reservation:
-    """Slots that are kept for a pending task, from SlotsReserved until it starts or a drop."""
+    """Slots that are kept for a pending task, from SlotsReserved until it starts or loses them."""
 
     __slots__ = (
         *("counted", "cycle", "free", "missing", "placements", "pool_name", "priority", "revision"),
@@ -252,7 +252,7 @@ class Task:
 
     @property
     def starts_past_others(self) -> bool:
-        """Whether the task was let pass others when it started, and does not run yet."""
+        """Whether the task passed others when it started, and is not running yet."""
         run = self.run
         return run is not None and run.passed_others and self.phase is Phase.STARTING
 
@@ -378,13 +378,15 @@ class Job:
         self.hash = 0
 
     def set_max_slots(self, max_slots_milli: int | None) -> None:
-        """Set or remove the limit on what its tasks hold at once, which gives it its own shape."""
+        """Set or remove the limit on the job's slots; with a limit, the job has its own shape."""
         self.max_slots_milli = max_slots_milli
         self._update_shape()
 
     def set_separate(self, separate: bool, by_user: bool) -> None:
-        """Give the job its own shape, as in pools that are divided among jobs; or one that it
-        shares with other jobs, of the same user in pools that are divided among users.
+        """Choose which jobs share the shape of this job.
+
+        In pools that are divided among jobs, none does; in pools that are divided among users,
+        jobs of the same user do.
         """
         self.separate, self.by_user = separate, by_user
         self._update_shape()
@@ -458,7 +460,7 @@ class Group:
 def group_facts(
     key: tuple[str, int], waits: Mapping[str, tuple[Wait, int, int]]
 ) -> tuple[object, ...]:
-    """All that the state's digest covers of a group with this key and these waits."""
+    """The part of the state's digest about a group with this key and these waits."""
     found = sorted(
         (pool, w.code, sorted(w.numbers.items()), w.about or "", since, cycle)
         for pool, (w, since, cycle) in waits.items()

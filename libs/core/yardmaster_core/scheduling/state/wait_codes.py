@@ -57,7 +57,7 @@ def blocks(shape: Shape, code: WaitCode) -> bool:
 def class_of(waits: dict[str, tuple[Wait, int, int]], pools: tuple[str, ...]) -> WaitClass | None:
     """The class of a group's waits over all its pools; None until each pool considered the group.
 
-    NEVER only where all pools say so.
+    NEVER only if every pool's wait is of that class.
     """
     classes = [waits[name][0].code.wait_class for name in pools if name in waits]
     if len(classes) < len(pools):

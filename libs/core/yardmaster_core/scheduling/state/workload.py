@@ -1,10 +1,10 @@
 """The requests of a pool's tasks, and how much free capacity of a node is useless to them.
 
 After "Beware of fragmentation: scheduling GPU-sharing workloads with fragmentation gradient
-descent" (USENIX ATC 2023). To a class of tasks all free GPU of a node is useless if no task of the
-class fits (or the class requests no GPU); otherwise the free parts of GPUs are useless that are
-smaller than the class requests of one GPU. The sum over the classes, weighted by how often each is
-requested, is the fragmentation of the node.
+descent" (USENIX ATC 2023). For a class of tasks, all free GPU capacity of a node is
+useless if no task of the class fits (or if the class requests no GPU). Otherwise a free part of a
+GPU is useless if it is smaller than the request of the class for one GPU. The sum over the classes,
+weighted by how often each is requested, is the fragmentation of the node.
 
 Requests are counted from all tasks that were admitted to the pool, in the order of admission. The
 counts outlive the jobs, so they are part of the state. Placement uses a new workload only once half

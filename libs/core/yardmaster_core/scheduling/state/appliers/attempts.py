@@ -31,8 +31,9 @@ def release_next(state: ClusterState, job: Job) -> None:
 
 
 def leave_places(state: ClusterState, job: Job, tasks: Iterable[Task]) -> None:
-    """Let the other tasks of `job` have the places that those paused ones of `tasks` had under
-    max_concurrent that hold no slots.
+    """Free the places that paused tasks have under max_concurrent, for other tasks of `job`.
+
+    Only those of `tasks` that hold no slots leave their places.
     """
     if job.spec.max_concurrent is None:
         return
@@ -66,7 +67,7 @@ def enqueue_if_ready(state: ClusterState, task: Task) -> None:
 
 
 def schedule_decision(state: ClusterState, task: Task) -> None:
-    """Have the next step of `task` decided."""
+    """Mark `task`: the cycle must decide its next step."""
     if task.id not in state.attention:
         state.journal.record(state.attention.pop, task.id, None)
     state.attention[task.id] = task
@@ -82,7 +83,7 @@ def note_accepted(state: ClusterState, record_id: str) -> None:
 
 
 def reopen(state: ClusterState, task: Task, run: Attempt) -> None:
-    """Restore what an attempt from a snapshot holds; its capacity is rebuilt at the end."""
+    """Restore the slots of an attempt from a snapshot; capacities are rebuilt at the end."""
     task.run = run
     run.open = 0
     for replica, placement in enumerate(run.placements):
@@ -142,7 +143,7 @@ def release_port(node: Node, port: int) -> None:
 def close_replica(
     state: ClusterState, task: Task, run: Attempt, replica: int, end: ReplicaState
 ) -> None:
-    """Release the slots of a replica, which reached the state `end`."""
+    """Set a replica to the state `end`, and release its slots."""
     placement = run.placements[replica]
     node = state.nodes[placement.node]
     pool = state.pools[run.pool_name]

@@ -176,8 +176,10 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
 
 
 def _let_pass(state: ClusterState, pool: Pool) -> None:
-    """Note that the tasks that started in this cycle passed the groups behind one that reached its
-    limit only then. These may preempt them, but not before they run, which wakes the groups.
+    """Note that the tasks started in this cycle passed groups that a blocked group kept back.
+
+    That group has reached a limit since and blocks no longer. The groups behind it may preempt the
+    started tasks, but only once they run: then `TaskStarted` wakes these groups.
     """
     for task in pool.started:
         run = task.run

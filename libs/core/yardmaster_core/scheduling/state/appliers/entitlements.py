@@ -39,7 +39,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
-    """Give the pool the index of its policy, which also tells which tasks are equal."""
+    """Give the pool the index of its policy, and regroup tasks if other tasks are equal now."""
     former = pool.index
     pool.index = state.policies.index(pool)
     follow_half_life(state, pool, former.usage_half_life_ms)
@@ -106,7 +106,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
 
 
 def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
-    """Have the planner decide whether tasks of these projects and departments keep their slots."""
+    """Mark tasks of these owners with reserved slots: the cycle decides about these slots."""
     for pool in state.pools.values():
         for task in pool.reserved:
             if not set(owners).isdisjoint(state.owners_of(task.job.project)):
@@ -114,7 +114,7 @@ def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
 
 
 def _moved(state: ClusterState, left: tuple[str, ...], joined: tuple[str, ...]) -> None:
-    """The departments that tasks left hold less, and those that they joined more."""
+    """React to tasks that moved: departments in `left` hold less, departments in `joined` more."""
     if left == joined:
         return
     for owner in left:

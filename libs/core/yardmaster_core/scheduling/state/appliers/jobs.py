@@ -1,4 +1,4 @@
-"""Appliers of what quota admitted or changed about jobs."""
+"""Appliers of quota's decisions about jobs."""
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
@@ -56,7 +56,7 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
 
 
 def _of(state: ClusterState, job_id: str, index: int | None) -> list[Task]:
-    """A job's tasks, or one of them; none of a job that ended before quota read its end."""
+    """The tasks of a job, or the one at `index`; none if the state has no such job any more."""
     job = state.jobs.get(job_id)
     if job is None:
         return []

@@ -175,7 +175,7 @@ def _change_executors(
 
 
 def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
-    """Set the memory of a node's GPUs, which was unknown."""
+    """Set the memory of a node's GPUs; until now it was unknown."""
     node.gpu_memory_mib = memory_mib
     pool = state.pool_of(node)
     if pool is not None:
@@ -186,7 +186,7 @@ def _set_gpu_memory(state: ClusterState, node: Node, memory_mib: int) -> None:
 
 
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
-    """Install a new incarnation of a node, on which nothing runs."""
+    """Install a new incarnation of a node that runs no replica."""
     _uninstall(state, node)
     if node.incarnation and node.incarnation != event.incarnation:
         node.dead = [*node.dead, node.incarnation][-MAX_DEAD_INCARNATIONS:]

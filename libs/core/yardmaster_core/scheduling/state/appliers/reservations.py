@@ -57,7 +57,7 @@ def drop(state: ClusterState, task: Task) -> None:
 
 
 def check_reservations(state: ClusterState, node: Node) -> None:
-    """Have the planner decide whether the reservations on a node, which changed, are kept."""
+    """Mark tasks with reserved slots on a changed node: the cycle decides about these slots."""
     for task in node.reserved:
         schedule_decision(state, task)
 
@@ -69,7 +69,7 @@ def restore(state: ClusterState, task: Task) -> None:
 
 
 def _change(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
-    """Give a task this reservation, or None, in place of its present one."""
+    """Replace the reservation of a task, by None too; undone with the draft."""
     before = task.reserved
     state.journal.record(hold, state, task, before)
     group = task.group
@@ -81,9 +81,7 @@ def _change(state: ClusterState, task: Task, reservation: Reservation | None) ->
 
 
 def hold(state: ClusterState, task: Task, reservation: Reservation | None) -> None:
-    """Give a task this reservation, or None; wakes no group, and the caller can undo it by the
-    same call.
-    """
+    """Set the reservation of a task without waking groups; a call with the former one undoes it."""
     group, left = task.group, task.queue
     if group is not None:
         state.leave_group(task)
@@ -130,7 +128,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
 
 
 def _shift(state: ClusterState, reservation: Reservation, *, take: bool) -> None:
-    """Take the reserved slots from the capacity of their nodes, or give them back."""
+    """Take the reserved slots from the capacity of their nodes, or release them."""
     sign = -1 if take else 1
     nodes = dict.fromkeys(placement.node for placement in reservation.placements)
     for p in reservation.placements:

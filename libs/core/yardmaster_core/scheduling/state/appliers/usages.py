@@ -11,7 +11,7 @@ MINUTE_MS: Final = 60_000
 
 
 def follow_held(state: ClusterState) -> None:
-    """Bring the usages up to date of which a cycle changed what is held."""
+    """Update the decayed usage of each project whose held amount changed in this cycle."""
     for pool, project in state.usage_due:
         half_life_ms = pool.index.usage_half_life_ms
         former = project.usage.get(pool.name)
@@ -31,8 +31,9 @@ def follow_held(state: ClusterState) -> None:
 
 
 def count_usages(state: ClusterState, before_ms: int) -> None:
-    """If a whole minute has passed since `before_ms`, have shares use the usages at its begin; drop
-    those that decayed to nothing.
+    """At the begin of a minute, set the usages that shares use, and drop those below `LEAST`.
+
+    Does nothing if no minute began since `before_ms`.
     """
     minute_ms = state.now_ms // MINUTE_MS * MINUTE_MS
     if before_ms >= minute_ms:
