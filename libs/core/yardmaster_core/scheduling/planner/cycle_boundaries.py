@@ -22,7 +22,7 @@ from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
 
-#: Up to this number of deadlines, those that no longer apply are not removed.
+#: Deadlines that no longer apply are removed only above this number of deadlines.
 FEW: Final = 1024
 
 

@@ -73,7 +73,7 @@ class Draft:
             pool.reconsidered.clear()
 
     def require(self, decisions: int) -> None:
-        """Check that so many decisions that belong together still fit.
+        """Check that `decisions` decisions, which belong together, still fit.
 
         Raises:
             CycleFull: they do not fit, and they are not the first of the cycle.

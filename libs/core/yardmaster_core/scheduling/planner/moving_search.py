@@ -168,11 +168,11 @@ class Gains:
         self._allowed = index.available & index.matching(shape)
         #: Capacities are computed only of nodes on which the GPUs suffice.
         self._capacities: dict[int, NodeCapacity] = {}
-        #: The free gpu_milli with all that the victims release; and that which `_capacities` lacks.
+        #: The free gpu_milli once the victims are gone; and the placements `_capacities` lacks.
         self._milli: dict[int, int] = {}
         self._gained: dict[int, list[Placement]] = {}
         self._victims: dict[int, list[Task]] = {}
-        #: How many replicas the nodes hold, and how many of them each node does that was gained on.
+        #: The number of replicas that all nodes hold, and that of each node with released slots.
         self._total = -1
         self._held: dict[int, int] = {}
         self._all: list[Task] = []

@@ -376,8 +376,8 @@ class PoolPass:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
         action = self.actions[turn - 1] if turn <= len(self.actions) else None
-        # Where victims are moved, what they release beyond the reservation is offered to all, in
-        # the order of the first turn: else the group of the claimant would take it.
+        # Moved victims may release more than the reservation needs. The rest is offered to all
+        # groups in the order of the first turn; otherwise the claimant's group would take it.
         if (action is None or action.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
         if action is not None:

@@ -64,7 +64,7 @@ class CapacityIndex:
         self.images = 0
         #: Node ordinals by name.
         self.named: dict[str, int] = {}
-        #: Nodes that have GPUs of which none is in use.
+        #: Nodes with GPUs that are all unused.
         self.idle = 0
         #: Most tasks without GPUs on a node, and nodes by how many more they may take.
         self.max_gpuless = DEFAULT_GPULESS
@@ -402,7 +402,7 @@ class CapacityIndex:
 
     def fractions_of(self, shape: Shape) -> list[tuple[int, int]]:
         """Pairs: the gpu_milli that a replica takes of each of its slots, and the nodes where it
-        takes so much. A request by memory has no pair for nodes whose GPUs have less memory.
+        takes so much. A request by memory has no pair for nodes with smaller GPUs.
         """
         requested = shape.gpu_memory_mib
         if not requested:

@@ -71,7 +71,7 @@ class ClusterState:
         self.next_node = 0
         #: (time in ms, kind, id, attempt), a heap; entries that no longer apply are skipped.
         self.deadlines: list[tuple[int, int, str, int]] = []
-        #: Number of entries after those that no longer apply were removed last.
+        #: The number of entries left when entries that no longer apply were removed last.
         self.deadlines_kept = 0
         #: Tasks and nodes whose next step must be decided.
         self.attention: dict[str, Task] = {}
@@ -453,7 +453,7 @@ class ClusterState:
             self.recount(job)
         reservation = task.reserved
         if reservation is not None and reservation.pool_name == name:
-            # Of a task that is moved, what it still holds is not counted twice.
+            # The slots that a moved task still holds are not counted twice.
             pool.count_reserved(task, reservation, -milli)
         job.used_milli += milli
         held = project.used_milli

@@ -48,7 +48,7 @@ class NodeCapacity:
         #: The memory of each GPU, which is never taken; 0: unknown.
         self.gpu_memory_mib = gpu_memory_mib
         self.node_type = ""
-        #: Whether the index counts the node among those that take tasks.
+        #: Whether the index contains the node among the nodes that take tasks.
         self.available = False
         #: Whether a change is not in the index yet, and the levels under which the index has it.
         self.stale = False

@@ -56,7 +56,7 @@ class Pool:
         self.usage_by_job: dict[Job, JobUsage] = {}
         self.usage_by_project: dict[Project, ProjectUsage] = {}
         self.used_milli = 0
-        #: What its policy keeps up to date.
+        #: The index of the pool's policy.
         self.index = PolicyIndex()
         #: Claimants with a recorded place in the queue (derived).
         self.ranked: dict[Job | Project, None] = {}
@@ -82,7 +82,8 @@ class Pool:
         self.has_min_runtimes = False
         #: Number of stopping attempts, whatever the reason; and of those that are not preemptible.
         self.stopping = self.stopping_non_preemptible = 0
-        #: Pending tasks with reserved slots of the pool; those of them whose slots are all free.
+        #: Pending tasks with reserved slots of the pool; and the tasks whose reserved slots are
+        #: all free.
         self.reserved: dict[Task, None] = {}
         self.ready: dict[Task, None] = {}
         #: The same tasks' groups, in each pool that the groups may use: their tasks may start on

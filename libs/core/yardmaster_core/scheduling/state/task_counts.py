@@ -34,7 +34,7 @@ class TaskCounts:
             self.tasks.pop(key, None)
 
     def add_queued(self, group: Group, tasks: int, *, reserved: bool) -> None:
-        """Count that so many tasks joined `group` (or left it), with or without reserved slots."""
+        """Count tasks that joined `group` (negative: left it), with or without reserved slots."""
         pool = group.shape.pools[0]
         code = WaitCode.WAITING_FOR_VICTIMS if reserved else _code(group.waits.get(pool))
         self.add((pool, code), tasks)

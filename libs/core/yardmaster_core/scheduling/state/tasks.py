@@ -154,8 +154,8 @@ class Reservation:
         #: known).
         self.victims = victims
         self.until_ms = until_ms
-        #: gpu_milli that count as reserved for the owners of the task (derived): those that it does
-        #: not hold, because it is moved, while it still stops.
+        #: The gpu_milli that count as reserved for the owners of the task (derived): while a moved
+        #: task is stopping, the reserved amount less the amount that it still holds.
         self.counted = 0
         #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
         self.free = bytearray(len(placements))

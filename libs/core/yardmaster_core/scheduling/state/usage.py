@@ -13,7 +13,7 @@ class JobUsage:
         self.milli = 0
         #: The same by task.
         self.tasks: dict[Task, int] = {}
-        #: The tasks that are about to release what they hold.
+        #: The tasks that are about to release their slots, with the gpu_milli of each.
         self.releasing: dict[Task, int] = {}
         self.releasing_milli = 0
 
