@@ -315,7 +315,8 @@ def cut_log(
 
     The log is copied to a file first, in the folder of its file or the data directory of its
     cluster. On Kafka, topics are then created again from the copy. Jobs whose requests or commands
-    the log has lost are named.
+    the log has lost are named. If the log has lost its first records too, the command warns: views
+    that have read what is removed cannot be rebuilt.
     Without --log, the log of the local cluster in --data is cut, after `yard down`.
     """
     from yardmaster_cli.log.cut import cycle_of, log_to_cut, resumed
@@ -345,11 +346,14 @@ def _cut(
         copy_file,
         cut,
         drop_views,
+        expired,
         lines_of,
         planned,
+        warning_of,
     )
 
     plan = asyncio.run(planned(where, cycle))
+    firsts = asyncio.run(expired(where))
     if plan.broken is not None:
         session.out.note(f"found: {plan.broken}")
     document = {
@@ -362,16 +366,23 @@ def _cut(
         ],
         "lost_requests": list(plan.lost.requests),
         "lost_details": list(plan.lost.details),
+        "expired": [
+            {"topic": place.topic, "partition": place.number, "first": first}
+            for place, first in firsts.items()
+        ],
     }
     session.out.one(document, lambda: lines_of(plan), "cycle")
+    if firsts:
+        session.out.note(warning_of(firsts))
     if dry_run:
         return
     if not yes:
-        confirm(f"{where.shown} is cut after cycle {plan.cycle}.", session.out)
+        confirm(f"This would cut {where.shown} after cycle {plan.cycle}.", session.out)
     copy = copy or asyncio.run(copy_file(where, plan))
     asyncio.run(check_unused(where, plan))
     asyncio.run(cut(where, plan, copy))
-    drop_views(where)
+    if not firsts:
+        drop_views(where)
     session.out.note(
         f"the log is of generation {plan.event.generation}; {copy} has the log before the cut"
     )

@@ -7,14 +7,21 @@ import asyncio
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
 
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.options import log_options
-from yardmaster_cli.log.source import LogSource, id_of, identify, log_source, opened
+from yardmaster_cli.log.source import (
+    LogSource,
+    id_of,
+    identify,
+    log_source,
+    needing_every_record,
+    opened,
+)
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.session import Session, YardGroup
 from yardmaster_eventlog.port import EventLog
@@ -31,6 +38,12 @@ from yardmaster_views.compare import Compared, Comparison
 from yardmaster_views.follower import Metrics
 from yardmaster_views.rebuild import Rebuild, Rebuilt
 from yardmaster_views.settings import ViewsSettings
+
+#: What to do when views cannot be rebuilt or checked, as the log has lost its first records.
+NOT_REBUILT: Final = (
+    "views that have read these records continue, and nothing was changed; else restore the log "
+    "from a backup, or Redis from a copy (docs/how-to/recover.md)"
+)
 
 
 @click.group("views", cls=YardGroup)
@@ -53,7 +66,8 @@ def rebuild(
     """
     where = log_source(session, file, cell)
     found = redis_settings(session, where, redis)
-    done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
+    with needing_every_record("a rebuild of the views", NOT_REBUILT):
+        done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
     items = [
         {
             "view": one.view,

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from yardmaster_localcluster.data_lock import take_lock
 from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.request import requested
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.machine.beginning import expired_records, later_beginnings
 from yardmaster_runtime.replay.cut import CutPlan, plan_cut
 from yardmaster_runtime.service import kafka_settings, on_kafka
 from yardmaster_runtime.settings import KafkaOptions, SharedSettings
@@ -135,6 +136,23 @@ async def planned(where: LogSource, cycle: int | None) -> CutPlan:
             hint=f"the last consistent cycle is {plan.cycle}; --to last keeps the log up to it",
         )
     return plan
+
+
+async def expired(where: LogSource) -> Mapping[Partition, int]:
+    """The first offsets of the topics that have lost their first records, as views need them."""
+    async with opened(where) as log:
+        return await later_beginnings(log, map(where.at, INPUT_ORDER))
+
+
+def warning_of(firsts: Mapping[Partition, int]) -> str:
+    """The consequences of a cut of a log that has lost its first records; none can be repaired."""
+    return (
+        f"warning: {expired_records(firsts)}, so no views can be built from this log. After the "
+        "cut, views that have read a removed record stop with log_truncated, and no rebuild is "
+        "possible: tasks are scheduled, but yard ls and yard show do not work. If there is a "
+        "backup of the log, restore it instead of cutting. yard explain --at does not work on "
+        "this log, before and after the cut; yard replay at works from the oldest snapshot on."
+    )
 
 
 def lines_of(plan: CutPlan) -> list[str]:

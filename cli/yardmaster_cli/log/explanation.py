@@ -3,8 +3,10 @@
 import re
 from typing import Any, Final
 
+from yardmaster.errors import NoServer
+from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.log.moments import parse_moment
-from yardmaster_cli.log.source import log_source, on_log
+from yardmaster_cli.log.source import log_source, needing_every_record, on_log
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session
 from yardmaster_cli.times import now_ms
@@ -27,7 +29,14 @@ def explain_from_log(
     if _WHOLE.match(ref):
         task_id = ref if "." in ref else f"{ref}.0"
     else:
-        task_id = session.remote.one_task(ref)
+        try:
+            task_id = session.remote.one_task(ref)
+        except NoServer as error:
+            raise CliError(
+                f"{ref} is not a whole id, and {error.problem}",
+                exit_code=Exit.UNREACHABLE,
+                hint="a whole id, such as 4kq7w2mz9c1f.0, needs no server",
+            ) from None
     bound, bounds = None, {}
     if moment is not None:
         bound = parse_moment(moment, now_ms(), "--at")
@@ -36,7 +45,13 @@ def explain_from_log(
     async def work(log: EventLog) -> Explain:
         return await explain_at(log, where.cell, task_id, partition=where.partition, **bounds)
 
-    found = plain(on_log(where, work))
+    here = session.command("explain", task_id)
+    hint = (
+        f"{here} asks the server about the present; yard replay at T shows the cluster at a time "
+        "from the oldest snapshot on"
+    )
+    with needing_every_record("an explanation from the log", hint):
+        found = plain(on_log(where, work))
     if bound is not None and (missed := bound.missed(found["cycle"] or 0, now_ms())):
         session.out.note(missed)
     return found

@@ -11,8 +11,8 @@ cells of a log with several. The snapshots that a log needs whose start has expi
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,6 +30,7 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import first_offset
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.service import on_kafka, open_log
 from yardmaster_runtime.settings import KafkaOptions, SharedSettings
@@ -258,6 +259,22 @@ async def opened(source: LogSource) -> AsyncIterator[EventLog]:
         yield log
     finally:
         await log.close()
+
+
+@contextmanager
+def needing_every_record(what: str, hint: str) -> Iterator[None]:
+    """Within this context `what` reads a log that may have lost its first records.
+
+    Raises: CliError: it has; `hint` says what to do.
+    """
+    try:
+        yield
+    except LogBeginsLater as error:
+        raise CliError(
+            f"{error.fields['expired']}, and {what} needs every record of the log",
+            exit_code=Exit.CHECK_FAILED,
+            hint=hint,
+        ) from None
 
 
 def on_log(source: LogSource, work: Callable[[EventLog], Awaitable[T]]) -> T:

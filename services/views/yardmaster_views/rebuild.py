@@ -17,6 +17,7 @@ from yardmaster_projections.redis.generations import RedisGenerations
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.errors import LogBeginsLater
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
@@ -58,7 +59,7 @@ class Rebuild:
 
         Raises:
             ViewsUnavailable: the current views are unchanged.
-            LogError, CoreError, SchemaError: the same.
+            LogError, CoreError, SchemaError, LogBeginsLater: the same.
         """
         generations = RedisGenerations(self.redis, self.cell, space=self.fold.name)
         try:
@@ -111,7 +112,7 @@ class Rebuild:
         """Catch up, or drop the generation, which would take memory from the current one."""
         try:
             await follower.catch_up()
-        except ViewsUnavailable:
+        except (ViewsUnavailable, LogBeginsLater):
             with suppress(ViewsUnavailable):
                 await generations.drop(generation)
             raise

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.yard_cli import Said
 from yardmaster_cli.log import cut
+from yardmaster_cli.log.source import file_source
 from yardmaster_cli.main import run
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition
@@ -58,6 +59,14 @@ def lose(path: Path, topic: str, records: int) -> int:
         db.execute("DELETE FROM records WHERE partition = ? AND offset >= ?", (number, kept))
         db.execute("UPDATE partitions SET next = ? WHERE id = ?", (kept, number))
     return kept
+
+
+def lose_first(path: Path, topic: str, records: int) -> None:
+    """Remove the first records of a topic, as a wrong retention does."""
+    with closing(sqlite3.connect(path)) as db, db:
+        (number,) = db.execute("SELECT id FROM partitions WHERE topic = ?", (topic,)).fetchone()
+        db.execute("DELETE FROM records WHERE partition = ? AND offset < ?", (number, records))
+        db.execute("UPDATE partitions SET first = ? WHERE id = ?", (records, number))
 
 
 def on_log(path: Path, work: Callable[[EventLog], object]) -> object:
@@ -225,3 +234,53 @@ def test_a_log_that_a_service_writes_to_is_not_cut(
     assert said.code == 103
     assert "services still write" in said.err
     assert last_cycle(path) == before
+
+
+def test_a_cut_of_a_log_without_its_first_records_warns_that_views_cannot_be_rebuilt(
+    yard: Yard, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = asyncio.run(cut.planned(file_source(path), None))
+
+    async def planned(*_: object) -> object:
+        return plan
+
+    monkeypatch.setattr(cut, "planned", planned)
+    kept: list[object] = []
+    monkeypatch.setattr(cut, "drop_views", kept.append)
+    whole = yard("log", "cut", "--to", "last", "--dry-run")
+    assert "warning" not in whole.err
+    lose_first(path, "node-events", 3)
+    said = yard("log", "cut", "--to", "last", "--dry-run")
+    assert "warning: records 0 to 2 of node-events/0 have expired" in said.err
+    assert "no rebuild is possible" in said.err
+    assert "yard explain --at does not work" in said.err
+    said = yard("log", "cut", "--to", "last", "--yes", "-o", "json")
+    assert said.code == 0, said.err
+    expired = {"topic": "node-events", "partition": 0, "first": 3}
+    assert json.loads(said.out)["expired"] == [expired]
+    assert kept == [], "views that have read nothing that is removed continue"
+
+
+def test_an_explanation_from_a_log_without_its_first_records_is_refused_with_what_works(
+    yard: Yard, path: Path
+) -> None:
+    lose_first(path, "node-events", 3)
+    task = f"{submitted_jobs(path)[0]}.0"
+    said = yard("explain", task, "--at", "cycle:20")
+    assert said.code == 1
+    assert said.err.splitlines()[-2:] == [
+        "error: records 0 to 2 of node-events/0 have expired, and an explanation from the log "
+        "needs every record of the log",
+        f"hint: yard explain {task} asks the server about the present; yard replay at T shows the "
+        "cluster at a time from the oldest snapshot on",
+    ]
+
+
+def test_a_prefix_of_an_id_needs_a_server_and_a_whole_id_does_not(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    said = yard("explain", "0", "--at", "cycle:20")
+    assert said.code == 106
+    assert "a whole id, such as 4kq7w2mz9c1f.0, needs no server" in said.err
