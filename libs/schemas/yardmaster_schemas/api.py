@@ -6,11 +6,10 @@ add fields to answers, so a client ignores unknown ones. `JobSpec`, the body of 
 defined in `job_file`.
 """
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import QueueShare
@@ -39,6 +38,7 @@ from yardmaster_schemas.fields import (
     Priority,
     SlotIndex,
     TaskId,
+    UserName,
 )
 from yardmaster_schemas.job_file import Amount, Closed, JobSpec, parse_job
 from yardmaster_schemas.phases import ENDED, Phase
@@ -116,8 +116,6 @@ __all__ = [
 
 #: The lifetime of a token for which none is named: 90 days.
 TOKEN_LIFETIME_S: Final = 90 * 86_400
-#: The names of users that are added; names of a token file may also contain `@`.
-USER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$"
 PROBLEM_JSON: Final = "application/problem+json"
 At = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 PositionText = Annotated[str, Field(pattern=POSITION_PATTERN, max_length=160)]
@@ -810,20 +808,10 @@ class RolesChange(Closed):
     )
 
 
-def _user_name(name: str) -> str:
-    if re.fullmatch(USER_NAME, name) is None:
-        raise ValueError(
-            f"{name[:80]!r} is not allowed: a name has 1 to 63 letters, digits and . _ : -, begins "
-            "with a letter or digit, and has no @, because the log keeps it forever"
-        )
-    return name
-
-
 class NewUser(Closed):
     """A user to add."""
 
-    name: Annotated[str, AfterValidator(_user_name)] = Field(
-        json_schema_extra={"pattern": USER_NAME},
+    name: UserName = Field(
         description="The name, which the log keeps forever: letters, digits and `._:-`, so no "
         "email address.",
         examples=["ana"],

@@ -67,6 +67,13 @@ Code = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
 LogId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
+#: The name of a new user. It is more narrow than a principal: no email address.
+_USER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$"
+UserName = Annotated[
+    str,
+    AfterValidator(lambda v: _user_name(v)),
+    Field(json_schema_extra={"pattern": _USER_NAME}),
+]
 #: A host name or address, without a port.
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
 #: The location of a checkpoint. Yardmaster never opens it; no user part, query or fragment.
@@ -117,6 +124,16 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
     elif isinstance(value, int) and abs(value) > MAX_INT:
         raise ValueError("an integer of 2^53 or more")
     return value
+
+
+def _user_name(name: str) -> str:
+    # The message does not quote the name: in a token file, a token may stand in its place.
+    if re.fullmatch(_USER_NAME, name) is None:
+        raise ValueError(
+            "the name of a user has 1 to 63 letters, digits and . _ : -, begins with a letter or "
+            "digit, and is no email address, because the log keeps it forever"
+        )
+    return name
 
 
 def _ascending(slots: tuple[int, ...]) -> tuple[int, ...]:

@@ -301,6 +301,18 @@ def test_an_invalid_file_is_refused_without_quoting_it(tmp_path: Path, content: 
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ana@example.org", "ana smith", "yard_" + "0" * 64])
+def test_the_names_in_a_file_have_the_same_form_as_those_of_new_users(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps({"tokens": [entry(user=name)]}))
+    path.chmod(0o600)
+    with pytest.raises(TokenFileRefused, match="is no email address") as caught:
+        read_token_file(path)
+    assert name not in str(caught.value)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenFileRefused, match="No such file"):
         read_token_file(tmp_path / "tokens.json")

@@ -293,7 +293,7 @@ async def test_a_name_that_would_be_personal_data_or_unbounded_is_refused(
     problem = await users.call("POST", "/v1/users", status=422, json=body, run=False)
     (error,) = problem["errors"]
     assert error["pointer"] == "/name"
-    assert error["detail"].startswith(f"{name[:80]!r} is not allowed: a name has 1 to 63 letters")
+    assert "the name of a user has 1 to 63 letters" in error["detail"]
 
 
 async def test_a_user_that_exists_is_not_added_again(users: TestCell) -> None:

@@ -29,7 +29,7 @@ from yardmaster_schemas.events.users import (
     RoleName,
     Scope,
 )
-from yardmaster_schemas.fields import Code, Digest, Name, PrincipalId
+from yardmaster_schemas.fields import Code, Digest, Name, UserName
 
 #: The longest token that is looked up, in characters.
 MAX_TOKEN: Final = 4096
@@ -78,7 +78,7 @@ class TokenEntry(_Strict):
 
     id: Code
     digest: Digest
-    user: PrincipalId
+    user: UserName
     roles: Annotated[list[TokenRole], Field(max_length=MAX_ROLES)]
 
 
