@@ -16,10 +16,10 @@ from yardmaster_schemas.api import (
     CancelBody,
     EventRecord,
     Explain,
-    HoldBody,
     Job,
     JobPatch,
     List,
+    PauseBody,
     Phase,
     Request,
     Submitted,
@@ -97,7 +97,7 @@ class JobCalls(Connection):
 
     def pause(self, ref: JobOrTask, *, reason: str | None = None) -> Accepted:
         """Pause a job or task until it is resumed."""
-        content = HoldBody(reason=reason).model_dump_json().encode()
+        content = PauseBody(reason=reason).model_dump_json().encode()
         return self._write("POST", f"{_job_or_task(ref)}/pause", Accepted, content)
 
     def resume(self, ref: JobOrTask) -> Accepted:

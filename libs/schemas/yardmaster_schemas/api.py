@@ -63,7 +63,6 @@ __all__ = [
     "EventRecord",
     "Explain",
     "FieldError",
-    "HoldBody",
     "Job",
     "JobPatch",
     "JobSpec",
@@ -75,6 +74,7 @@ __all__ = [
     "NodeSlots",
     "NodeState",
     "NodeWish",
+    "PauseBody",
     "Phase",
     "Pool",
     "PoolConfig",
@@ -91,6 +91,7 @@ __all__ = [
     "ReplicaShown",
     "Request",
     "RequestState",
+    "ResumeBody",
     "RoleBinding",
     "RoleGiven",
     "RolesChange",
@@ -180,14 +181,18 @@ class CancelBody(Closed):
     )
 
 
-class HoldBody(Closed):
-    """Pause or resume a job or task, with an optional reason."""
+class PauseBody(Closed):
+    """Pause a job or task, with an optional reason."""
 
     reason: Reason | None = Field(
         default=None,
         description="Stored with the details of the job.",
         examples=["another job has a deadline"],
     )
+
+
+class ResumeBody(Closed):
+    """Resume a job or task; it takes no reason."""
 
 
 class JobPatch(Closed):

@@ -336,7 +336,11 @@ async def test_a_paused_job_is_held_until_it_is_resumed(cell: TestCell) -> None:
     assert (task["paused"], task["wait"]["code"]) == (True, "paused")
     assert task["wait"]["wait_class"] == "held"
     await cell.call("POST", f"/v1/jobs/{first}/cancel", token="nlp", status=202, json={})
-    await cell.call("POST", f"/v1/jobs/{job}/resume", token="nlp", status=202, json={})
+    path = f"/v1/jobs/{job}/resume"
+    given = {"reason": "an operator is on call"}
+    refused = await cell.call("POST", path, token="nlp", status=422, json=given, run=False)
+    assert refused["errors"][0]["pointer"] == "/reason"
+    await cell.call("POST", path, token="nlp", status=202, json={})
     task = await cell.call("GET", f"/v1/tasks/{job}.0")
     assert not task["paused"]
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import Repeatable, Write
-from yardmaster_schemas.api import Accepted, CancelBody, HoldBody
+from yardmaster_schemas.api import Accepted, CancelBody, PauseBody, ResumeBody
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
@@ -18,7 +18,7 @@ from yardmaster_schemas.events.requests import (
     ResumeRequestedV1,
 )
 
-B = TypeVar("B", CancelBody, HoldBody)
+B = TypeVar("B", CancelBody, PauseBody, ResumeBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Verb(Generic[B]):
     body: type[B]
     #: The request that the verb records, with the place of the user's reason.
     request: Callable[[Target, B, DetailsRef | None], Event]
-    #: Whether the user's reason is recorded.
+    #: Whether the body has the user's reason, which is recorded.
     noted: bool = True
 
 
@@ -56,12 +56,12 @@ CANCEL: Final = Verb(
 )
 PAUSE: Final = Verb(
     "pause",
-    HoldBody,
+    PauseBody,
     lambda target, _, note: PauseRequestedV1(job_id=target.job_id, index=target.index, note=note),
 )
 RESUME: Final = Verb(
     "resume",
-    HoldBody,
+    ResumeBody,
     lambda target, *_: ResumeRequestedV1(job_id=target.job_id, index=target.index),
     noted=False,
 )
