@@ -2,9 +2,9 @@
 
 ```
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
-               InUse  PositionUnknown  VersionMismatch  AlreadyExists  TooLarge  WrongMediaType
-               InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind
-               Busy  NotReady  TokenFileRefused  OwnRecordRefused
+               InUse  PositionUnknown  PositionExpired  VersionMismatch  AlreadyExists  TooLarge
+               WrongMediaType  InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited
+               ViewBehind  Busy  NotReady  TokenFileRefused  OwnRecordRefused
 ```
 """
 
@@ -76,6 +76,12 @@ class PositionUnknown(GatewayError):
     """This log does not contain position {position}: {found}."""
 
     code = "position_unknown"
+
+
+class PositionExpired(GatewayError):
+    """Records after position {position} have expired. Those after {oldest} are still in the log."""
+
+    code = "position_expired"
 
 
 class VersionMismatch(GatewayError):

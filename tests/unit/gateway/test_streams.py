@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import logs
 from tests.support.gateway import CALLERS, TestCell, test_cell
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.identity.authorization import Caller
 from yardmaster_gateway.routes import logs as output_of_tasks
 from yardmaster_gateway.routes import watch
@@ -455,6 +457,49 @@ async def test_the_log_is_read_page_by_page_in_causal_order(cell: TestCell) -> N
     assert next(one["type"] for one in paged if one["type"] != "TermStarted") == "LogCreated"
     resumed = await cell.call("GET", f"/v1/events?after={paged[9]['position']}&limit=1000")
     assert [one["id"] for one in resumed["items"]] == [one["id"] for one in paged[10:]]
+
+
+def expire(cell: TestCell, topic: str, first: int) -> None:
+    """Let the records of a topic before the offset `first` expire."""
+    assert isinstance(cell.log, MemoryLog)
+    sequence = cell.log._shared.sequences[Partition(topic)]
+    sequence.first = first
+    sequence.records = [one for one in sequence.records if one.offset >= first]
+
+
+async def test_records_that_have_expired_are_not_skipped_in_silence() -> None:
+    cell = await TestCell().start()  # not audited afterwards: it loses records
+    await cell.starts(f"{await cell.submit()}.0")
+    whole = await cell.call("GET", "/v1/events?limit=1000")
+    expire(cell, "requests", 1)
+    refused = await cell.call("GET", "/v1/events?after=main@", status=410, run=False)
+    assert refused["code"] == "position_expired"
+    oldest = refused["detail"].split("Those after ")[1].split()[0]
+    assert oldest == "main@r1.a0.n0.d0"
+    assert "continue after the position" in refused["hint"]
+    left = await cell.call("GET", f"/v1/events?after={oldest}&limit=1000", run=False)
+    kept = [one["id"] for one in whole["items"] if (one["topic"], one["offset"]) != ("requests", 0)]
+    assert sorted(one["id"] for one in left["items"]) == sorted(kept)
+
+
+async def test_followed_output_that_would_miss_expired_pieces_is_refused() -> None:
+    cell = await TestCell(stream_s=0.2, bookmark_s=0.05).start()
+    task = f"{await cell.submit()}.0"
+    await cell.starts(task)
+    for seq in range(4):
+        await prints(cell, task, f"line {seq}\n", seq)
+    expire(cell, "task-logs", 2)
+    path = f"/v1/tasks/{task}/logs?follow=true"
+    after: dict[str, Any] = {"headers": {"Last-Event-ID": "0"}, "run": False}
+    refused = await cell.call("GET", path, status=410, **after)
+    assert refused["code"] == "position_expired"
+    assert refused["detail"] == (
+        "Records after position 0 have expired. Those after 1 are still in the log."
+    )
+    for headers in ({"Last-Event-ID": "1"}, {}):
+        answer = await cell.call("GET", path, headers=headers, run=False)
+        found = [data["text"] for event, _, data in events(answer.text) if event == "output"]
+        assert found == ["line 2\n", "line 3\n"]
 
 
 async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: TestCell) -> None:

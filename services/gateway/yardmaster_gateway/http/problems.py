@@ -51,6 +51,9 @@ KINDS: Final[Mapping[str, ProblemKind]] = {
     "wrong_phase": ProblemKind(409),
     "in_use": ProblemKind(409, "remove or end what uses it, then delete it"),
     "position_unknown": ProblemKind(410, "start without a position; the server may use a new log"),
+    "position_expired": ProblemKind(
+        410, "continue after the position in the detail; the records before it are lost"
+    ),
     "version_mismatch": ProblemKind(412, "review it and try again"),
     "already_exists": ProblemKind(
         412, "choose another name, or change it by sending its ETag as If-Match"

@@ -4,13 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from yardmaster_eventlog.errors import ReadPastEnd
+from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import PositionQuery, Read, ReadContext, authorize, parse_position
 from yardmaster_gateway.http.filters import Limit
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.identity.authorization import Action, is_allowed
-from yardmaster_gateway.routes.history import page_after
+from yardmaster_gateway.routes.history import oldest_after, page_after
 from yardmaster_projections.rows import CycleRow, RequestRow
 from yardmaster_schemas.api import Cycle, EventRecord, List, Request, RequestState
 from yardmaster_schemas.position import Position
@@ -23,7 +23,7 @@ router = APIRouter(tags=["log"])
     "/events",
     operation_id="list_events",
     response_model=List[EventRecord],
-    responses=problem_responses("forbidden"),
+    responses=problem_responses("forbidden", "position_expired"),
 )
 async def list_events(
     read: Read, after: PositionQuery = None, limit: Limit = 100
@@ -43,6 +43,9 @@ async def list_events(
         )
     except ReadPastEnd as error:
         raise errors.PositionUnknown(position=start, found=str(error)) from None
+    except OffsetGone:
+        oldest = await oldest_after(gateway.ports.log, start, gateway.settings.partition)
+        raise errors.PositionExpired(position=start, oldest=oldest) from None
     return List(items=items, next_cursor=None, position=str(position))
 
 

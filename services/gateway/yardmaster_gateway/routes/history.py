@@ -8,7 +8,7 @@ from typing import Any
 
 from yardmaster_eventlog.order import LogOrder
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
-from yardmaster_eventlog.reader import decoded, record_at
+from yardmaster_eventlog.reader import decoded, first_offset, record_at
 from yardmaster_schemas.api import EventRecord
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.instants import rfc3339
@@ -67,6 +67,7 @@ async def page_after(
 
     Raises:
         ReadPastEnd: the log does not contain the position.
+        OffsetGone: records after the position have expired; see `oldest_after`.
     """
     order = LogOrder(log, start, partition, unconsumed=(REQUESTS.name,))
     records: list[EventRecord] = []
@@ -76,3 +77,12 @@ async def page_after(
         if len(records) >= limit:
             break
     return records, order.position
+
+
+async def oldest_after(log: EventLog, start: Position, partition: int) -> Position:
+    """The first position from `start` on after which the log still has all records."""
+    position = Position.start(start.cell)
+    for topic, _ in position.parts():
+        first = await first_offset(log, Partition(topic, partition))
+        position = position.at(topic, max(start.of(topic) or 0, first))
+    return position

@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import Partition, StoredRecord
-from yardmaster_eventlog.reader import continue_at
+from yardmaster_eventlog.reader import continue_at, first_offset
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext, bearer_token
 from yardmaster_gateway.http.problems import problem_responses
@@ -70,6 +70,16 @@ class Output:
         """The range of offsets that contains the attempt's output; empty if it has none."""
         row = await self._read.store.get(OutputRow, f"{self._task_id}/{attempt}")
         return (0, 0) if row is None else (row.first, row.last + 1)
+
+    async def check_kept(self, after: int, oldest: int, newest: int) -> None:
+        """Check that no output of the attempts `oldest` to `newest` after an offset has expired.
+
+        Raises: PositionExpired.
+        """
+        first, until = (await self.span(oldest))[0], (await self.span(newest))[1]
+        kept = await first_offset(self._log, self._partition)
+        if max(first, after + 1) < min(until, kept):
+            raise errors.PositionExpired(position=after, oldest=kept - 1)
 
     async def indexed_until(self) -> int:
         """The offset up to which the views know the place of all output.
@@ -170,7 +180,7 @@ class Output:
                 SSE: {"schema": event_schema("output", "bookmark", "end")},
             },
         },
-        **problem_responses("not_found"),
+        **problem_responses("not_found", "position_expired"),
     },
 )
 async def read_output(
@@ -198,6 +208,8 @@ async def read_output(
         read.gateway.check_stream_limit()
         output = Output(read, task_id, attempt, replica)
         after = None if last_event_id is None else int(last_event_id)
+        if after is not None:
+            await output.check_kept(after, attempt or 1, attempt or row.attempt)
         return StreamingResponse(
             _follow(read, bearer_token(request), task_id, attempt, output, tail, after),
             media_type=SSE,
