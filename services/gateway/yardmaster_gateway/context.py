@@ -272,8 +272,11 @@ class Gateway:
             task.cancel()
 
     def _end_streams_of(self, user: str | None) -> None:
-        """Close the streams of a user, whose client resumes with its new roles, if it has any; with
-        None, those whose token has expired.
+        """Close the streams of `user`, whose roles or tokens changed, and all streams whose token
+        has ended; with None, only the latter.
+
+        A client connects again and gets its new roles. Where the port `identity` authenticates
+        callers, the users of the log do not apply, so no stream is closed.
         """
         if self.ports.identity is not None:
             return

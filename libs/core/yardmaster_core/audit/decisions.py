@@ -312,8 +312,8 @@ class Decisions:
             self.report.add(
                 "S4",
                 fed,
-                f"{label} is requeued after {body.failed_starts} failed starts, after "
-                f"{task.failed_starts} before",
+                f"{label} is requeued with {body.failed_starts} failed starts; the task had "
+                f"{task.failed_starts}",
             )
         task.not_before_ms = body.not_before_ms
         task.failed_starts = body.failed_starts

@@ -43,7 +43,7 @@ class Limits:
         if job is None or self.cluster.task(body.task_id).attempt is not None:
             return  # reported when it starts, or a move
         label = f"{body.task_id} attempt {body.attempt} gets reserved slots"
-        bounds = [*self._everywhere(body, job), *self._under_quota(body, job)]
+        bounds = [*self._bounds_of(body, job), *self._under_quota(body, job)]
         self._check(fed, label, bounds)
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1, job: Job) -> None:
@@ -51,7 +51,7 @@ class Limits:
         cluster = self.cluster
         label = f"{body.task_id} attempt {body.attempt}"
         own = cluster.release_reserved(body.task_id)
-        bounds = self._everywhere(body, job)
+        bounds = self._bounds_of(body, job)
         if own is None:
             bounds += self._under_quota(body, job)
         else:
@@ -75,7 +75,8 @@ class Limits:
                 return False
         return True
 
-    def _everywhere(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
+    def _bounds_of(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
+        """Return each limit of the job, its project and its queues, with what is used and asked."""
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
         job_id = body.task_id.partition(".")[0]
         asked = self._milli(body, job)

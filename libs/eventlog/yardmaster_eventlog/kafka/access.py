@@ -35,10 +35,13 @@ _REFUSALS: Final = (
 
 
 async def check_access(settings: KafkaSettings) -> None:
-    """Connect to the first broker that answers; return also when none does.
+    """Check by a connection to the first broker that answers why no broker can be used.
+
+    Returns if that broker accepts this client, or if no broker answers.
 
     Raises:
-        LogNotTrusted: the broker's certificate is not valid, or it does not support TLS 1.3.
+        LogNotTrusted: the broker's certificate is not valid, the broker does not support TLS 1.3,
+            or it cannot prove that it knows the user's password.
         LogAccessRefused: user, password or mechanism are wrong.
     """
     client = settings.client()

@@ -120,7 +120,10 @@ def _after_cycle(task: Task | None, job: Job) -> tuple[Status, tuple[Placement, 
 def _standing(
     cluster: KaiCluster, job: Job, status: Status, placements: tuple[Placement, ...] | None
 ) -> Standing:
-    """Return the standing of a job; placements None: its tasks are where they were at first."""
+    """Return the standing of a job.
+
+    If `placements` is None, the job's tasks are where they were at first.
+    """
     if placements is None and status is not Status.PENDING:
         nodes = tuple(task.node for task in job.tasks)
     else:

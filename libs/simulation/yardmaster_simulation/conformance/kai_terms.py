@@ -32,7 +32,7 @@ class Units:
         return amount_bytes // self.bytes_per_mib
 
     def quota_mib(self, megabytes: int) -> int:
-        """Return an amount of a quota, which is in 10^6 bytes."""
+        """Return the amount of a quota (in units of 10^6 bytes) in the scenario's unit."""
         return megabytes * (MEGABYTE // self.bytes_per_mib)
 
 
@@ -76,7 +76,7 @@ def milli(gpus: Decimal) -> int:
 
 
 def priorities_of(jobs: Iterable[Job]) -> Mapping[int, int]:
-    """Return the core's priority of each of KAI's: the highest is 1."""
+    """Return the core's priority for each priority in KAI; the highest becomes 1."""
     ranked = sorted({job.priority for job in jobs}, reverse=True)
     if len(ranked) > LOWEST_PRIORITY:
         raise Skip(f"jobs have more than {LOWEST_PRIORITY} priorities")

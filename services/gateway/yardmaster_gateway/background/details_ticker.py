@@ -4,8 +4,9 @@ Kafka compacts only closed segments, and it closes an expired segment only when 
 arrives. In an idle partition, erased records would therefore stay on the disk for ever. If a
 gateway finds no new record since its last check, it appends a tombstone of an unused key, about a
 hundred bytes, which compaction removes too. If several gateways run, the first to check writes, and
-the others find its record. Each appends one when it starts, so that its clock follows the log's
-before its first request. Other logs remove erased records at once and need no ticker.
+the others find its record. Each gateway appends a tombstone when it starts, so that its clock
+follows the log's before its first request. Other logs remove erased records at once and need no
+ticker.
 """
 
 from typing import Final, NoReturn
@@ -32,7 +33,7 @@ class DetailsTicker:
         self._partition = Partition(DETAILS.name, partition)
         self._every_s = every_s
         self._ticks = telemetry.counter("details_ticks", "Records that keep compaction going")
-        self._missed = telemetry.counter("details_ticks_missed", "Looks that the log did not take")
+        self._missed = telemetry.counter("details_ticks_missed", "Checks that failed")
 
     async def run(self) -> NoReturn:
         """Check periodically until cancelled.

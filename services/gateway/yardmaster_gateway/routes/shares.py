@@ -23,9 +23,10 @@ router = APIRouter(tags=["shares"])
 async def read_shares(read: Read, pool: Annotated[str, Query(max_length=63)]) -> Shares:
     """Show what each department and project deserves, gets, holds and requests in a pool.
 
-    The scheduler records it under the policy `quota`, when something changed and at most once a
-    minute. Departments and projects that deserve, hold and request nothing are left out, as are
-    projects that the caller may not see and departments without a visible project.
+    The scheduler records the division under the policy `quota` when something changed: the next
+    record follows after 5 s at the earliest, and after up to 60 s while changes continue.
+    Departments and projects that deserve, hold and request nothing are left out, as are projects
+    that the caller may not see and departments without a visible project.
     """
     row = await POOLS.get(read, pool)
     found = await division(read.store, row.name, read.visibility)

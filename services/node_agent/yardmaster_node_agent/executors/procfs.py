@@ -31,8 +31,8 @@ class Seen:
 def machine_id() -> str:
     """Return what identifies the machine across restarts; empty where nothing can be read.
 
-    `/etc/machine-id`, which copies of an image share, and the number that hypervisors and vendors
-    give a machine, which root alone can read.
+    It consists of `/etc/machine-id` and the number that the vendor or hypervisor gave the machine.
+    Copies of an image share the former; only root can read the latter.
     """
     found = []
     for path in (_MACHINE_ID, _PRODUCT):

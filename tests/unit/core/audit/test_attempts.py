@@ -138,4 +138,4 @@ def test_s4_failed_starts_are_counted_one_by_one(log: LogBuilder) -> None:
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     log.claim(released(A, "n1", never_started=True))
     log.scheduler.cycle(replace(requeued(A), failed_starts=2))
-    expect_one(log, "S4", "requeued after 2 failed starts, after 0 before")
+    expect_one(log, "S4", "requeued with 2 failed starts; the task had 0")

@@ -75,9 +75,12 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
 
 
 def due_ms(state: ClusterState) -> int | None:
-    """Return the moment at which time alone requires a cycle (milliseconds since the epoch).
+    """Return the next moment at which a cycle is needed although no record arrives, or None.
 
-    That is now, or the earliest deadline that still applies, or None.
+    The moment (milliseconds since the epoch) is now if the last cycle asked for another one.
+    Otherwise it is the earliest of these: a revoked node is forfeited; a deadline passes that still
+    applies; changed shares may be recorded; a minute begins, and decayed usage moves the shares of
+    a pool with blocked groups.
     """
     if state.cycle_due:
         return state.now_ms

@@ -366,6 +366,11 @@ class DemandTracker:
         return owner_limit(pool, project, pools), owner_limit(pool, project.department, pools)
 
     def _owners_of(self, project: Project, pools: Pools) -> LimitedOwners:
+        """Return the owners of a project that have a limit, and keep their limits in `_limits`.
+
+        The owners stay the same as long as this tracker: a change of entitlements makes a new one
+        (`claimants_changed`). `_recheck_limits` updates the limits.
+        """
         owners = self._owners.get(project)
         if owners is None:
             limits = self._limits_of(project, pools)

@@ -202,6 +202,8 @@ def added(queues: Sequence[Queue]) -> Bounds:
 
 
 def _smaller(a: Bounds, b: Bounds) -> Bounds:
+    """Return the smaller bound of each resource; None is no bound."""
+
     def of(resource: int) -> int | None:
         x, y = a[resource], b[resource]
         return y if x is None else x if y is None else min(x, y)

@@ -114,7 +114,12 @@ def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
 
 
 def _moved(state: ClusterState, left: tuple[str, ...], joined: tuple[str, ...]) -> None:
-    """React to tasks that moved: departments in `left` hold less, departments in `joined` more."""
+    """Reconsider what depends on the limits of departments, after tasks moved to other departments.
+
+    The departments in `left` hold less: groups that wait for their limits are woken. The
+    departments in `joined` hold more: the planner decides whether their tasks keep their reserved
+    slots.
+    """
     if left == joined:
         return
     for owner in left:

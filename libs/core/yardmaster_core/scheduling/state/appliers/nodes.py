@@ -256,6 +256,7 @@ def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: st
 
 
 def node_silence_observed_v1(state: ClusterState, event: dec.NodeSilenceObservedV1, _: str) -> None:
+    """Note when the node was last heard; the planner decides in this cycle whether it is lost."""
     node = state.node(event.node)
     if node.incarnation == event.incarnation and node.state is NodeState.UP:
         state.journal.put(node, "silent_ms", event.last_heard_at_ms)
