@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from tests.support.cluster import Cluster
-from tests.support.desk import Desk
+from tests.support.log_gateway import LogGateway
 from tests.support.witness import assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
 from yardmaster_eventlog.kafka.settings import KafkaSettings
@@ -58,13 +58,13 @@ def test_tasks_keep_running_while_the_broker_is_away_for_longer_than_the_node_ti
 ) -> None:
     go, seen = tmp_path / "go", tmp_path / "witness"
     with cluster_of(tmp_path, YARD_AGENT_POOL="fenced") as cluster:
-        desk = Desk(cluster)
-        desk.pool("default", node_timeout_s=20)
-        desk.pool("fenced", node_timeout_s=120, fence=Fence.KILL)
+        gateway = LogGateway(cluster)
+        gateway.pool("default", node_timeout_s=20)
+        gateway.pool("fenced", node_timeout_s=120, fence=Fence.KILL)
         counting = witnessed(seen, "sh", "-c", COUNT, "count", str(go))
-        running = desk.submit(counting, tasks=2)
-        running += desk.submit(counting, pool="fenced", tasks=2)
-        waiting = desk.submit(witnessed(seen, "sleep", "0.5"), tasks=8)
+        running = gateway.submit(counting, tasks=2)
+        running += gateway.submit(counting, pool="fenced", tasks=2)
+        waiting = gateway.submit(witnessed(seen, "sleep", "0.5"), tasks=8)
         cluster.until(
             lambda: {s.task for s in read_witness(seen).starts} >= set(running), "all tasks run"
         )
@@ -115,9 +115,9 @@ def test_killed_agents_start_no_attempt_twice(tmp_path: Path) -> None:
     chance = random.Random(seed)
     seen = tmp_path / "witness"
     with cluster_of(tmp_path) as cluster:
-        desk = Desk(cluster)
-        tasks = desk.submit(witnessed(seen, "sleep", "0.5"), tasks=24)
-        tasks += desk.submit(witnessed(seen, "sleep", "5"), tasks=6)
+        gateway = LogGateway(cluster)
+        tasks = gateway.submit(witnessed(seen, "sleep", "0.5"), tasks=24)
+        tasks += gateway.submit(witnessed(seen, "sleep", "5"), tasks=6)
         for _ in range(6):
             name = chance.choice(["agent-n1", "agent-n2"])
             time.sleep(chance.uniform(0.2, 1.5))
@@ -154,10 +154,10 @@ def test_killed_agents_start_no_attempt_twice(tmp_path: Path) -> None:
 def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_path: Path) -> None:
     go, seen = tmp_path / "go", tmp_path / "witness"
     with cluster_of(tmp_path) as cluster:
-        desk = Desk(cluster)
-        desk.pool("default", node_timeout_s=20)
+        gateway = LogGateway(cluster)
+        gateway.pool("default", node_timeout_s=20)
         until_go = witnessed(seen, "sh", "-c", 'while [ ! -e "$1" ]; do sleep 0.1; done', "x")
-        tasks = desk.submit([*until_go, str(go)], tasks=6)
+        tasks = gateway.submit([*until_go, str(go)], tasks=6)
         cluster.until(lambda: len(read_witness(seen).starts) == 6, "all tasks run")
         running = Counter(start.node for start in read_witness(seen).starts)
         (full, _), (half, held) = running.most_common()
@@ -165,7 +165,7 @@ def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_pa
 
         # Retention deletes assignments that a node has not read; a stop may be among them.
         cluster.kill9(f"agent-{half}")
-        unread = desk.submit(["true"], tasks=2)
+        unread = gateway.submit(["true"], tasks=2)
         place = Partition(assignments(half).name)
         cluster.on_log(lambda log: log.wait({place: held}, 60))
         asyncio.run(delete_all(cluster.kafka(), place.topic))

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from tests.support.views import telemetry
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.http.connections import ConnectionLimits
@@ -74,7 +74,7 @@ class SteppedApp:
     """The gateway, with the rest of the cell stepped before each request."""
 
     def __init__(self) -> None:
-        self.cell: TestCell | None = None
+        self.cell: GatewayCell | None = None
         self._recorded = 0
         self._lock = asyncio.Lock()
 
@@ -86,7 +86,7 @@ class SteppedApp:
 
     async def _run_cell(self) -> None:
         if self.cell is None:
-            self.cell = await TestCell(
+            self.cell = await GatewayCell(
                 rate_burst=10**9, stream_s=0.01, view_wait_s=0.01, max_wait_s=0.01
             ).start()
             job = await self.cell.submit()

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.yard_cli import Said, run_yard
+from tests.support.yard_cli import CommandResult, run_yard
 from yardmaster.client import ApiError
 from yardmaster_schemas.api import Phase, PoolWait
 from yardmaster_schemas.events.decisions import (
@@ -88,7 +88,7 @@ class Walk:
     signs: Path
     jobs: dict[str, list[str]] = field(default_factory=dict)
 
-    def yard(self, *words: str) -> Said:
+    def yard(self, *words: str) -> CommandResult:
         """A command as a user types it."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")} | {
             "YARD_SERVER": self.cluster.server,

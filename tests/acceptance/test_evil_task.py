@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import evil_task
 from tests.support.cluster import Cluster
-from tests.support.desk import Desk
+from tests.support.log_gateway import LogGateway
 from tests.support.yard_cli import Dev, until
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID
 from yardmaster_schemas.access import agent_user
@@ -65,15 +65,15 @@ def test_with_the_credentials_of_its_agent_a_task_is_no_operator_and_no_gateway(
     tmp_path: Path,
 ) -> None:
     with small(tmp_path, YARD_AGENT_TASK_USER="same") as cluster:
-        desk = Desk(cluster)
-        (victim,) = desk.submit(["sleep", "600"])
+        gateway = LogGateway(cluster)
+        (victim,) = gateway.submit(["sleep", "600"])
         replica = running_on(cluster, victim)
         own = "n2" if replica["node"] == "n1" else "n1"
         user, said = agent_user(own), tmp_path / "said"
         script = 'exec "$@" > "$0"'
         command = [sys.executable, str(EVIL), cluster.log_url, user]
         command += [str(cluster.data.kafka_credentials / user), json.dumps(replica)]
-        (evil,) = desk.submit(["sh", "-c", script, str(said), *command])
+        (evil,) = gateway.submit(["sh", "-c", script, str(said), *command])
         ends = cluster.until_ended([evil])
         assert ends[evil].outcome is Outcome.SUCCEEDED, cluster.tails()
 
@@ -109,8 +109,8 @@ def test_as_another_user_a_task_has_no_credentials_and_cannot_report_its_end(fol
         done
         exit 42
         """
-        desk = Desk(cluster)
-        (task,) = desk.submit(["sh", "-c", script, str(said), *map(str, files)], max_restarts=0)
+        gateway = LogGateway(cluster)
+        (task,) = gateway.submit(["sh", "-c", script, str(said), *map(str, files)], max_restarts=0)
         end = cluster.until_ended([task])[task]
         assert end.outcome is Outcome.FAILED
         exits = [e for e in cluster.events("node-events") if isinstance(e, TaskExitedV1)]

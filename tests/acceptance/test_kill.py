@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed_cell import (
+from tests.support.killed_dev import (
     DEADLINE_S,
     KilledDev,
     Promise,

@@ -94,7 +94,7 @@ RUN: Final = sorted(
 
 
 @dataclass(frozen=True)
-class Cluster:
+class PagesCluster:
     """The running cluster, the folder with a copy of the tree, and what `yard dev` printed."""
 
     folder: Path
@@ -104,7 +104,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[PagesCluster]:
     """`yard dev` in a copy of the tree that uses the installed program."""
     # A short name: a job's working directory has at most 128 characters.
     folder = Path(tempfile.mkdtemp(prefix="yard-pages-"))
@@ -120,7 +120,7 @@ def cluster() -> Iterator[Cluster]:
             try:
                 assert terminal.run(PREAMBLE)[0] == 0
                 terminal.begin(SHARED)
-                yield Cluster(folder, network, env, terminal.until(SHARED_IS_UP))
+                yield PagesCluster(folder, network, env, terminal.until(SHARED_IS_UP))
                 code, said = terminal.interrupt()
                 assert code == 0, said
             finally:
@@ -130,7 +130,7 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def clean_up(cluster: Cluster, typed: Collection[str]) -> None:
+def clean_up(cluster: PagesCluster, typed: Collection[str]) -> None:
     """Undo the commands of a page, also of one that failed."""
     terminal = Terminal(cluster.network.prefix, cluster.env, cluster.folder / "yardmaster")
     try:
@@ -144,7 +144,7 @@ def clean_up(cluster: Cluster, typed: Collection[str]) -> None:
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_every_command_of_a_page_does_what_the_page_says(page: str, cluster: Cluster) -> None:
+def test_every_command_of_a_page_does_what_the_page_says(page: str, cluster: PagesCluster) -> None:
     exceptions = Exceptions(
         not_run=NOT_RUN, follows=FOLLOWS, stays=STAYS, running={SHARED: cluster.said}
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.desk import Desk
+from tests.support.log_gateway import LogGateway
 from tests.support.tcp_proxy import Mode, TcpProxy
 from tests.support.witness import Start, assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
@@ -99,17 +99,17 @@ def test_a_partition_of_a_minute(tmp_path: Path) -> None:
 
 
 def _partition(cluster: Cluster, proxy: TcpProxy, unheard: TcpProxy, folder: Path) -> None:
-    desk = Desk(cluster)
-    desk.pool("default", node_timeout_s=NODE_TIMEOUT_S, fence=Fence.KILL)
-    desk.pool("open", node_timeout_s=NODE_TIMEOUT_S)
+    gateway = LogGateway(cluster)
+    gateway.pool("default", node_timeout_s=NODE_TIMEOUT_S, fence=Fence.KILL)
+    gateway.pool("open", node_timeout_s=NODE_TIMEOUT_S)
     go = folder / "go"
     fenced_folder, open_folder = folder / "fenced", folder / "open"
 
     def command(witness: Path) -> list[str]:
         return witnessed(witness, "sh", "-c", TASK, "task", str(go))
 
-    fenced = desk.submit(command(fenced_folder), tasks=len(FENCED) * SLOTS + 1)
-    unfenced = desk.submit(command(open_folder), pool="open", tasks=SLOTS)
+    fenced = gateway.submit(command(fenced_folder), tasks=len(FENCED) * SLOTS + 1)
+    unfenced = gateway.submit(command(open_folder), pool="open", tasks=SLOTS)
 
     def all_run() -> bool:
         seen = (read_witness(fenced_folder), read_witness(open_folder))

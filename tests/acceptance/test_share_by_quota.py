@@ -23,7 +23,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.yard_cli import Said, run_yard, running_dev, until
+from tests.support.yard_cli import CommandResult, run_yard, running_dev, until
 from yardmaster import Client
 from yardmaster_schemas.api import Attempt, Task
 
@@ -104,7 +104,7 @@ class Site:
     #: The token of each user.
     tokens: dict[str, str] = field(default_factory=dict)
 
-    def yard(self, *words: str, code: int | None = 0, user: str | None = None) -> Said:
+    def yard(self, *words: str, code: int | None = 0, user: str | None = None) -> CommandResult:
         """Run a command as its operator types it, or a user."""
         token = {} if user is None else {"YARD_TOKEN": self.tokens[user]}
         said = run_yard(words, {**self.env, **token}, self.folder)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.killed_cell import KilledDev, Users, all_ended, until, workload
+from tests.support.killed_dev import KilledDev, Users, all_ended, until, workload
 from yardmaster_cli import main
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Record

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.netns import Network, own_network
-from tests.support.yard_cli import EXAMPLES, STEP_S, Said
+from tests.support.yard_cli import EXAMPLES, STEP_S, CommandResult
 from yardmaster_localcluster.orphans import end_tasks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("up")]
@@ -44,7 +44,7 @@ class User:
         kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
         return {**kept, "HOME": str(self.home), "PATH": os.defpath, "NO_COLOR": "1"}
 
-    def shell(self, line: str, cwd: Path | None = None) -> Said:
+    def shell(self, line: str, cwd: Path | None = None) -> CommandResult:
         """Run a line in a shell."""
         done = subprocess.run(
             [*self.network.prefix, "sh", "-c", line],
@@ -56,15 +56,15 @@ class User:
             timeout=STEP_S,
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def yard(self, *words: str, code: int = 0, cwd: Path | None = None) -> Said:
+    def yard(self, *words: str, code: int = 0, cwd: Path | None = None) -> CommandResult:
         """Run a `yard` command to its end."""
         said = self.shell(shlex.join([YARD, *words]), cwd)
         assert said.code == code, f"yard {words}: exit {said.code}\n{said.out}\n{said.err}"
         return said
 
-    def dev(self, *words: str) -> tuple[subprocess.Popen[str], Said]:
+    def dev(self, *words: str) -> tuple[subprocess.Popen[str], CommandResult]:
         """Start `yard dev`; return the process and its output up to the hint."""
         process = subprocess.Popen(
             [*self.network.prefix, YARD, "dev", *words],
@@ -86,7 +86,7 @@ class User:
                 break
         alarm.cancel()
         assert "".join(said[-1:]).startswith("Ctrl-C"), f"yard dev {words}: {said}"
-        return process, Said(0, "".join(said), "")
+        return process, CommandResult(0, "".join(said), "")
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGINT)
@@ -108,13 +108,13 @@ def user(tmp_path: Path) -> Iterator[User]:
             end_tasks(tmp_path)
 
 
-def server(said: Said) -> str:
+def server(said: CommandResult) -> str:
     found = READY.search(said.out)
     assert found is not None, said.out
     return found[1]
 
 
-def hint(said: Said) -> str:
+def hint(said: CommandResult) -> str:
     """The command that `yard dev` suggests for another terminal."""
     found = re.search(r"^hint: in another terminal: (.+) submit -- COMMAND$", said.out, re.M)
     assert found is not None, said.out

@@ -102,7 +102,7 @@ WEIGHTS_OF: Final[Mapping[str | None, Mapping[str, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input: the method of `World` that plays it, and its arguments."""
+    """An input: the method of `HistoryPlayer` that plays it, and its arguments."""
 
     kind: str
     values: Mapping[str, Any]

@@ -31,13 +31,14 @@
     a node request at most its CPUs and memory. The same with what is reserved, once tasks that stop
     are gone.
 
-`World` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
+`HistoryPlayer` checks more in every cycle: limits, strict queues, minimum run times, and reasons.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
+from tests.histories.player import HistoryPlayer
 from tests.histories.quota_properties import (
     Batch,
     batch_at,
@@ -45,7 +46,6 @@ from tests.histories.quota_properties import (
     check_taken,
     grows_beyond_share,
 )
-from tests.histories.world import World
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
@@ -258,8 +258,8 @@ class CheckedCell(Cell):
                 future.shift(self.state.nodes[p.node].future, p.slots, *amounts)
 
 
-class CheckedWorld(World):
-    """A world that checks all properties."""
+class CheckedPlayer(HistoryPlayer):
+    """A player that checks all properties."""
 
     cell: CheckedCell
 

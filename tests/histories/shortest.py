@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.histories.inputs import Input
-from tests.histories.properties import CheckedWorld
+from tests.histories.properties import CheckedPlayer
 
 #: The most plays of one cut.
 MOST_PLAYS: Final = 1500
@@ -33,7 +33,7 @@ def broken_in(inputs: Sequence[Input]) -> Broken | None:
     """Play a history; return the property that it breaks, or None."""
     try:
         with _at_most(ENDLESS_S):
-            CheckedWorld().play(inputs)
+            CheckedPlayer().play(inputs)
     except Exception as error:  # noqa: BLE001 - also an error of the core is a finding
         if isinstance(error, Endless):
             return Broken("endless", f"no end after {ENDLESS_S:.0f} s")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import AgentWorld, sh
+from tests.support.node_agent import AgentCell, sh
 from yardmaster_runtime.clock import SystemClock
 
 DAY_MS = 86_400_000
@@ -24,51 +24,51 @@ class SteppedClock(SystemClock):
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
-    world = await AgentWorld(tmp_path / "n1", clock=SteppedClock()).open()
-    yield world
-    await world.assert_honest()
-    await world.log.close()
+async def cell(tmp_path: Path) -> AsyncIterator[AgentCell]:
+    cell = await AgentCell(tmp_path / "n1", clock=SteppedClock()).open()
+    yield cell
+    await cell.assert_honest()
+    await cell.log.close()
 
 
 @pytest.mark.parametrize("ahead_ms", [-365 * DAY_MS, -DAY_MS, DAY_MS, 365 * DAY_MS])
 async def test_the_grace_is_the_same_whatever_the_clock_of_the_scheduler_says(
-    world: AgentWorld, ahead_ms: int
+    cell: AgentCell, ahead_ms: int
 ) -> None:
-    async with world.agent():
+    async with cell.agent():
         saves, stays = (
-            await world.allocate(sh(SAVES)),
-            await world.allocate(sh(STAYS), slots=[(1,)]),
+            await cell.allocate(sh(SAVES)),
+            await cell.allocate(sh(STAYS), slots=[(1,)]),
         )
-        await world.until_output(saves, "ready")
-        await world.until_output(stays, "ready")
-        await world.stop(saves, grace_s=600, scheduler_ahead_ms=ahead_ms)
-        await world.stop(stays, grace_s=1, scheduler_ahead_ms=ahead_ms)
-        assert (await world.exit_of(saves)).exit_code == 0, "its grace is not cut"
-        assert (await world.exit_of(stays)).signal == signal.SIGKILL, "its grace ends"
-        await world.ended(saves)
-        await world.ended(stays)
+        await cell.until_output(saves, "ready")
+        await cell.until_output(stays, "ready")
+        await cell.stop(saves, grace_s=600, scheduler_ahead_ms=ahead_ms)
+        await cell.stop(stays, grace_s=1, scheduler_ahead_ms=ahead_ms)
+        assert (await cell.exit_of(saves)).exit_code == 0, "its grace is not cut"
+        assert (await cell.exit_of(stays)).signal == signal.SIGKILL, "its grace ends"
+        await cell.ended(saves)
+        await cell.ended(stays)
 
 
 @pytest.mark.parametrize("step_ms", [-DAY_MS, DAY_MS])
 async def test_a_step_of_the_host_clock_neither_cuts_a_grace_nor_extends_it(
-    world: AgentWorld, tmp_path: Path, step_ms: int
+    cell: AgentCell, tmp_path: Path, step_ms: int
 ) -> None:
     go = tmp_path / "go"
     waits = f"trap 'echo asked' TERM; echo ready; until [ -e {go} ]; do sleep 0.05 || :; done"
-    async with world.agent():
-        task = await world.allocate(sh(waits))
-        stays = await world.allocate(sh(STAYS), slots=[(1,)])
-        await world.until_output(task, "ready")
-        await world.until_output(stays, "ready")
-        await world.stop(task, grace_s=600)
-        await world.stop(stays, grace_s=2)
-        await world.until_output(task, "asked")
-        assert isinstance(world.clock, SteppedClock)
-        world.clock.host_ahead_ms = step_ms
-    async with world.agent():
-        assert (await world.exit_of(stays)).signal == signal.SIGKILL, "its grace ends"
+    async with cell.agent():
+        task = await cell.allocate(sh(waits))
+        stays = await cell.allocate(sh(STAYS), slots=[(1,)])
+        await cell.until_output(task, "ready")
+        await cell.until_output(stays, "ready")
+        await cell.stop(task, grace_s=600)
+        await cell.stop(stays, grace_s=2)
+        await cell.until_output(task, "asked")
+        assert isinstance(cell.clock, SteppedClock)
+        cell.clock.host_ahead_ms = step_ms
+    async with cell.agent():
+        assert (await cell.exit_of(stays)).signal == signal.SIGKILL, "its grace ends"
         go.touch()
-        assert (await world.exit_of(task)).exit_code == 0, "its grace is not cut"
-        await world.ended(task)
-        await world.ended(stays)
+        assert (await cell.exit_of(task)).exit_code == 0, "its grace is not cut"
+        await cell.ended(task)
+        await cell.ended(stays)

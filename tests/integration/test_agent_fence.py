@@ -7,60 +7,60 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, AgentWorld, Deaf, alive, sh
+from tests.support.node_agent import DEADLINE_S, AgentCell, Deaf, alive, sh
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskExitedV1, TaskStartedV1
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
-    world = await AgentWorld(tmp_path / "n1").open()
-    yield world
-    await world.assert_honest()
-    await world.log.close()
+async def cell(tmp_path: Path) -> AsyncIterator[AgentCell]:
+    cell = await AgentCell(tmp_path / "n1").open()
+    yield cell
+    await cell.assert_honest()
+    await cell.log.close()
 
 
 async def test_a_fenced_node_kills_its_tasks_before_they_can_start_elsewhere(
-    world: AgentWorld,
+    cell: AgentCell,
 ) -> None:
-    log = Deaf(world.log)
-    async with world.agent(replace(world.ports(), log=log)) as joined:
-        task = await world.allocate(sh("echo pid $$; sleep 1000"), fence_s=5)
-        pid = int((await world.until_output(task, "pid")).split()[1])
+    log = Deaf(cell.log)
+    async with cell.agent(replace(cell.ports(), log=log)) as joined:
+        task = await cell.allocate(sh("echo pid $$; sleep 1000"), fence_s=5)
+        pid = int((await cell.until_output(task, "pid")).split()[1])
         # Heartbeats alone count: they are what a node is judged by.
         log.deaf_to = {"heartbeats"}
-        await until_dead(world, pid)
+        await until_dead(cell, pid)
         log.deaf_to = set()
-        (_, again) = await world.until(NodeJoinedV1, count=2)
+        (_, again) = await cell.until(NodeJoinedV1, count=2)
         assert again.incarnation != joined.incarnation
         assert again.running == ()
-    assert not await world.of_type(TaskExitedV1, task), "a kill by the fence is no task's failure"
+    assert not await cell.of_type(TaskExitedV1, task), "a kill by the fence is no task's failure"
 
 
 async def test_tasks_without_a_fence_continue_while_the_log_is_unavailable(
-    world: AgentWorld,
+    cell: AgentCell,
 ) -> None:
-    log = Deaf(world.log)
-    async with world.agent(replace(world.ports(), log=log)):
-        task = await world.allocate(sh("echo pid $$; sleep 1000"))
-        pid = int((await world.until_output(task, "pid")).split()[1])
+    log = Deaf(cell.log)
+    async with cell.agent(replace(cell.ports(), log=log)):
+        task = await cell.allocate(sh("echo pid $$; sleep 1000"))
+        pid = int((await cell.until_output(task, "pid")).split()[1])
         log.deaf_to = {"heartbeats", "node-events", "task-logs"}
         await asyncio.sleep(2)
         assert alive(pid)
         log.deaf_to = set()
-        await world.stop(task, grace_s=0)
-        await world.ended(task)
-    assert len(await world.of_type(NodeJoinedV1)) == 1
+        await cell.stop(task, grace_s=0)
+        await cell.ended(task)
+    assert len(await cell.of_type(NodeJoinedV1)) == 1
 
 
-async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: AgentWorld) -> None:
-    world.configure(output_limit_bytes=10_000)
-    log = Deaf(world.log)
-    async with world.agent(replace(world.ports(), log=log)):
+async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(cell: AgentCell) -> None:
+    cell.configure(output_limit_bytes=10_000)
+    log = Deaf(cell.log)
+    async with cell.agent(replace(cell.ports(), log=log)):
         log.deaf_to = {"task-logs"}
-        task = await world.allocate(sh("echo first; exec yes more of it"))
-        await world.until(TaskStartedV1, task)
-        (replica,) = world.data_dir.glob("replicas/*")
+        task = await cell.allocate(sh("echo first; exec yes more of it"))
+        await cell.until(TaskStartedV1, task)
+        (replica,) = cell.data_dir.glob("replicas/*")
         stdout = replica / "stdout"
         for _ in range(400):
             # The command's process opens it, which has yet to come when it is known.
@@ -68,78 +68,78 @@ async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: Agent
                 break
             await asyncio.sleep(0.05)
         freed = 0
-        deadline = world.clock.monotonic_s() + DEADLINE_S
+        deadline = cell.clock.monotonic_s() + DEADLINE_S
         while freed < 3:
-            assert world.clock.monotonic_s() < deadline, f"freed {freed} times, and not again"
+            assert cell.clock.monotonic_s() < deadline, f"freed {freed} times, and not again"
             await asyncio.sleep(0.1)
             found = stdout.stat()
             freed += found.st_blocks * 512 < found.st_size // 4
         log.deaf_to = set()
-        said = await world.until_output(task, "output is cut here", stream="agent")
+        said = await cell.until_output(task, "output is cut here", stream="agent")
         assert "at most 10000 bytes" in said
         assert "the newest 2500 bytes follow" in said
-        await world.stop(task, grace_s=0)
-        await world.ended(task)
-        said = await world.output(task)
+        await cell.stop(task, grace_s=0)
+        await cell.ended(task)
+        said = await cell.output(task)
         assert said.startswith("first\nmore of it\n")
         assert 9_900 < len(said) <= 10_000
 
 
 async def test_a_runner_kills_its_fenced_task_when_the_agent_is_gone(
-    world: AgentWorld,
+    cell: AgentCell,
 ) -> None:
-    async with world.agent() as joined:
+    async with cell.agent() as joined:
         # One that leaves its group and session, and whose parent has ended.
         hidden = "setsid sh -c 'echo orphan $$; sleep 1000' & echo pid $$; sleep 1000"
-        task = await world.allocate(sh(hidden), fence_s=5)
-        said = (await world.until_output(task, "orphan")) + await world.until_output(task, "pid")
+        task = await cell.allocate(sh(hidden), fence_s=5)
+        said = (await cell.until_output(task, "orphan")) + await cell.until_output(task, "pid")
         words = said.split()
         pids = {int(words[words.index(which) + 1]) for which in ("orphan", "pid")}
     for pid in pids:
-        await until_dead(world, pid)
-    async with world.agent() as again:
+        await until_dead(cell, pid)
+    async with cell.agent() as again:
         assert again.incarnation != joined.incarnation
-    assert not await world.of_type(TaskExitedV1, task)
+    assert not await cell.of_type(TaskExitedV1, task)
 
 
 async def test_an_agent_that_restarts_in_time_keeps_fenced_tasks(
-    world: AgentWorld, tmp_path: Path
+    cell: AgentCell, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    async with world.agent():
+    async with cell.agent():
         until_go = f"echo pid $$; while [ ! -e {go} ]; do sleep 0.05; done"
-        task = await world.allocate(sh(until_go), fence_s=10)
-        pid = int((await world.until_output(task, "pid")).split()[1])
-    async with world.agent():
+        task = await cell.allocate(sh(until_go), fence_s=10)
+        pid = int((await cell.until_output(task, "pid")).split()[1])
+    async with cell.agent():
         assert alive(pid)
         go.touch()
-        assert (await world.exit_of(task)).exit_code == 0
-    assert len({e.incarnation for e in await world.of_type(NodeJoinedV1)}) == 1
+        assert (await cell.exit_of(task)).exit_code == 0
+    assert len({e.incarnation for e in await cell.of_type(NodeJoinedV1)}) == 1
 
 
 async def test_no_fenced_task_starts_on_a_node_that_was_cut_off_for_as_long(
-    world: AgentWorld,
+    cell: AgentCell,
 ) -> None:
-    log = Deaf(world.log)
-    async with world.agent(replace(world.ports(), log=log)) as joined:
-        before = await world.allocate(sh("true"), fence_s=5)
-        await world.ended(before)
+    log = Deaf(cell.log)
+    async with cell.agent(replace(cell.ports(), log=log)) as joined:
+        before = await cell.allocate(sh("true"), fence_s=5)
+        await cell.ended(before)
         log.deaf_to = {"heartbeats"}
         await asyncio.sleep(5.5)
         log.deaf_to = set()
-        beats = len(await world.of_type(NodeHeartbeatV1))
-        await world.until(NodeHeartbeatV1, count=beats + 2)
-        task = await world.allocate(sh("true"), fence_s=5)
-        (_, again) = await world.until(NodeJoinedV1, count=2)
+        beats = len(await cell.of_type(NodeHeartbeatV1))
+        await cell.until(NodeHeartbeatV1, count=beats + 2)
+        task = await cell.allocate(sh("true"), fence_s=5)
+        (_, again) = await cell.until(NodeJoinedV1, count=2)
         assert again.incarnation != joined.incarnation
-        assert not await world.of_type(TaskStartedV1, task)
-        other = await world.allocate(sh("true"), fence_s=10)
-        assert (await world.exit_of(other)).exit_code == 0
+        assert not await cell.of_type(TaskStartedV1, task)
+        other = await cell.allocate(sh("true"), fence_s=10)
+        assert (await cell.exit_of(other)).exit_code == 0
 
 
-async def until_dead(world: AgentWorld, pid: int) -> None:
+async def until_dead(cell: AgentCell, pid: int) -> None:
     """Wait until a process is no more."""
-    deadline = world.clock.monotonic_s() + DEADLINE_S
+    deadline = cell.clock.monotonic_s() + DEADLINE_S
     while alive(pid):
-        assert world.clock.monotonic_s() < deadline, f"process {pid} runs on"
+        assert cell.clock.monotonic_s() < deadline, f"process {pid} runs on"
         await asyncio.sleep(0.02)

@@ -4,7 +4,7 @@ import base64
 import signal
 from pathlib import Path
 
-from tests.support.node_agent import AgentWorld, sh
+from tests.support.node_agent import AgentCell, sh
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
@@ -14,9 +14,9 @@ from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import NODE_EVENTS, QUARANTINE
 
 
-async def refuse_the_start(world: AgentWorld, code: RefusalCode) -> None:
+async def refuse_the_start(cell: AgentCell, code: RefusalCode) -> None:
     """Quarantine the newest TaskStarted, as a scheduler does that refuses it."""
-    stored = await world.log.read(Partition(NODE_EVENTS.name), 0, max_records=1000)
+    stored = await cell.log.read(Partition(NODE_EVENTS.name), 0, max_records=1000)
     started = [each for each in stored if ("ce_type", b"TaskStarted") in each.record.headers][-1]
     event = RecordQuarantinedV1(
         topic=NODE_EVENTS.name,
@@ -38,27 +38,27 @@ async def refuse_the_start(world: AgentWorld, code: RefusalCode) -> None:
         actor=Actor(kind=ActorKind.SERVICE, id="scheduler"),
         data=event,
     )
-    await world.log.append(Partition(QUARANTINE.name), [encode(envelope, NODE_EVENTS.name)])
+    await cell.log.append(Partition(QUARANTINE.name), [encode(envelope, NODE_EVENTS.name)])
 
 
 async def test_an_attempt_whose_start_is_refused_because_it_is_elsewhere_is_killed(
     tmp_path: Path,
 ) -> None:
-    world = await AgentWorld(tmp_path / "n1").open()
-    world.configure(ask_again_s=0.1)
-    async with world.agent():
-        task = await world.allocate(sh("trap '' TERM; echo ready; exec sleep 600"))
-        other = await world.allocate(sh("echo ready; exec sleep 600"), slots=[(1,)])
-        await world.until_output(other, "ready")
-        await world.until_output(task, "ready")
-        await world.until(TaskStartedV1, count=2)
-        await refuse_the_start(world, RefusalCode.REPEATED)
-        last = (await world.of_type(TaskStartedV1))[-1].task_id
-        await refuse_the_start(world, RefusalCode.NOT_ITS_AUTHOR)
-        assert (await world.exit_of(last)).signal == signal.SIGKILL
-        await world.ended(last)
+    cell = await AgentCell(tmp_path / "n1").open()
+    cell.configure(ask_again_s=0.1)
+    async with cell.agent():
+        task = await cell.allocate(sh("trap '' TERM; echo ready; exec sleep 600"))
+        other = await cell.allocate(sh("echo ready; exec sleep 600"), slots=[(1,)])
+        await cell.until_output(other, "ready")
+        await cell.until_output(task, "ready")
+        await cell.until(TaskStartedV1, count=2)
+        await refuse_the_start(cell, RefusalCode.REPEATED)
+        last = (await cell.of_type(TaskStartedV1))[-1].task_id
+        await refuse_the_start(cell, RefusalCode.NOT_ITS_AUTHOR)
+        assert (await cell.exit_of(last)).signal == signal.SIGKILL
+        await cell.ended(last)
         (kept,) = {task, other} - {last}
-        assert await world.ended(kept, count=0) == [], "the other attempt continues"
-        await world.revoke(kept)
-        await world.ended(kept)
-    await world.log.close()
+        assert await cell.ended(kept, count=0) == [], "the other attempt continues"
+        await cell.revoke(kept)
+        await cell.ended(kept)
+    await cell.log.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.node_agent import AgentWorld
+from tests.support.node_agent import AgentCell
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
 from yardmaster_node_agent.errors import NotEnrolled
 from yardmaster_node_agent.topic import find_topic
@@ -25,14 +25,14 @@ async def test_the_agent_finds_the_topic_that_the_relay_made_meanwhile(
     node = f"gpu-{uuid.uuid4().hex[:8]}"
     agents, relays = await KafkaLog.open(settings, clock), await KafkaLog.open(settings, clock)
     try:
-        world = AgentWorld(tmp_path, log=agents, clock=clock)
-        world.configure(node=node, make_topic=False, topic_wait_s=0.5)
+        cell = AgentCell(tmp_path, log=agents, clock=clock)
+        cell.configure(node=node, make_topic=False, topic_wait_s=0.5)
         with pytest.raises(NotEnrolled, match=node):
-            await find_topic(world.ports(), world.settings, agents)
-        world.configure(topic_wait_s=60.0)
-        ports = world.ports()
+            await find_topic(cell.ports(), cell.settings, agents)
+        cell.configure(topic_wait_s=60.0)
+        ports = cell.ports()
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(find_topic(ports, world.settings, agents))
+            looking = group.create_task(find_topic(ports, cell.settings, agents))
             async with asyncio.timeout(30):
                 while "topic" not in ports.health.reasons:
                     await clock.sleep(0.05)

@@ -9,7 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from tests.support.gateway import TestCell, through_both
+from tests.support.gateway import GatewayCell, through_both
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
@@ -73,7 +73,7 @@ async def offsets(log: KafkaLog) -> set[int]:
     return found
 
 
-async def commands(cell: TestCell, log: KafkaLog) -> dict[str, list[str]]:
+async def commands(cell: GatewayCell, log: KafkaLog) -> dict[str, list[str]]:
     """The command of each admitted job, as an agent reads it."""
     found: dict[str, list[str]] = {}
     for admitted in await cell.events("admissions"):
@@ -89,7 +89,7 @@ async def commands(cell: TestCell, log: KafkaLog) -> dict[str, list[str]]:
     return found
 
 
-async def rebuilt(cell: TestCell, log: KafkaLog) -> MemoryViewStore:
+async def rebuilt(cell: GatewayCell, log: KafkaLog) -> MemoryViewStore:
     """New views of the compacted log."""
     store = MemoryViewStore("main", cell.clock)
     follower = Follower(log, Views(store, store), "main", 0, Metrics(telemetry("views")))
@@ -106,7 +106,7 @@ async def test_compaction_keeps_the_command_of_every_job_and_removes_what_was_er
     with KafkaBroker(tmp_path, settings=settings) as broker:
         log = await KafkaLog.open(KafkaSettings(bootstrap=broker.bootstrap), clock)
         try:
-            cell = await TestCell(log=log, clock=clock).start()
+            cell = await GatewayCell(log=log, clock=clock).start()
             first = await cell.submit(run={"command": ["first"]})
             body: dict[str, Any] = {"project": "nlp", "run": {"command": ["of both gateways"]}}
             answers = await through_both(cell, body, body)

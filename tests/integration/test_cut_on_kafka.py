@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.yard_cli import Said
+from tests.support.yard_cli import CommandResult
 from yardmaster_cli.log import cut
 from yardmaster_cli.main import run
 from yardmaster_eventlog.errors import LogUnavailable, OffsetGone
@@ -37,7 +37,7 @@ KEPT = Path(__file__).parents[1] / "data" / "logs" / "rules-1" / "priority.db.xz
 CELLS, CUT, OTHER = "main,lab", 0, 1
 ASSIGNED = assignments("n1")
 ASSIGNMENT = Record(b"n1", b"an assignment")
-Yard = Callable[..., Said]
+Yard = Callable[..., CommandResult]
 Interruption = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -113,11 +113,11 @@ def yard(
     monkeypatch.setenv("YARD_CELLS", CELLS)
     monkeypatch.setattr(cut, "QUIET_S", 0.1)
 
-    def run_here(*words: str) -> Said:
+    def run_here(*words: str) -> CommandResult:
         capsys.readouterr()
         code = run([*words, "--log", log.url, "--cell", "main"])
         said = capsys.readouterr()
-        return Said(code, said.out, said.err)
+        return CommandResult(code, said.out, said.err)
 
     return run_here
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
-from tests.support.gateway import CALLERS, CELL, StaticTokens, TestCell, gateway_of
+from tests.support.gateway import CALLERS, CELL, GatewayCell, StaticTokens, gateway_of
 from tests.support.views import telemetry
 from yardmaster.client import ApiError, Change, Client
 from yardmaster_eventlog.sqlite.log import SqliteLog
@@ -49,11 +49,11 @@ def client(port: int, token: str = "nlp") -> Client:
 
 
 @asynccontextmanager
-async def services(path: Path) -> AsyncIterator[tuple[int, TestCell]]:
+async def services(path: Path) -> AsyncIterator[tuple[int, GatewayCell]]:
     """Run the services of a cell on a SQLite log; yield the gateway's port and the cell."""
     clock = SystemClock()
     log = await SqliteLog.open(path / "log.db", clock, create=True)
-    setup = TestCell(log=log, clock=clock)
+    setup = GatewayCell(log=log, clock=clock)
     await setup.start()
     store = MemoryViewStore(CELL, clock)
     listener = gateway.listen("127.0.0.1", 0)
@@ -177,7 +177,7 @@ async def until(there: Callable[[], bool]) -> None:
 
 
 async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() -> None:
-    cell = await TestCell(stream_s=600.0, bookmark_s=600.0).start()
+    cell = await GatewayCell(stream_s=600.0, bookmark_s=600.0).start()
 
     def read(url: str, begun: list[str]) -> None:
         headers = {"Authorization": "Bearer operator"}
@@ -197,7 +197,7 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
 
 
 async def test_a_wait_and_a_watch_continue_on_a_gateway_that_restarts() -> None:
-    cell = await TestCell(stream_s=600.0, bookmark_s=0.1, max_wait_s=600.0, stop_s=0.0).start()
+    cell = await GatewayCell(stream_s=600.0, bookmark_s=0.1, max_wait_s=600.0, stop_s=0.0).start()
     job = await cell.submit(tasks={"count": 2})
     seen: list[Change] = []
     noted: list[str] = []
@@ -252,7 +252,7 @@ async def test_a_wait_and_a_watch_continue_on_a_gateway_that_restarts() -> None:
 
 
 async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> None:
-    cell = await TestCell(stop_s=0.0).start()
+    cell = await GatewayCell(stop_s=0.0).start()
     task = f"{await cell.submit()}.0"
     ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
     listener = gateway.listen("127.0.0.1", 0)
@@ -281,7 +281,7 @@ async def test_an_unknown_caller_gets_a_problem_over_http(tmp_path: Path) -> Non
 
 
 async def test_two_gateways_run_in_one_process_and_release_their_ports() -> None:
-    cells = [await TestCell().start() for _ in range(2)]
+    cells = [await GatewayCell().start() for _ in range(2)]
     listeners = [gateway.listen("127.0.0.1", 0) for _ in cells]
     numbers = [int(listener.getsockname()[1]) for listener in listeners]
     async with asyncio.TaskGroup() as group:

@@ -16,7 +16,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support import logs
-from tests.support.gateway import CELL, TestCell
+from tests.support.gateway import CELL, GatewayCell
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import command
 from tests.support.views import telemetry
@@ -53,7 +53,7 @@ class RecordingMiddleware:
         await self._app(scope, receive, noted)
 
 
-class RedisCell(TestCell):
+class RedisCell(GatewayCell):
     """A cell whose gateway reads Redis."""
 
     def __init__(self, redis: RedisSettings, **settings: Any) -> None:
@@ -111,7 +111,7 @@ async def cell_on(server: RedisServer, **settings: Any) -> AsyncIterator[RedisCe
         await cell.redis.close()
 
 
-async def refused(cell: TestCell, path: str, token: str = "operator") -> dict[str, Any]:
+async def refused(cell: GatewayCell, path: str, token: str = "operator") -> dict[str, Any]:
     async with cell.client(token) as client:
         response = await client.get(path)
     assert response.status_code == 503, response.text
@@ -123,7 +123,7 @@ async def refused(cell: TestCell, path: str, token: str = "operator") -> dict[st
     return problem
 
 
-async def readiness(cell: TestCell) -> tuple[int, str]:
+async def readiness(cell: GatewayCell) -> tuple[int, str]:
     async with cell.client(None) as client:
         assert (await client.get("/livez")).status_code == 200
         response = await client.get("/readyz")
@@ -418,7 +418,7 @@ async def set_up(path: Path) -> EventLog:
     log = await SqliteLog.open(path / "log.db", SystemClock(), create=True)
     role = users.RoleInScope(role=users.RoleName.OPERATOR, scope=users.Scope.CELL, name=CELL)
     user = FileUser("olga", (role,), (users.NewToken(id="t", digest=digest_of("secret-token")),))
-    cell = await TestCell(log=log, file_users=[user]).start()
+    cell = await GatewayCell(log=log, file_users=[user]).start()
     work = asyncio.create_task(import_users(cell.app.state.gateway))
     while not work.done():
         await cell.run_until_idle()

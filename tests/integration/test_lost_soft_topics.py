@@ -16,7 +16,7 @@ from tests.support.events import sample
 from tests.support.groups import until_joined
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
-from tests.support.views_service import Story, ViewsWorld
+from tests.support.views_service import Story, ViewsProcesses
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
@@ -49,18 +49,18 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def world(
+async def views(
     tmp_path: Path, broker: KafkaBroker, redis: RedisServer
-) -> AsyncIterator[ViewsWorld]:
-    async with ViewsWorld(tmp_path, broker, redis, CELLS) as world:
-        yield world
+) -> AsyncIterator[ViewsProcesses]:
+    async with ViewsProcesses(tmp_path, broker, redis, CELLS) as views:
+        yield views
 
 
 class Reports:
     """Reports that agents send, to every cell."""
 
-    def __init__(self, world: ViewsWorld) -> None:
-        self.world = world
+    def __init__(self, views: ViewsProcesses) -> None:
+        self.views = views
         self.sent = 0
 
     async def send(self, count: int, log: KafkaLog | None = None) -> None:
@@ -75,25 +75,25 @@ class Reports:
     async def _append(self, at: Partition, record: Record, log: KafkaLog | None) -> None:
         """Append as an agent does, which repeats what a broker without a memory of it refuses."""
         try:
-            await (log or self.world.log).append(at, [record])
+            await (log or self.views.log).append(at, [record])
         except AppendOutcomeUnknown:
-            await (log or self.world.log).append(at, [record])
+            await (log or self.views.log).append(at, [record])
 
     async def heard(self) -> None:
         """Wait until the views of every cell have the newest heartbeat."""
         for number, cell in enumerate(CELLS):
-            end = await self.world.log.end(Partition(HEARTBEATS.name, number))
-            store = self.world.store(cell)
+            end = await self.views.log.end(Partition(HEARTBEATS.name, number))
+            store = self.views.store(cell)
 
             while (await store.notes()).get(HEARTBEATS.name) != end:
-                self.world.check()
+                self.views.check()
                 await asyncio.sleep(0.05)
             assert await store.get(SeenRow, sample(NodeHeartbeatV1).data.node)
 
 
-def why_not_ready(world: ViewsWorld, name: str) -> str | None:
+def why_not_ready(views: ViewsProcesses, name: str) -> str | None:
     """Why a worker is not ready; None if it is."""
-    lines = [line for line in world.said(name).splitlines() if '"event": "health"' in line]
+    lines = [line for line in views.said(name).splitlines() if '"event": "health"' in line]
     url = f"http://127.0.0.1:{json.loads(lines[-1])['port']}/readyz"
     try:
         urllib.request.urlopen(url, timeout=10).read()
@@ -102,82 +102,82 @@ def why_not_ready(world: ViewsWorld, name: str) -> str | None:
     return None
 
 
-async def two_workers(world: ViewsWorld) -> tuple[dict[str, Story], Reports]:
+async def two_workers(views: ViewsProcesses) -> tuple[dict[str, Story], Reports]:
     """Two workers, of which each follows a cell; the cells have jobs and heartbeats."""
     stories = {cell: Story(cell) for cell in CELLS}
-    reports = Reports(world)
+    reports = Reports(views)
     for name in ("one", "two"):
-        world.start(name, **OFTEN)
-    await until_joined(KafkaSettings(bootstrap=world.broker.bootstrap), GROUP, 2)
+        views.start(name, **OFTEN)
+    await until_joined(KafkaSettings(bootstrap=views.broker.bootstrap), GROUP, 2)
     await reports.send(20)
-    await jobs(world, stories)
+    await jobs(views, stories)
     await reports.heard()
     return stories, reports
 
 
-async def jobs(world: ViewsWorld, stories: dict[str, Story]) -> None:
+async def jobs(views: ViewsProcesses, stories: dict[str, Story]) -> None:
     """Write a job to every cell, and wait until the views show it."""
     for story in stories.values():
         story.job()
-        await world.write(story)
-        await world.shows(story)
+        await views.write(story)
+        await views.shows(story)
 
 
-def reported(world: ViewsWorld) -> bool:
+def reported(views: ViewsProcesses) -> bool:
     """Whether each worker has reported that a topic lost its end."""
-    return all("reports_lost" in world.said(name) for name in world.workers)
+    return all("reports_lost" in views.said(name) for name in views.workers)
 
 
-async def assert_all_well(world: ViewsWorld) -> None:
-    for name in world.workers:
-        assert await asyncio.to_thread(why_not_ready, world, name) is None
-        said = world.said(name)
+async def assert_all_well(views: ViewsProcesses) -> None:
+    for name in views.workers:
+        assert await asyncio.to_thread(why_not_ready, views, name) is None
+        said = views.said(name)
         assert "cell_stopped" not in said
         assert "log_truncated" not in said
 
 
 async def test_two_workers_stay_ready_when_heartbeats_and_output_are_lost(
-    world: ViewsWorld,
+    views: ViewsProcesses,
 ) -> None:
-    stories, reports = await two_workers(world)
+    stories, reports = await two_workers(views)
     for lost in (10, 3):
-        await asyncio.to_thread(world.broker.kill)
+        await asyncio.to_thread(views.broker.kill)
         for number in range(len(CELLS)):
             for topic in (HEARTBEATS, TASK_LOGS):
                 at = Partition(topic.name, number)
                 end = reports.sent - lost
-                assert cut_tail(world.broker.directory, at, end) == end
+                assert cut_tail(views.broker.directory, at, end) == end
         reports.sent -= lost
-        await asyncio.to_thread(world.broker.start)
-        await jobs(world, stories)
-        await world.happens(lambda: reported(world))
+        await asyncio.to_thread(views.broker.start)
+        await jobs(views, stories)
+        await views.happens(lambda: reported(views))
         await reports.send(1)
         await reports.heard()
-        await assert_all_well(world)
+        await assert_all_well(views)
 
 
 async def test_two_workers_stay_ready_while_the_topic_of_heartbeats_is_gone(
-    world: ViewsWorld,
+    views: ViewsProcesses,
 ) -> None:
-    stories, reports = await two_workers(world)
-    admin = AIOKafkaAdminClient(bootstrap_servers=world.broker.bootstrap)
+    stories, reports = await two_workers(views)
+    admin = AIOKafkaAdminClient(bootstrap_servers=views.broker.bootstrap)
     await admin.start()
     try:
         await admin.delete_topics([HEARTBEATS.name])
     finally:
         await admin.close()
     for _ in range(3):
-        await jobs(world, stories)
-    await assert_all_well(world)
-    log = await KafkaLog.open(KafkaSettings(bootstrap=world.broker.bootstrap), world.clock)
+        await jobs(views, stories)
+    await assert_all_well(views)
+    log = await KafkaLog.open(KafkaSettings(bootstrap=views.broker.bootstrap), views.clock)
     try:
         await log.create_topics([HEARTBEATS], len(CELLS))
         reports.sent = 0
         await reports.send(5, log)
-        await world.happens(lambda: reported(world))
+        await views.happens(lambda: reported(views))
         await reports.send(1, log)
     finally:
         await log.close()
     await reports.heard()
-    await jobs(world, stories)
-    await assert_all_well(world)
+    await jobs(views, stories)
+    await assert_all_well(views)

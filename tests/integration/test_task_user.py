@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.node_agent import AgentWorld, sh
+from tests.support.node_agent import AgentCell, sh
 from yardmaster_node_agent.errors import TaskUserUnusable
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser, choose_user
 from yardmaster_schemas.events.node_events import (
@@ -33,14 +33,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AgentWorld:
+def cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AgentCell:
     """A node whose tasks are another user; the Python of the tests may be in a folder of root."""
     monkeypatch.setattr("yardmaster_node_agent.ports.choose_user", lambda *_: (USER, ""))
-    return AgentWorld(folder / "data")
+    return AgentCell(folder / "data")
 
 
-async def test_a_task_writes_its_work_its_checkpoint_and_its_output(world: AgentWorld) -> None:
-    await world.open()
+async def test_a_task_writes_its_work_its_checkpoint_and_its_output(cell: AgentCell) -> None:
+    await cell.open()
     script = (
         f'test "$(id -u)" = {DEFAULT_ID} && test "$(id -G)" = {DEFAULT_ID} && '
         'test "$HOME" = "$PWD" && test "$USER" = task && echo saved > state && '
@@ -49,20 +49,20 @@ async def test_a_task_writes_its_work_its_checkpoint_and_its_output(world: Agent
         'mv "$YARD_CHECKPOINT_FILE.new" "$YARD_CHECKPOINT_FILE" && '
         'test ! -e "$YARD_STOP_FILE"'
     )
-    async with world.agent() as joined:
+    async with cell.agent() as joined:
         assert joined.isolation is Isolation.USER
-        await world.allocate(sh(script))
-        (done,) = await world.until(CheckpointDoneV1)
+        await cell.allocate(sh(script))
+        (done,) = await cell.until(CheckpointDoneV1)
         assert done.step == 3
-        (exited,) = await world.until(TaskExitedV1)
+        (exited,) = await cell.until(TaskExitedV1)
         assert (exited.exit_code, exited.signal) == (0, None)
-        await world.until(SlotsReleasedV1)
+        await cell.until(SlotsReleasedV1)
 
 
 async def test_a_task_cannot_report_its_own_end_or_read_the_files_of_its_agent(
-    world: AgentWorld, folder: Path
+    cell: AgentCell, folder: Path
 ) -> None:
-    await world.open()
+    await cell.open()
     secret = folder / "password"
     secret.write_text("of-the-agent")
     secret.chmod(0o600)
@@ -83,9 +83,9 @@ async def test_a_task_cannot_report_its_own_end_or_read_the_files_of_its_agent(
     cat /proc/$PPID/environ 2>/dev/null && exit 9
     exit 42
     """
-    async with world.agent():
-        await world.allocate(sh(script))
-        (exited,) = await world.until(TaskExitedV1)
+    async with cell.agent():
+        await cell.allocate(sh(script))
+        (exited,) = await cell.until(TaskExitedV1)
         assert (exited.exit_code, exited.signal) == (42, None)
 
 

@@ -11,7 +11,7 @@ from tests.support.logs import LogBuilder
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import own_database
 from tests.support.views_service import Story
-from tests.support.yard_cli import Said, run_yard
+from tests.support.yard_cli import CommandResult, run_yard
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_localcluster.data_lock import announce
 from yardmaster_localcluster.redis_server import RedisServer as LocalRedis
@@ -53,7 +53,7 @@ def set_log(settings: RedisSettings, row: LogRow) -> None:
     asyncio.run(write())
 
 
-def yard(folder: Path, *words: str) -> Said:
+def yard(folder: Path, *words: str) -> CommandResult:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("YARD_")}
     env = {**clean, "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1"}
     return run_yard(words, env, folder)

@@ -1,8 +1,9 @@
 """Properties of quota's state machine for any requests, and for any split of the log over cycles.
 
 Histories have every request type over few names, so that requests conflict: jobs are repeated, or
-changed after their cancel; pools are deleted while they are used. `Desk` checks on every cycle that
-`decide` leaves the state as it was and decides on the digest that the appliers reach.
+changed after their cancel; pools are deleted while they are used.
+`AdmissionCell` checks on every cycle that `decide` leaves the state as it was and decides on the
+digest that the appliers reach.
 """
 
 import json
@@ -12,10 +13,10 @@ from dataclasses import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core.admission.desk import (
+from tests.unit.core.admission.admission_cell import (
     CELL,
     CELL_SETUP,
-    Desk,
+    AdmissionCell,
     envelope,
     gpus,
     job,
@@ -178,26 +179,26 @@ def records_of(history, gateways=2):
 
 
 def judged(records, cuts=(), limit=1000):
-    """A desk that took the records, in cycles that end at `cuts`."""
-    desk = Desk(machine=machine())
+    """A quota that took the records, in cycles that end at `cuts`."""
+    quota = AdmissionCell(machine=machine())
     start = 0
     for end in [*sorted(cuts), len(records)]:
-        desk.take(records[start:end], limit)
+        quota.take(records[start:end], limit)
         start = max(start, end)
-    return desk
+    return quota
 
 
-def position_free(desk):
+def position_free(quota):
     """The dump without its cycle counters."""
-    return {k: v for k, v in desk.machine.dump(desk.state).items() if k != "cycle"}
+    return {k: v for k, v in quota.machine.dump(quota.state).items() if k != "cycle"}
 
 
 @given(histories)
 def test_each_request_gets_exactly_one_verdict_in_order(history):
     records = records_of(history)
-    desk = judged(records)
-    assert [cause for cause, _ in desk.verdicts] == [record.id for record in records]
-    assert desk.refusals == []
+    quota = judged(records)
+    assert [cause for cause, _ in quota.verdicts] == [record.id for record in records]
+    assert quota.refusals == []
 
 
 @given(histories, st.data())
@@ -228,7 +229,7 @@ def test_a_repeated_record_is_refused_and_changes_nothing(history, data):
 def test_an_event_applied_twice_counts_once_also_for_a_reader_that_does_not_check(history):
     records = records_of(history)
     leader = judged(records)
-    reader = Desk(machine=machine())
+    reader = AdmissionCell(machine=machine())
     for record in records:
         for _ in range(2):
             reader.state = reader.machine.apply(reader.state, record.data, record.id, "ada")
@@ -257,9 +258,9 @@ def test_a_restart_from_a_snapshot_at_any_point_changes_nothing(history, data):
 
 @given(histories)
 def test_a_job_is_admitted_at_most_once_and_only_judged_once(history):
-    desk = judged(records_of(history))
+    quota = judged(records_of(history))
     ends = Counter(
-        v.job_id for _, v in desk.verdicts if isinstance(v, a.TaskAdmittedV1 | a.TaskRejectedV1)
+        v.job_id for _, v in quota.verdicts if isinstance(v, a.TaskAdmittedV1 | a.TaskRejectedV1)
     )
     asked = {event.job_id for event in history if isinstance(event, r.TaskSubmittedV1)}
     assert set(ends) == asked
@@ -270,15 +271,15 @@ def test_a_job_is_admitted_at_most_once_and_only_judged_once(history):
 def test_once_all_tasks_have_ended_only_ids_remain_whatever_the_order_of_the_ends(
     history, random, size
 ):
-    desk, other = judged(records_of(history)), judged(records_of(history))
-    tasks = [f"{id_}.{n}" for id_, row in desk.state.jobs.items() for n in range(row.tasks)]
-    known = {id_: row.body for id_, row in desk.state.jobs.items()}
-    desk.end(*tasks)
+    quota, other = judged(records_of(history)), judged(records_of(history))
+    tasks = [f"{id_}.{n}" for id_, row in quota.state.jobs.items() for n in range(row.tasks)]
+    known = {id_: row.body for id_, row in quota.state.jobs.items()}
+    quota.end(*tasks)
     random.shuffle(tasks)
     for first in range(0, len(tasks), size):
         other.end(*tasks[first : first + size])
-    assert desk.state.digest() == other.state.digest()
-    for state in (desk.state, other.state):
+    assert quota.state.digest() == other.state.digest()
+    for state in (quota.state, other.state):
         assert not dict(state.jobs.items())
         assert {id_: state.judged_ids.get(id_) for id_ in known} == known
         assert not any(name.startswith("tasks of") for name, _ in state.uses.items())
@@ -288,8 +289,8 @@ def test_once_all_tasks_have_ended_only_ids_remain_whatever_the_order_of_the_end
 @given(histories)
 @settings(max_examples=50)
 def test_every_verdict_can_be_written_and_read_back(history):
-    desk = judged(records_of(history))
-    for _, verdict in desk.verdicts:
+    quota = judged(records_of(history))
+    for _, verdict in quota.verdicts:
         record = envelope(verdict, source="quota/main.0123456789ab")
         assert decode(encode(record, CELL)) == record
 

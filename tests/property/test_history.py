@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.histories.inputs import history
-from tests.histories.world import World
+from tests.histories.player import HistoryPlayer
 from tests.support.histories import history_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
@@ -26,12 +26,12 @@ PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Pha
 
 @pytest.mark.parametrize("seed", range(2000, 2010))
 def test_a_history_agrees_with_the_state(seed: int) -> None:
-    world = World()
-    world.play(history(seed))
-    seen = history_of(world.cell)
-    assert_agrees(seen, world.cell.state)
+    player = HistoryPlayer()
+    player.play(history(seed))
+    seen = history_of(player.cell)
+    assert_agrees(seen, player.cell.state)
     assert_adds_up(seen)
-    assert_order_at_one_time_does_not_matter(world.cell, seen)
+    assert_order_at_one_time_does_not_matter(player.cell, seen)
 
 
 def last(series: Series) -> list[int]:

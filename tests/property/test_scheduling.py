@@ -1,6 +1,6 @@
 """Properties of the scheduler's state machine in random histories, with and without faults.
 
-See `scheduling_world` for the faults that the cell under test must tolerate, and
+See `faulty_player` for the faults that the cell under test must tolerate, and
 `tests/histories` for the histories and their properties; `make histories` plays more of them.
 """
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.histories.inputs import OPTIONS, Input, history
 from tests.histories.shortest import broken_in, shortest
-from tests.property.scheduling_world import FaultyWorld
+from tests.property.faulty_player import FaultyPlayer
 from yardmaster_core.scheduling.policies import POLICIES
 
 #: Histories are played in runs, so that each test names few seeds.
@@ -20,17 +20,17 @@ RUN = 10
 @pytest.mark.parametrize("first", range(20, 50, RUN))
 def test_a_cell_under_faults_decides_as_one_without(first: int) -> None:
     for seed in range(first, first + RUN):
-        FaultyWorld().play(history(seed))
+        FaultyPlayer().play(history(seed))
 
 
 def test_a_cell_with_quotas_under_faults_decides_as_one_without() -> None:
     for seed in range(RUN):
-        FaultyWorld().play(history(seed, "quota"))
+        FaultyPlayer().play(history(seed, "quota"))
 
 
 def test_a_cell_with_users_under_faults_decides_as_one_without() -> None:
     for seed in range(RUN):
-        FaultyWorld().play(history(seed, "starved_first"))
+        FaultyPlayer().play(history(seed, "starved_first"))
 
 
 def assert_has_all_properties(seed: int, policy: str | None = None) -> None:

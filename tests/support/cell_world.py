@@ -49,8 +49,8 @@ def job(number: int) -> str:
     return f"job{number:09d}"
 
 
-class AtOnce(ThreadPoolExecutor):
-    """Runs at once what a service gives to a thread: no test depends on a thread's speed."""
+class SynchronousExecutor(ThreadPoolExecutor):
+    """Runs what a service gives to a thread right away: no test depends on a thread's speed."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -70,7 +70,7 @@ class World:
         self.chance = SeededChance(3)
         self.lines = io.StringIO()
         self.writers = LogBuilder(now_ms=self.clock.now_ms())
-        self.snapshots = SnapshotStore(str(folder), executor=AtOnce())
+        self.snapshots = SnapshotStore(str(folder), executor=SynchronousExecutor())
 
     async def create(self, **pool: Any) -> None:
         await self.log.create_topics(list(TOPICS.values()))
@@ -94,7 +94,7 @@ class World:
 
     @asynccontextmanager
     async def running(self, **settings: Any) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_default_executor(AtOnce())
+        asyncio.get_running_loop().set_default_executor(SynchronousExecutor())
         limits = RuntimeSettings(snapshot=SnapshotLimits(every_cycles=3), **settings)
         async with asyncio.TaskGroup() as group:
             tasks = [

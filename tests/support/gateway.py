@@ -86,10 +86,8 @@ class StaticTokens:
         return self._callers.get(token)
 
 
-class TestCell:
+class GatewayCell:
     """One cell on a memory log; `run_until_idle` lets all services consume all records."""
-
-    __test__ = False
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class TestCell:
         self.leaders: list[Leader[Any]] = []
         self._seqs: dict[str, int] = {}
 
-    async def start(self) -> "TestCell":
+    async def start(self) -> "GatewayCell":
         """Set up the log with pools, projects and a node, and run the services until idle."""
         await self.log.create_topics(tuple(TOPICS.values()))
         pool = PoolConfig(policy=PolicyRef(name="priority"))
@@ -298,13 +296,13 @@ class TestCell:
         await self.run_until_idle()
 
 
-def other_gateway(cell: TestCell) -> FastAPI:
+def other_gateway(cell: GatewayCell) -> FastAPI:
     """A second gateway of the cell, on the same log and views."""
     ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
     return create_app(ports, cell.settings)
 
 
-async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
+async def through_both(cell: GatewayCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
     """The answers to submissions with one key; both gateways check for it before one records."""
     apps = [cell.app, other_gateway(cell)]
     checked = [asyncio.Event() for _ in apps]
@@ -335,7 +333,7 @@ async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Re
 
 @asynccontextmanager
 async def gateway_of(
-    cell: TestCell, port: int = 0
+    cell: GatewayCell, port: int = 0
 ) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """Run the gateway of a cell on a port; yield its port, and its asyncio task to cancel."""
     ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
@@ -347,12 +345,9 @@ async def gateway_of(
 
 
 @asynccontextmanager
-async def test_cell(**settings: Any) -> AsyncIterator[TestCell]:
+async def gateway_cell(**settings: Any) -> AsyncIterator[GatewayCell]:
     """A started cell; its log is audited at the end."""
-    cell = await TestCell(**settings).start()
+    cell = await GatewayCell(**settings).start()
     yield cell
     await cell.run_until_idle()
     await assert_audit_clean(cell.log)
-
-
-test_cell.__test__ = False  # type: ignore[attr-defined]

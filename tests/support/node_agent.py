@@ -1,6 +1,6 @@
 """A node's agent under test: real or simulated tasks, and a test that writes its assignments.
 
-`AgentWorld` plays gateway, scheduler and relay for one node: it writes `details` and the node's
+`AgentCell` plays gateway, scheduler and relay for one node: it writes `details` and the node's
 assignments, and reads what the agent reported. Waits are for records, with a deadline.
 """
 
@@ -61,7 +61,7 @@ DEADLINE_S = 30.0
 OTHER_INCARNATION = "0123456789ab"
 
 
-class AgentWorld:
+class AgentCell:
     """One node, its log, and the scheduler that the test plays."""
 
     def __init__(
@@ -91,7 +91,7 @@ class AgentWorld:
 
     # --- the agent -----------------------------------------------------------------------------
 
-    async def open(self) -> "AgentWorld":
+    async def open(self) -> "AgentCell":
         """Create the topics, as the setup of a log does."""
         await self.log.create_topics([*TOPICS.values(), assignments(self.node)])
         return self

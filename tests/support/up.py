@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.yard_cli import Said
+from tests.support.yard_cli import CommandResult
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
 from yardmaster_localcluster.ports import CHOICE, is_free, reserve
 
@@ -60,7 +60,7 @@ class Up:
             "NO_COLOR": "1",
         }
 
-    def yard(self, *words: str, code: int | None = 0) -> Said:
+    def yard(self, *words: str, code: int | None = 0) -> CommandResult:
         """Run a command in its own process."""
         done = subprocess.run(
             [sys.executable, "-m", "yardmaster_cli.main", *words],
@@ -72,14 +72,14 @@ class Up:
             timeout=300,
             check=False,
         )
-        said = Said(done.returncode, done.stdout, done.stderr)
+        said = CommandResult(done.returncode, done.stdout, done.stderr)
         assert code is None or said.code == code, (
             f"yard {' '.join(words)}: exit {said.code}, expected {code}\n{said.out}\n{said.err}\n"
             f"{self.words()}"
         )
         return said
 
-    def up(self, *words: str, code: int = 0) -> Said:
+    def up(self, *words: str, code: int = 0) -> CommandResult:
         """`yard up` in this form; passes the ports of this test once, as a user would."""
         said = (self.data / "up.json").exists()
         ports = [] if said else [f"--{name}-port={port}" for name, port in self.ports.items()]

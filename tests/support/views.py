@@ -18,7 +18,7 @@ def telemetry(service: str = "views") -> Telemetry:
     return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), level="warning")
 
 
-class Followed:
+class ViewsCell:
     """A hand-made log in a real one, and the views that follow it; `cached`: as if elsewhere."""
 
     def __init__(
@@ -62,4 +62,4 @@ class Followed:
 
 async def viewed(builder: LogBuilder) -> MemoryViewStore:
     """The views of all records of a builder."""
-    return await Followed(builder).catch_up()
+    return await ViewsCell(builder).catch_up()

@@ -67,7 +67,7 @@ class Story(LogBuilder):
         return found
 
 
-class ViewsWorld:
+class ViewsProcesses:
     """A log on Kafka that tests write, a Redis, and any number of workers."""
 
     def __init__(

@@ -27,7 +27,7 @@ STEP_S = 45.0
 
 
 @dataclass
-class Said:
+class CommandResult:
     """The exit code and the output of a command."""
 
     code: int
@@ -43,7 +43,9 @@ class Said:
         return self.out.splitlines()
 
 
-def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str = "") -> Said:
+def run_yard(
+    args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str = ""
+) -> CommandResult:
     """Run a command to its end."""
     with tempfile.TemporaryDirectory() as name:
         given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
@@ -51,7 +53,7 @@ def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str 
         running = fork(
             "yardmaster_cli.main", args, env=env, cwd=cwd, stdin=given, stdout=out, stderr=err
         )
-        return Said(running.wait(), out.read_text(), err.read_text())
+        return CommandResult(running.wait(), out.read_text(), err.read_text())
 
 
 @dataclass
@@ -123,7 +125,7 @@ class Dev:
         self.process = None
         return code
 
-    def yard(self, *args: str, code: int | None = 0, stdin: str | None = None) -> Said:
+    def yard(self, *args: str, code: int | None = 0, stdin: str | None = None) -> CommandResult:
         """Run a command; `code` is the exit code it must have (None: any)."""
         said = run_yard(args, self.env, self.folder, stdin or "")
         assert code is None or said.code == code, (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.yard_cli import Said
+from tests.support.yard_cli import CommandResult
 from yardmaster_cli.log import cut
 from yardmaster_cli.log.source import file_source
 from yardmaster_cli.main import run
@@ -32,7 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-Yard = Callable[..., Said]
+Yard = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def yard(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     """Runs commands on the log in this process."""
     monkeypatch.chdir(path.parent)
 
-    def run_here(*words: str) -> Said:
+    def run_here(*words: str) -> CommandResult:
         capsys.readouterr()
         code = run([*words, "--log", str(path)])
         said = capsys.readouterr()
-        return Said(code, said.out, said.err)
+        return CommandResult(code, said.out, said.err)
 
     return run_here
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.gateway import TestCell, gateway_of
+from tests.support.gateway import GatewayCell, gateway_of
 from yardmaster.client import Client
 from yardmaster.errors import ApiError, InputError, NeverFits, WaitTimeout
 from yardmaster.waiting import FEW_TASKS
@@ -16,8 +16,8 @@ T = TypeVar("T")
 JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
 
 
-async def started_cell() -> TestCell:
-    return await TestCell(max_wait_s=60.0, view_wait_s=20.0, stop_s=0.0).start()
+async def started_cell() -> GatewayCell:
+    return await GatewayCell(max_wait_s=60.0, view_wait_s=20.0, stop_s=0.0).start()
 
 
 async def called(port: int, call: Callable[[Client], T]) -> T:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.logs import LogBuilder, allocated, placed, pool_configured
-from tests.unit.core.admission import desk as quota
+from tests.unit.core.admission.admission_cell import AdmissionCell, pool
 from tests.unit.core.audit.cell_log import JOB, A, admit, cell_log, expect_one, silent
 from tests.unit.core.audit.cell_log import lost as node_lost
 from tests.unit.core.scheduling.reading import kinds, only, running
@@ -49,14 +49,14 @@ def test_fence_and_timeout_of_the_default_configuration() -> None:
 
 
 def test_a_pool_whose_timeout_leaves_no_time_to_kill_is_refused() -> None:
-    desk = quota.Desk()
-    (refusal,) = desk.ask(quota.pool("fast", node_timeout_s=10, fence=Fence.KILL))
+    quota = AdmissionCell()
+    (refusal,) = quota.ask(pool("fast", node_timeout_s=10, fence=Fence.KILL))
     assert isinstance(refusal, adm.RequestRefusedV1)
     assert refusal.code is AdmissionCode.FENCE_IMPOSSIBLE
     assert refusal.numbers == {"node_timeout_s": 10, "least_s": 11}
-    (accepted,) = desk.ask(quota.pool("fast", node_timeout_s=11, fence=Fence.KILL))
+    (accepted,) = quota.ask(pool("fast", node_timeout_s=11, fence=Fence.KILL))
     assert isinstance(accepted, adm.PoolConfiguredV1)
-    (accepted,) = desk.ask(quota.pool("faster", node_timeout_s=1))
+    (accepted,) = quota.ask(pool("faster", node_timeout_s=1))
     assert isinstance(accepted, adm.PoolConfiguredV1)
 
 
@@ -117,10 +117,10 @@ def test_without_a_fence_the_current_timeout_counts() -> None:
 def test_the_audit_finds_a_node_that_was_lost_within_a_fence(log: LogBuilder) -> None:
     admit(log, JOB)
     fence: dict[str, Any] = {"fence": Fence.KILL, "node_timeout_s": 200}
-    log.judged(quota.pool("default", **fence), pool_configured(revision=2, **fence))
+    log.judged(pool("default", **fence), pool_configured(revision=2, **fence))
     log.scheduler.cycle(allocated(A, placed("n1", 0), fence_s=193))
     short: dict[str, Any] = {"node_timeout_s": 60}
-    log.judged(quota.pool("default", **short), pool_configured(revision=3, **short))
+    log.judged(pool("default", **short), pool_configured(revision=3, **short))
     log.scheduler.cycle(silent("n1"), node_lost("n1", (A, 0)), after_ms=70_000)
     expect_one(log, "S4", "may run there for 193 s")
 
@@ -131,6 +131,6 @@ def test_the_audit_finds_an_attempt_without_its_pools_fence(
 ) -> None:
     admit(log, JOB)
     fence: dict[str, Any] = {"fence": Fence.KILL, "node_timeout_s": 60}
-    log.judged(quota.pool("default", **fence), pool_configured(revision=2, **fence))
+    log.judged(pool("default", **fence), pool_configured(revision=2, **fence))
     log.scheduler.cycle(allocated(A, placed("n1", 0), fence_s=fence_s))
     expect_one(log, "S4", f"has fence_s {fence_s}")

@@ -19,7 +19,7 @@ AT = Partition(DECISIONS.name)
 RECORD = Record(b"main", b"value")
 
 
-class Rig:
+class CountedLog:
     def __init__(self, *faults: Fault) -> None:
         self.clock = ManualClock()
         self.telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms)
@@ -32,30 +32,30 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> Rig:
-    return await started(Rig())
+async def counted() -> CountedLog:
+    return await started(CountedLog())
 
 
-async def started(rig: Rig) -> Rig:
-    await rig.log.create_topics([DECISIONS, assignments("n1"), assignments("n2")])
-    return rig
+async def started(counted: CountedLog) -> CountedLog:
+    await counted.log.create_topics([DECISIONS, assignments("n1"), assignments("n2")])
+    return counted
 
 
-async def test_appends_and_reads_are_counted_by_topic(rig: Rig) -> None:
-    assert await rig.log.append(AT, [RECORD, RECORD]) == 0
-    assert len(await rig.log.read(AT, 0)) == 2
-    assert await rig.log.read(AT, 2) == []
-    assert rig.value("log_appends_total", topic="decisions") == 1
-    assert rig.value("log_records_appended_total", topic="decisions") == 2
-    assert rig.value("log_records_read_total", topic="decisions") == 2
-    assert rig.value("log_append_seconds_count", topic="decisions") == 1
-    assert rig.value("log_appends_waiting") == 0
+async def test_appends_and_reads_are_counted_by_topic(counted: CountedLog) -> None:
+    assert await counted.log.append(AT, [RECORD, RECORD]) == 0
+    assert len(await counted.log.read(AT, 0)) == 2
+    assert await counted.log.read(AT, 2) == []
+    assert counted.value("log_appends_total", topic="decisions") == 1
+    assert counted.value("log_records_appended_total", topic="decisions") == 2
+    assert counted.value("log_records_read_total", topic="decisions") == 2
+    assert counted.value("log_append_seconds_count", topic="decisions") == 1
+    assert counted.value("log_appends_waiting") == 0
 
 
-async def test_the_topics_of_all_nodes_are_one_label(rig: Rig) -> None:
+async def test_the_topics_of_all_nodes_are_one_label(counted: CountedLog) -> None:
     for node in ("n1", "n2"):
-        await rig.log.append(Partition(assignments(node).name), [RECORD])
-    assert rig.value("log_appends_total", topic="assignments") == 2
+        await counted.log.append(Partition(assignments(node).name), [RECORD])
+    assert counted.value("log_appends_total", topic="assignments") == 2
     assert family(DECISIONS.name) == DECISIONS.name
 
 
@@ -72,15 +72,17 @@ def test_a_clock_far_from_a_broker_is_reported_once_until_it_is_right_again() ->
 
 
 async def test_refused_and_unknown_appends_are_counted_separately() -> None:
-    rig = await started(Rig(Fault(topic=AT.topic, nth=1, kind=FaultKind.LOST)))
+    counted = await started(CountedLog(Fault(topic=AT.topic, nth=1, kind=FaultKind.LOST)))
     with pytest.raises(AppendOutcomeUnknown):
-        await rig.log.append(AT, [RECORD])
+        await counted.log.append(AT, [RECORD])
     with pytest.raises(BatchTooLarge):
-        await rig.log.append(AT, [Record(b"main", b"x" * DECISIONS.max_batch_bytes)])
+        await counted.log.append(AT, [Record(b"main", b"x" * DECISIONS.max_batch_bytes)])
     with pytest.raises(UnknownTopic):
-        await rig.log.append(Partition("nothing"), [RECORD])
-    assert rig.value("log_appends_refused_total", topic="decisions", code="batch_too_large") == 1
-    assert rig.value("log_appends_refused_total", topic="nothing", code="unknown_topic") == 1
-    assert rig.value("log_appends_unknown_total", topic="decisions") == 1
-    assert rig.value("log_appends_total", topic="decisions") is None
-    assert rig.value("log_appends_waiting") == 0
+        await counted.log.append(Partition("nothing"), [RECORD])
+    assert (
+        counted.value("log_appends_refused_total", topic="decisions", code="batch_too_large") == 1
+    )
+    assert counted.value("log_appends_refused_total", topic="nothing", code="unknown_topic") == 1
+    assert counted.value("log_appends_unknown_total", topic="decisions") == 1
+    assert counted.value("log_appends_total", topic="decisions") is None
+    assert counted.value("log_appends_waiting") == 0

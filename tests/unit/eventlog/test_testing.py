@@ -16,7 +16,7 @@ TOPICS = [Topic(name=name, key="cell", writers=(), readers=()) for name in ("a",
 A, B = Partition("a"), Partition("b")
 
 
-class Scene:
+class PlannedFaults:
     """A log, its plan, and the records that it really holds."""
 
     def __init__(self, *faults: Fault) -> None:
@@ -25,7 +25,7 @@ class Scene:
         self.plan = FaultPlan(self.clock, faults)
         self.log = FaultyLog(self.memory.handle(), self.plan)
 
-    async def begin(self) -> "Scene":
+    async def begin(self) -> "PlannedFaults":
         await self.log.create_topics(TOPICS)
         return self
 
@@ -41,100 +41,100 @@ def fault(nth: int, kind: FaultKind, **settings: float) -> Fault:
 
 
 async def test_without_faults_nothing_is_different() -> None:
-    scene = await Scene().begin()
-    assert [await scene.append("1"), await scene.append("2")] == [0, 1]
-    assert await scene.there() == ["1", "2"]
+    faulty = await PlannedFaults().begin()
+    assert [await faulty.append("1"), await faulty.append("2")] == [0, 1]
+    assert await faulty.there() == ["1", "2"]
 
 
 async def test_a_lost_append_is_not_there_and_its_writer_does_not_know() -> None:
-    scene = await Scene(fault(2, FaultKind.LOST)).begin()
-    await scene.append("1")
+    faulty = await PlannedFaults(fault(2, FaultKind.LOST)).begin()
+    await faulty.append("1")
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("2")
-    assert await scene.append("3") == 1
-    assert await scene.there() == ["1", "3"]
+        await faulty.append("2")
+    assert await faulty.append("3") == 1
+    assert await faulty.there() == ["1", "3"]
 
 
 async def test_a_landed_append_is_there_and_its_writer_does_not_know() -> None:
-    scene = await Scene(fault(1, FaultKind.LANDED)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.LANDED)).begin()
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("1")
-    assert await scene.there() == ["1"]
+        await faulty.append("1")
+    assert await faulty.there() == ["1"]
 
 
 async def test_a_late_append_lands_after_so_many_operations_of_anyone() -> None:
-    scene = await Scene(fault(1, FaultKind.LATE, after_operations=2)).begin()
-    other = FaultyLog(scene.memory.handle(), scene.plan)
+    faulty = await PlannedFaults(fault(1, FaultKind.LATE, after_operations=2)).begin()
+    other = FaultyLog(faulty.memory.handle(), faulty.plan)
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("late")
-    assert await scene.log.end(A) == 0
+        await faulty.append("late")
+    assert await faulty.log.end(A) == 0
     assert await other.end(A) == 0
     assert await other.append(A, [Record(b"", b"after")]) == 1
-    assert await scene.there() == ["late", "after"]
+    assert await faulty.there() == ["late", "after"]
 
 
 async def test_a_late_append_lands_after_its_writer_was_closed() -> None:
-    scene = await Scene(fault(1, FaultKind.LATE)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.LATE)).begin()
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("late")
-    assert await scene.there() == []
-    await scene.plan.write_late()
-    assert await scene.there() == ["late"]
+        await faulty.append("late")
+    assert await faulty.there() == []
+    await faulty.plan.write_late()
+    assert await faulty.there() == ["late"]
 
 
 async def test_a_late_append_lands_when_its_time_has_come() -> None:
-    scene = await Scene(fault(1, FaultKind.LATE, after_s=4.0)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.LATE, after_s=4.0)).begin()
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("late")
-    scene.clock.advance(3.5)
-    assert await scene.append("between") == 0
-    scene.clock.advance(1)
-    assert await scene.log.end(A) == 2
-    assert await scene.there() == ["between", "late"]
+        await faulty.append("late")
+    faulty.clock.advance(3.5)
+    assert await faulty.append("between") == 0
+    faulty.clock.advance(1)
+    assert await faulty.log.end(A) == 2
+    assert await faulty.there() == ["between", "late"]
 
 
 async def test_a_late_append_whose_log_is_closed_is_lost() -> None:
-    scene = await Scene(fault(1, FaultKind.LATE, after_operations=0)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.LATE, after_operations=0)).begin()
     with pytest.raises(AppendOutcomeUnknown):
-        await scene.append("late")
-    await scene.log.close()
-    other = FaultyLog(scene.memory, scene.plan)
+        await faulty.append("late")
+    await faulty.log.close()
+    other = FaultyLog(faulty.memory, faulty.plan)
     assert await other.end(A) == 0
 
 
 async def test_a_stalled_append_lands_after_its_stall() -> None:
-    scene = await Scene(fault(1, FaultKind.STALLED, after_s=600)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.STALLED, after_s=600)).begin()
     async with asyncio.TaskGroup() as group:
-        stalled = group.create_task(scene.append("slow"))
+        stalled = group.create_task(faulty.append("slow"))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert await scene.append("quick") == 0
-        scene.clock.advance(600)
+        assert await faulty.append("quick") == 0
+        faulty.clock.advance(600)
         assert await stalled == 1
 
 
 async def test_an_unavailable_log_has_written_nothing() -> None:
-    scene = await Scene(fault(1, FaultKind.UNAVAILABLE)).begin()
+    faulty = await PlannedFaults(fault(1, FaultKind.UNAVAILABLE)).begin()
     with pytest.raises(LogUnavailable):
-        await scene.append("1")
-    assert await scene.append("again") == 0
+        await faulty.append("1")
+    assert await faulty.append("again") == 0
 
 
 async def test_appends_are_counted_by_topic_over_all_handles_of_a_plan() -> None:
-    scene = await Scene(fault(2, FaultKind.LOST)).begin()
-    other = FaultyLog(scene.memory.handle(), scene.plan)
-    await scene.append("1")
-    await scene.append("b1", B)
-    await scene.append("b2", B)
+    faulty = await PlannedFaults(fault(2, FaultKind.LOST)).begin()
+    other = FaultyLog(faulty.memory.handle(), faulty.plan)
+    await faulty.append("1")
+    await faulty.append("b1", B)
+    await faulty.append("b2", B)
     with pytest.raises(AppendOutcomeUnknown):
         await other.append(A, [Record(b"", b"2")])
-    assert scene.plan.happened == [fault(2, FaultKind.LOST)]
+    assert faulty.plan.happened == [fault(2, FaultKind.LOST)]
 
 
 async def test_a_mistake_of_the_caller_is_named_even_where_a_fault_is_due() -> None:
-    scene = Scene(fault(1, FaultKind.LOST))
+    faulty = PlannedFaults(fault(1, FaultKind.LOST))
     with pytest.raises(UnknownTopic):
-        await scene.append("1")
+        await faulty.append("1")
 
 
 def test_a_fault_says_all_that_its_kind_needs() -> None:

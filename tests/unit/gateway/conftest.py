@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
+from tests.support.gateway import GatewayCell, gateway_cell
 
 
 @pytest.fixture
-async def cell() -> AsyncIterator[TestCell]:
-    async with test_cell() as made:
+async def cell() -> AsyncIterator[GatewayCell]:
+    async with gateway_cell() as made:
         yield made

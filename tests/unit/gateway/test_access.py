@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.gateway import CALLERS, TestCell
+from tests.support.gateway import CALLERS, GatewayCell
 from yardmaster_gateway.app import document
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.identity.authorization import Action, Binding, is_allowed
@@ -23,7 +23,7 @@ def operations() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("method", "path"), operations())
 async def test_only_health_endpoints_and_the_client_answer_without_a_known_token(
-    cell: TestCell, method: str, path: str
+    cell: GatewayCell, method: str, path: str
 ) -> None:
     if path in OPEN:
         await cell.call(method, path, token=None)
@@ -39,7 +39,7 @@ async def test_only_health_endpoints_and_the_client_answer_without_a_known_token
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", "Basic b3BlcmF0b3I6", "operator", "Bearer " + "x" * 5000]
 )
-async def test_a_header_without_a_bearer_token_is_refused(cell: TestCell, header: str) -> None:
+async def test_a_header_without_a_bearer_token_is_refused(cell: GatewayCell, header: str) -> None:
     headers = {"Authorization": header}
     async with cell.client(None) as client:
         response = await client.get("/v1/whoami", headers=headers)
@@ -47,7 +47,7 @@ async def test_a_header_without_a_bearer_token_is_refused(cell: TestCell, header
     assert response.headers["WWW-Authenticate"].startswith("Bearer")
 
 
-async def test_whoami_shows_the_user_and_its_roles(cell: TestCell) -> None:
+async def test_whoami_shows_the_user_and_its_roles(cell: GatewayCell) -> None:
     answer = await cell.call("GET", "/v1/whoami", token="nlp")
     assert answer == {
         "user": "nina",
@@ -58,7 +58,7 @@ async def test_whoami_shows_the_user_and_its_roles(cell: TestCell) -> None:
     }
 
 
-async def test_an_invisible_object_is_not_found(cell: TestCell) -> None:
+async def test_an_invisible_object_is_not_found(cell: GatewayCell) -> None:
     job = await cell.submit(token="nlp")
     paths = [
         f"/v1/jobs/{job}",
@@ -76,7 +76,7 @@ async def test_an_invisible_object_is_not_found(cell: TestCell) -> None:
             await cell.call("POST", f"{path}/{action}", token="vision", status=404, json={})
 
 
-async def test_lists_contain_only_what_the_caller_may_see(cell: TestCell) -> None:
+async def test_lists_contain_only_what_the_caller_may_see(cell: GatewayCell) -> None:
     ours = await cell.submit(token="nlp")
     theirs = await cell.submit(token="vision", project="vision")
 
@@ -97,7 +97,7 @@ async def test_lists_contain_only_what_the_caller_may_see(cell: TestCell) -> Non
 
 
 async def test_a_project_admin_may_change_another_users_job(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     job = await cell.submit(token="nlp")
     path = f"/v1/jobs/{job}/cancel"
@@ -108,7 +108,7 @@ async def test_a_project_admin_may_change_another_users_job(
 
 
 @pytest.mark.parametrize("token", ["viewer", "research", "no_roles", "vision"])
-async def test_submitting_needs_a_role_in_the_project(cell: TestCell, token: str) -> None:
+async def test_submitting_needs_a_role_in_the_project(cell: GatewayCell, token: str) -> None:
     body = {"project": "nlp", "run": {"command": ["true"]}}
     await cell.call("POST", "/v1/jobs", token=token, status=403, json=body)
 
@@ -132,7 +132,7 @@ OPERATING = [
 
 @pytest.mark.parametrize(("method", "path", "body"), OPERATING)
 async def test_only_operators_change_shared_objects(
-    cell: TestCell, method: str, path: str, body: dict[str, object] | None
+    cell: GatewayCell, method: str, path: str, body: dict[str, object] | None
 ) -> None:
     for token in sorted(CALLERS.keys() - {"operator"}):
         what = {"json": body} if body is not None else {}
@@ -141,14 +141,14 @@ async def test_only_operators_change_shared_objects(
         )
 
 
-async def test_only_callers_that_see_the_whole_cell_read_the_log(cell: TestCell) -> None:
+async def test_only_callers_that_see_the_whole_cell_read_the_log(cell: GatewayCell) -> None:
     for path in ("/v1/events", "/v1/cycles/main/1"):
         await cell.call("GET", path, token="viewer")
         for token in ("nlp", "admin", "research", "no_roles"):
             await cell.call("GET", path, token=token, status=403)
 
 
-async def test_a_request_is_visible_to_its_author(cell: TestCell) -> None:
+async def test_a_request_is_visible_to_its_author(cell: GatewayCell) -> None:
     job = await cell.submit(token="nlp")
     answer = await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
     path = f"/v1/requests/{answer['request_ids'][0]}"
@@ -159,11 +159,11 @@ async def test_a_request_is_visible_to_its_author(cell: TestCell) -> None:
 
 
 async def test_a_rate_limited_caller_gets_the_time_of_its_next_request() -> None:
-    from tests.support.gateway import test_cell
+    from tests.support.gateway import gateway_cell
     from yardmaster_runtime.clock import ManualClock
 
     clock = ManualClock()
-    async with test_cell(clock=clock, rate_burst=3, rate_per_s=0.5) as cell:
+    async with gateway_cell(clock=clock, rate_burst=3, rate_per_s=0.5) as cell:
         for _ in range(3):
             await cell.call("GET", "/v1/whoami", token="nlp", run=False)
         async with cell.client("nlp") as client:
@@ -176,7 +176,7 @@ async def test_a_rate_limited_caller_gets_the_time_of_its_next_request() -> None
         await cell.call("GET", "/v1/whoami", token="nlp", status=429, run=False)
 
 
-async def test_the_rate_of_the_least_recently_active_caller_is_dropped(cell: TestCell) -> None:
+async def test_the_rate_of_the_least_recently_active_caller_is_dropped(cell: GatewayCell) -> None:
     gateway: Gateway = cell.app.state.gateway
     limit = gateway.limit
     limit._callers = 2

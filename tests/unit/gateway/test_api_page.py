@@ -3,7 +3,7 @@
 import re
 from html.parser import HTMLParser
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from yardmaster_gateway.app import document
 from yardmaster_gateway.reference.api_page import anchor_of, html_of
 
@@ -62,7 +62,7 @@ def test_text_of_the_document_is_escaped() -> None:
     assert "&lt;script&gt;" in html
 
 
-async def test_the_page_needs_no_token_and_the_root_redirects_to_it(cell: TestCell) -> None:
+async def test_the_page_needs_no_token_and_the_root_redirects_to_it(cell: GatewayCell) -> None:
     async with cell.client(None) as client:
         root = await client.get("/")
         assert (root.status_code, root.headers["location"]) == (307, "/docs")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from tests.support.cell_world import AtOnce
-from tests.support.gateway import CELL, TestCell
+from tests.support.cell_world import SynchronousExecutor
+from tests.support.gateway import CELL, GatewayCell
 from tests.support.views import telemetry
 from tests.unit.gateway.test_users import OPERATOR, ROLE, add, cell_of, imported
 from yardmaster_core.access import User
@@ -59,7 +59,7 @@ class Start:
     """A gateway's users as a start reads them, and what the start logged."""
 
     def __init__(
-        self, cell: TestCell, snapshots: SnapshotStore | None, log: EventLog | None = None
+        self, cell: GatewayCell, snapshots: SnapshotStore | None, log: EventLog | None = None
     ) -> None:
         self.log = ReadLog(log or cell.log)
         self._lines = io.StringIO()
@@ -83,13 +83,13 @@ class Start:
         return access.users, access._owners, access._cycles.reader.dump()
 
 
-async def started(cell: TestCell, snapshots: SnapshotStore | None) -> Start:
+async def started(cell: GatewayCell, snapshots: SnapshotStore | None) -> Start:
     start = Start(cell, snapshots)
     await start.access.catch_up()
     return start
 
 
-def snapshot_of(cell: TestCell) -> Snapshot:
+def snapshot_of(cell: GatewayCell) -> Snapshot:
     return take(cell.leaders[0].fold)
 
 
@@ -99,25 +99,25 @@ def end_of(snapshot: Snapshot) -> int:
 
 
 @pytest.fixture
-async def cell() -> AsyncIterator[TestCell]:
+async def cell() -> AsyncIterator[GatewayCell]:
     async with cell_of() as made:
         yield made
 
 
 @pytest.fixture
-async def expiring() -> TestCell:
+async def expiring() -> GatewayCell:
     """A cell whose log may lose its first records, and cannot be audited then."""
-    cell = await TestCell(file_users=OPERATOR).start()
+    cell = await GatewayCell(file_users=OPERATOR).start()
     await imported(cell)
     return cell
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> SnapshotStore:
-    return SnapshotStore(str(tmp_path), executor=AtOnce())
+    return SnapshotStore(str(tmp_path), executor=SynchronousExecutor())
 
 
-def app_with(cell: TestCell, store: SnapshotStore) -> FastAPI:
+def app_with(cell: GatewayCell, store: SnapshotStore) -> FastAPI:
     """Another gateway of the cell, which reads snapshots."""
     ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"), snapshots=store)
     return create_app(ports, cell.settings)
@@ -133,7 +133,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.snapshot"))
 
 
-async def with_users(cell: TestCell, store: SnapshotStore) -> None:
+async def with_users(cell: GatewayCell, store: SnapshotStore) -> None:
     """Two snapshots, and a change of users after each of them."""
     for name in ("ana", "ben"):
         await add(cell, f"{name}-before")
@@ -142,7 +142,7 @@ async def with_users(cell: TestCell, store: SnapshotStore) -> None:
 
 
 async def test_only_the_records_after_the_snapshot_are_read(
-    cell: TestCell, store: SnapshotStore
+    cell: GatewayCell, store: SnapshotStore
 ) -> None:
     await with_users(cell, store)
     newest = snapshot_of(cell)
@@ -158,7 +158,7 @@ async def test_only_the_records_after_the_snapshot_are_read(
 
 
 async def test_from_a_snapshot_of_any_cycle_the_users_are_those_of_the_whole_log(
-    cell: TestCell, tmp_path: Path
+    cell: GatewayCell, tmp_path: Path
 ) -> None:
     taken: list[Snapshot] = []
 
@@ -185,7 +185,7 @@ async def test_from_a_snapshot_of_any_cycle_the_users_are_those_of_the_whole_log
     whole = await started(cell, None)
     assert len(whole.access.users) == 4
     for number, snapshot in enumerate(taken):
-        store = SnapshotStore(str(tmp_path / str(number)), executor=AtOnce())
+        store = SnapshotStore(str(tmp_path / str(number)), executor=SynchronousExecutor())
         await store.save(snapshot)
         start = await started(cell, store)
         assert start.said("users_from_snapshot")[0]["cycle"] == snapshot.cycle
@@ -193,7 +193,7 @@ async def test_from_a_snapshot_of_any_cycle_the_users_are_those_of_the_whole_log
 
 
 async def test_a_change_after_the_start_holds_at_a_gateway_that_began_at_a_snapshot(
-    cell: TestCell, store: SnapshotStore
+    cell: GatewayCell, store: SnapshotStore
 ) -> None:
     await store.save(snapshot_of(cell))
     start = await started(cell, store)
@@ -207,7 +207,7 @@ async def test_a_change_after_the_start_holds_at_a_gateway_that_began_at_a_snaps
 
 
 async def test_without_a_snapshot_the_whole_log_is_folded_and_a_line_says_so(
-    cell: TestCell, store: SnapshotStore
+    cell: GatewayCell, store: SnapshotStore
 ) -> None:
     start = await started(cell, store)
     assert start.log.offsets == list(range(await cell.log.end(OWN)))
@@ -216,7 +216,7 @@ async def test_without_a_snapshot_the_whole_log_is_folded_and_a_line_says_so(
 
 
 async def test_a_damaged_snapshot_is_skipped_for_the_one_before(
-    cell: TestCell, store: SnapshotStore, tmp_path: Path
+    cell: GatewayCell, store: SnapshotStore, tmp_path: Path
 ) -> None:
     await with_users(cell, store)
     first, newest = files(tmp_path)
@@ -228,7 +228,7 @@ async def test_a_damaged_snapshot_is_skipped_for_the_one_before(
 
 
 async def test_a_forged_snapshot_makes_no_user_an_operator(
-    cell: TestCell, store: SnapshotStore
+    cell: GatewayCell, store: SnapshotStore
 ) -> None:
     """It is consistent in itself, as a writer with access to its folder can make it."""
     await add(cell)
@@ -244,7 +244,9 @@ async def test_a_forged_snapshot_makes_no_user_an_operator(
     assert start.folded == (await started(cell, None)).folded
 
 
-async def test_a_snapshot_of_another_log_is_skipped(cell: TestCell, store: SnapshotStore) -> None:
+async def test_a_snapshot_of_another_log_is_skipped(
+    cell: GatewayCell, store: SnapshotStore
+) -> None:
     async with cell_of() as other:
         await add(other)
         await store.save(snapshot_of(other))
@@ -256,7 +258,7 @@ async def test_a_snapshot_of_another_log_is_skipped(cell: TestCell, store: Snaps
 
 
 async def test_a_snapshot_that_is_ahead_of_the_log_is_skipped_for_the_one_before(
-    cell: TestCell, store: SnapshotStore
+    cell: GatewayCell, store: SnapshotStore
 ) -> None:
     await with_users(cell, store)
     newest, first = await store.cycles("quota", CELL)
@@ -276,7 +278,7 @@ async def test_a_snapshot_that_is_ahead_of_the_log_is_skipped_for_the_one_before
 
 
 async def test_a_snapshot_store_that_hangs_does_not_hold_a_start_up(
-    cell: TestCell, store: SnapshotStore, tmp_path: Path
+    cell: GatewayCell, store: SnapshotStore, tmp_path: Path
 ) -> None:
     await store.save(snapshot_of(cell))
     (newest,) = files(tmp_path)
@@ -299,7 +301,7 @@ def test_a_url_that_names_no_store_does_not_end_a_gateway() -> None:
     assert json.loads(lines.getvalue())["event"] == "snapshots_unavailable"
 
 
-def expire(cell: TestCell, snapshot: Snapshot, *topics: str) -> None:
+def expire(cell: GatewayCell, snapshot: Snapshot, *topics: str) -> None:
     """Let the records expire that a snapshot covers, except the commit of its cycle."""
     reader = json.loads(snapshot.payload)["reader"]
     covered = {topic: end for topic, _, end in reader["inputs"]} | {OWN.topic: end_of(snapshot) - 1}
@@ -311,7 +313,7 @@ def expire(cell: TestCell, snapshot: Snapshot, *topics: str) -> None:
 
 
 async def test_a_log_that_has_lost_its_first_records_is_read_from_a_snapshot(
-    expiring: TestCell, store: SnapshotStore
+    expiring: GatewayCell, store: SnapshotStore
 ) -> None:
     await with_users(expiring, store)
     whole = await started(expiring, None)
@@ -328,7 +330,7 @@ async def test_a_log_that_has_lost_its_first_records_is_read_from_a_snapshot(
 @pytest.mark.parametrize("expired", [("admissions",), ("requests",), ("requests", "admissions")])
 @pytest.mark.parametrize("damaged", [False, True])
 async def test_without_a_snapshot_a_start_names_the_expired_records_and_what_is_missing(
-    expiring: TestCell,
+    expiring: GatewayCell,
     store: SnapshotStore,
     tmp_path: Path,
     expired: tuple[str, ...],
@@ -350,7 +352,7 @@ async def test_without_a_snapshot_a_start_names_the_expired_records_and_what_is_
 
 
 async def test_a_snapshot_whose_commit_has_expired_is_named(
-    expiring: TestCell, store: SnapshotStore
+    expiring: GatewayCell, store: SnapshotStore
 ) -> None:
     await store.save(snapshot_of(expiring))
     await add(expiring)

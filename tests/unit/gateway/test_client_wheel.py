@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from yardmaster_gateway.routes.client_wheel import PACKAGES
 from yardmaster_runtime import distribution
 from yardmaster_runtime.distribution import CLIENT_PATH, NAME, install_command, wheel_file
@@ -33,7 +33,7 @@ def headers(metadata: bytes) -> list[tuple[str, str]]:
 
 
 async def test_the_wheel_has_the_files_of_the_one_that_the_build_backend_makes(
-    cell: TestCell, tmp_path: Path
+    cell: GatewayCell, tmp_path: Path
 ) -> None:
     served = files((await cell.call("GET", WHEEL, token=None)).content)
     built = subprocess.run(  # noqa: ASYNC221 nothing else runs in this loop
@@ -64,7 +64,7 @@ async def test_the_wheel_has_the_files_of_the_one_that_the_build_backend_makes(
 
 
 async def test_an_installation_from_the_wheel_serves_the_same_wheel(
-    cell: TestCell, tmp_path: Path
+    cell: GatewayCell, tmp_path: Path
 ) -> None:
     wheel = (await cell.call("GET", WHEEL, token=None)).content
     for name, content in files(wheel).items():
@@ -90,7 +90,7 @@ async def test_an_installation_from_the_wheel_serves_the_same_wheel(
 
 
 async def test_requests_do_not_read_the_metadata_of_the_distribution_again(
-    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+    cell: GatewayCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cell.call("GET", WHEEL, token=None)
     reads: list[str] = []
@@ -105,7 +105,7 @@ async def test_requests_do_not_read_the_metadata_of_the_distribution_again(
     assert reads == []
 
 
-async def test_head_answers_with_the_length_and_two_answers_are_equal(cell: TestCell) -> None:
+async def test_head_answers_with_the_length_and_two_answers_are_equal(cell: GatewayCell) -> None:
     first = await cell.call("GET", WHEEL, token=None)
     again = await cell.call("GET", WHEEL, token=None)
     head = await cell.call("HEAD", WHEEL, token=None)
@@ -115,7 +115,7 @@ async def test_head_answers_with_the_length_and_two_answers_are_equal(cell: Test
 
 
 async def test_another_file_name_is_not_found_and_the_problem_names_the_right_one(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     for name in (wheel_file().replace("-py3", ".1-py3"), "x", "..%2f..%2fpyproject.toml"):
         problem = await cell.call("GET", f"{CLIENT_PATH}/{name}", token=None, status=404)

@@ -4,26 +4,28 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 
 ANY = {"If-Match": "*"}
 POOL: dict[str, Any] = {"policy": {"name": "priority"}}
 PROJECT: dict[str, Any] = {"department": "research"}
 
 
-async def put(cell: TestCell, path: str, body: dict[str, Any]) -> Any:
+async def put(cell: GatewayCell, path: str, body: dict[str, Any]) -> Any:
     """Return None if quota accepts the configuration, else its refusal."""
     answer = await cell.call("PUT", path, status=202, json=body, headers=ANY)
     request = await cell.call("GET", f"/v1/requests/{answer['request_ids'][0]}")
     return request["refusal"]
 
 
-async def admitted(cell: TestCell, **job: Any) -> dict[str, Any]:
+async def admitted(cell: GatewayCell, **job: Any) -> dict[str, Any]:
     found: dict[str, Any] = await cell.call("GET", f"/v1/jobs/{await cell.submit(**job)}")
     return found
 
 
-async def test_a_job_gets_the_default_pools_of_its_project_else_of_the_cell(cell: TestCell) -> None:
+async def test_a_job_gets_the_default_pools_of_its_project_else_of_the_cell(
+    cell: GatewayCell,
+) -> None:
     assert await put(cell, "/v1/cell", {"default_pools": ["h100"]}) is None
     assert (await cell.call("GET", "/v1/cell"))["config"]["default_pools"] == ["h100"]
     assert (await admitted(cell))["spec"]["pools"] == ["h100"]
@@ -46,20 +48,20 @@ async def test_a_job_gets_the_default_pools_of_its_project_else_of_the_cell(cell
     ],
 )
 async def test_a_default_pool_must_exist_and_be_allowed(
-    cell: TestCell, path: str, config: dict[str, Any], code: str, about: str
+    cell: GatewayCell, path: str, config: dict[str, Any], code: str, about: str
 ) -> None:
     refusal = await put(cell, path, config)
     assert (refusal["code"], refusal["about"]) == (code, about)
 
 
-async def test_a_default_pool_of_the_cell_is_not_deleted(cell: TestCell) -> None:
+async def test_a_default_pool_of_the_cell_is_not_deleted(cell: GatewayCell) -> None:
     assert await put(cell, "/v1/cell", {"default_pools": ["h100"]}) is None
     answer = await cell.call("DELETE", "/v1/pools/h100", status=202, headers=ANY)
     request = await cell.call("GET", f"/v1/requests/{answer['request_ids'][0]}")
     assert (request["refusal"]["code"], request["refusal"]["about"]) == ("in_use", "h100")
 
 
-async def test_jobs_of_a_kind_use_the_node_types_of_that_kind(cell: TestCell) -> None:
+async def test_jobs_of_a_kind_use_the_node_types_of_that_kind(cell: GatewayCell) -> None:
     config = PROJECT | {"kind_node_types": {"interactive": ["pcie"], "inference": []}}
     assert await put(cell, "/v1/projects/nlp", config) is None
     shown = (await cell.call("GET", "/v1/projects/nlp"))["config"]["kind_node_types"]
@@ -84,7 +86,7 @@ async def test_jobs_of_a_kind_use_the_node_types_of_that_kind(cell: TestCell) ->
     ],
 )
 async def test_an_invalid_value_is_refused_with_its_place(
-    cell: TestCell, path: str, config: dict[str, Any], pointer: str
+    cell: GatewayCell, path: str, config: dict[str, Any], pointer: str
 ) -> None:
     problem = await cell.call("PUT", path, status=422, json=config, headers=ANY)
     assert [error["pointer"] for error in problem["errors"]] == [pointer]

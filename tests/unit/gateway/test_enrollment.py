@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support import logs
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from tests.unit.gateway.test_operating import state, tag
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_schemas.events.decisions import NodeLostV1
@@ -21,23 +21,23 @@ def joined(node: str, **offer: Any) -> NodeJoinedV1:
     return replace(logs.joined(node), **offer)
 
 
-async def enroll(cell: TestCell, node: str, **bounds: Any) -> None:
+async def enroll(cell: GatewayCell, node: str, **bounds: Any) -> None:
     path = f"/v1/nodes/{node}/enrollment"
     answer = await cell.call("PUT", path, status=202, json={**BOUNDS, **bounds}, headers=NEW)
     assert await state(cell, answer) == "accepted"
 
 
-async def revoke(cell: TestCell, node: str) -> None:
+async def revoke(cell: GatewayCell, node: str) -> None:
     path = f"/v1/nodes/{node}/enrollment"
     answer = await cell.call("DELETE", path, status=202, headers={"If-Match": "*"})
     assert await state(cell, answer) == "accepted"
 
 
-async def state_of(cell: TestCell, node: str) -> Any:
+async def state_of(cell: GatewayCell, node: str) -> Any:
     return (await cell.call("GET", f"/v1/nodes/{node}"))["state"]
 
 
-async def refusals(cell: TestCell) -> list[tuple[RefusalCode, int]]:
+async def refusals(cell: GatewayCell) -> list[tuple[RefusalCode, int]]:
     """The refusals of node-events: their code and number of records."""
     return [
         (one.code, one.last - one.first + 1)
@@ -47,13 +47,13 @@ async def refusals(cell: TestCell) -> list[tuple[RefusalCode, int]]:
     ]
 
 
-def scheduling(cell: TestCell) -> ClusterState:
+def scheduling(cell: GatewayCell) -> ClusterState:
     found = cell.leaders[1].fold.state
     assert isinstance(found, ClusterState)
     return found
 
 
-async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: TestCell) -> None:
+async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: GatewayCell) -> None:
     await cell.call("GET", PATH, status=404)
     await cell.call("PUT", PATH, status=428, json=BOUNDS)
     await enroll(cell, "n2", labels={"rack": "r1"}, keys=["ab" * 32])
@@ -73,7 +73,7 @@ async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: TestCe
     assert (await cell.call("GET", PATH))["revision"] == 3
 
 
-async def test_an_invalid_enrollment_is_refused(cell: TestCell) -> None:
+async def test_an_invalid_enrollment_is_refused(cell: GatewayCell) -> None:
     answer = await cell.call(
         "PUT", PATH, status=202, json={"pool": "ghost", "gpus": 1}, headers=NEW
     )
@@ -83,7 +83,7 @@ async def test_an_invalid_enrollment_is_refused(cell: TestCell) -> None:
     await cell.call("PUT", "/v1/nodes/UPPER/enrollment", status=404, json=BOUNDS, headers=NEW)
 
 
-async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCell) -> None:
+async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: GatewayCell) -> None:
     await enroll(cell, "n2", node_type="h100")
     node = await cell.call("GET", "/v1/nodes/n2")
     assert (node["state"], node["pool"], node["gpus"]) == ("enrolled", "default", 0)
@@ -96,7 +96,7 @@ async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCe
 
 
 async def test_nodes_that_joined_before_the_first_enrollment_get_no_new_tasks(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     await enroll(cell, "n2")
     assert await state_of(cell, "n1") == "barred"
@@ -107,7 +107,7 @@ async def test_nodes_that_joined_before_the_first_enrollment_get_no_new_tasks(
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "starting"
 
 
-async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: TestCell) -> None:
+async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: GatewayCell) -> None:
     await enroll(cell, "n1")
     await enroll(cell, "n2", labels={"rack": "r1"}, address="10.0.0.2", node_type="h100")
     offer = {"pool": "default", "node_type": "h100", "address": "10.0.0.2"}
@@ -129,7 +129,7 @@ async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: Tes
 
 
 async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_state(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     await enroll(cell, "n1")
     await enroll(cell, "n2")
@@ -149,7 +149,7 @@ async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_st
     assert [one["name"] for one in listed["items"]] == ["n1", "n2"]
 
 
-async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: TestCell) -> None:
+async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: GatewayCell) -> None:
     await enroll(cell, "n1")
     job = await cell.submit()
     await cell.starts(f"{job}.0")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
+from tests.support.gateway import GatewayCell, gateway_cell
 from tests.support.views import telemetry
 from tests.unit.gateway.test_operating import state
 from yardmaster_core.admission.machine import QuotaMachine
@@ -32,7 +32,7 @@ SECRET = "hunter2-of-ana"
 DETAILS_PLACE = Partition(DETAILS.name)
 
 
-async def ended_job(cell: TestCell, **spec: Any) -> str:
+async def ended_job(cell: GatewayCell, **spec: Any) -> str:
     """An ended job with a secret in its name, labels, command, environment and note."""
     job = await cell.submit(
         name=SECRET,
@@ -50,7 +50,7 @@ async def ended_job(cell: TestCell, **spec: Any) -> str:
     return job
 
 
-async def erase(cell: TestCell, job: str, *, token: str = "admin", status: int = 202) -> Any:
+async def erase(cell: GatewayCell, job: str, *, token: str = "admin", status: int = 202) -> Any:
     return await cell.call("POST", f"/v1/jobs/{job}/erase", token=token, status=status)
 
 
@@ -59,7 +59,7 @@ async def in_details(log: EventLog) -> bytes:
     return b"\n".join(one.record.value or b"" for one in stored)
 
 
-async def all_answers(cell: TestCell, job: str) -> str:
+async def all_answers(cell: GatewayCell, job: str) -> str:
     """The text of all answers about a job, including its requests and the records of the log."""
     texts = []
     for path in (
@@ -76,7 +76,7 @@ async def all_answers(cell: TestCell, job: str) -> str:
 
 
 async def test_an_erased_job_has_no_details_in_the_log_and_in_any_answer(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     job = await ended_job(cell)
     assert SECRET in await all_answers(cell, job)
@@ -95,7 +95,7 @@ async def test_an_erased_job_has_no_details_in_the_log_and_in_any_answer(
     assert [e for e in await cell.events("admissions") if isinstance(e, DetailsErasedV1)]
 
 
-async def test_verify_counts_erased_details(cell: TestCell) -> None:
+async def test_verify_counts_erased_details(cell: GatewayCell) -> None:
     job = await ended_job(cell)
     machines = (QuotaMachine(check), SchedulerMachine())
     before = await verify(cell.log, machines, "main")
@@ -108,7 +108,7 @@ async def test_verify_counts_erased_details(cell: TestCell) -> None:
 async def test_an_erasure_finds_the_details_of_a_repetition_that_only_quota_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with test_cell(recent_requests=1, view_wait_s=0.01) as cell:
+    async with gateway_cell(recent_requests=1, view_wait_s=0.01) as cell:
         gateway: Gateway = cell.app.state.gateway
         headers = {"Idempotency-Key": "twice"}
         body = {"project": "nlp", "run": {"command": ["echo", SECRET]}}
@@ -138,7 +138,7 @@ async def test_an_erasure_finds_the_details_of_a_repetition_that_only_quota_dete
         assert report.ok
 
 
-async def test_views_rebuilt_after_an_erasure_do_not_contain_the_details(cell: TestCell) -> None:
+async def test_views_rebuilt_after_an_erasure_do_not_contain_the_details(cell: GatewayCell) -> None:
     job = await ended_job(cell)
     await erase(cell, job)
     cell.store = MemoryViewStore("main", cell.clock)
@@ -152,7 +152,7 @@ async def test_views_rebuilt_after_an_erasure_do_not_contain_the_details(cell: T
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
 
 
-async def test_output_of_an_erased_job_is_not_found(cell: TestCell) -> None:
+async def test_output_of_an_erased_job_is_not_found(cell: GatewayCell) -> None:
     job = await ended_job(cell)
     row = OutputRow(task_id=f"{job}.0", attempt=1, first=0, last=0)
     await cell.store.note([Put(row)], {})
@@ -162,7 +162,7 @@ async def test_output_of_an_erased_job_is_not_found(cell: TestCell) -> None:
     assert await cell.store.get(OutputRow, f"{job}.0/1") is None
 
 
-async def test_a_job_that_has_not_ended_is_not_erased(cell: TestCell) -> None:
+async def test_a_job_that_has_not_ended_is_not_erased(cell: GatewayCell) -> None:
     job = await cell.submit(name=SECRET)
     starting = await erase(cell, job, status=409)
     await cell.starts(f"{job}.0")
@@ -171,7 +171,7 @@ async def test_a_job_that_has_not_ended_is_not_erased(cell: TestCell) -> None:
     assert SECRET.encode() in await in_details(cell.log)
 
 
-async def test_a_rejected_job_can_be_erased(cell: TestCell) -> None:
+async def test_a_rejected_job_can_be_erased(cell: GatewayCell) -> None:
     job = await cell.submit(name=SECRET, pools=["ghost"])
     await erase(cell, job)
     assert SECRET.encode() not in await in_details(cell.log)
@@ -180,7 +180,7 @@ async def test_a_rejected_job_can_be_erased(cell: TestCell) -> None:
 
 @pytest.mark.parametrize("token", ["nlp", "nlp2", "viewer", "research"])
 async def test_erasing_needs_an_operator_or_an_admin_of_the_project(
-    cell: TestCell, token: str
+    cell: GatewayCell, token: str
 ) -> None:
     job = await ended_job(cell)
     problem = await erase(cell, job, token=token, status=403)
@@ -189,14 +189,14 @@ async def test_erasing_needs_an_operator_or_an_admin_of_the_project(
     await erase(cell, job, token="operator")
 
 
-async def test_repeating_an_erasure_does_no_harm(cell: TestCell) -> None:
+async def test_repeating_an_erasure_does_no_harm(cell: GatewayCell) -> None:
     job = await ended_job(cell)
     first, second = await erase(cell, job), await erase(cell, job)
     assert [await state(cell, one) for one in (first, second)] == ["accepted", "accepted"]
 
 
 async def test_a_gateway_that_crashes_before_recording_the_request_has_deleted_the_details(
-    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+    cell: GatewayCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tombstone is written first; the client gets no answer and repeats the request."""
     job = await ended_job(cell)
@@ -218,7 +218,7 @@ async def test_a_gateway_that_crashes_before_recording_the_request_has_deleted_t
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
 
 
-async def test_the_request_names_a_tombstone_that_is_already_in_details(cell: TestCell) -> None:
+async def test_the_request_names_a_tombstone_that_is_already_in_details(cell: GatewayCell) -> None:
     job = await ended_job(cell)
     await erase(cell, job)
     (request,) = [e for e in await cell.events("requests") if isinstance(e, EraseRequestedV1)]

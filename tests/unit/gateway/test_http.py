@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CELL, TestCell
+from tests.support.gateway import CELL, GatewayCell
 from tests.support.views import telemetry
 from yardmaster_cli.dev.watched_log import WatchedLog
 from yardmaster_eventlog.errors import LogUnavailable
@@ -24,7 +24,7 @@ from yardmaster_runtime.telemetry.port import Telemetry
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/tasks", "/v1/cell"])
-async def test_every_get_has_a_head_without_content(cell: TestCell, path: str) -> None:
+async def test_every_get_has_a_head_without_content(cell: GatewayCell, path: str) -> None:
     async with cell.client() as client:
         got, head = await client.get(path), await client.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")
@@ -33,7 +33,7 @@ async def test_every_get_has_a_head_without_content(cell: TestCell, path: str) -
         assert head.headers["content-length"] == got.headers["content-length"]
 
 
-async def test_a_head_of_a_missing_object_and_of_a_stream_end(cell: TestCell) -> None:
+async def test_a_head_of_a_missing_object_and_of_a_stream_end(cell: GatewayCell) -> None:
     async with cell.client() as client:
         assert (await client.head("/v1/jobs/aaaaaaaaaaaa")).status_code == 404
         assert (await client.head("/v1/jobs/aaaaaaaaaaaa/cancel")).status_code == 405
@@ -41,7 +41,7 @@ async def test_a_head_of_a_missing_object_and_of_a_stream_end(cell: TestCell) ->
     assert (watch.status_code, watch.content) == (200, b"")
 
 
-def with_lines(cell: TestCell) -> io.StringIO:
+def with_lines(cell: GatewayCell) -> io.StringIO:
     """Let the cell's gateway write its log lines into the result."""
     lines = io.StringIO()
     said = Telemetry("gateway", now_ms=cell.clock.now_ms, stream=lines)
@@ -49,7 +49,7 @@ def with_lines(cell: TestCell) -> io.StringIO:
     return lines
 
 
-async def test_a_client_that_disconnects_within_its_body_is_one_line(cell: TestCell) -> None:
+async def test_a_client_that_disconnects_within_its_body_is_one_line(cell: GatewayCell) -> None:
     lines = with_lines(cell)
     parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
     sent: list[Any] = []
@@ -76,7 +76,7 @@ async def test_a_client_that_disconnects_within_its_body_is_one_line(cell: TestC
     assert (line["event"], line["level"]) == ("client_disconnected", "info")
 
 
-async def verdicts(cell: TestCell) -> tuple[str, str]:
+async def verdicts(cell: GatewayCell) -> tuple[str, str]:
     """The verdicts of the gateway's own port and of its health port, each within a second."""
     process = Health()
     check: HealthCheck = cell.app.state.health
@@ -102,7 +102,7 @@ async def hang(*_: object, **__: object) -> Any:
 
 
 async def test_both_ports_say_degraded_while_the_store_of_the_views_hangs(
-    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+    cell: GatewayCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await verdicts(cell) == ("ready", "ready")
     with monkeypatch.context() as patched:
@@ -125,7 +125,7 @@ async def test_a_gateway_is_not_ready_while_the_log_takes_no_records() -> None:
     clock, lines = SystemClock(), io.StringIO()
     full = Full(clock)
     log = WatchedLog(full, Telemetry("log", now_ms=clock.now_ms, stream=lines))
-    cell = await TestCell(clock=clock, log=log).start()
+    cell = await GatewayCell(clock=clock, log=log).start()
     ports = replace(cell.ports, telemetry=telemetry("gateway"), log_fault=lambda: log.fault)
     cell.app = create_app(ports, cell.settings)
     assert await verdicts(cell) == ("ready", "ready")

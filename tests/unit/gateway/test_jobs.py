@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support import logs
-from tests.support.gateway import TestCell, through_both
+from tests.support.gateway import GatewayCell, through_both
 from yardmaster_eventlog.port import Partition
 from yardmaster_schemas.events.admissions import TaskAdmittedV1
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
@@ -15,7 +15,7 @@ from yardmaster_schemas.events.requests import CancelRequestedV1, TaskSubmittedV
 RUN = {"command": ["python", "t.py"]}
 
 
-async def test_a_job_is_recorded_then_admitted_then_placed(cell: TestCell) -> None:
+async def test_a_job_is_recorded_then_admitted_then_placed(cell: GatewayCell) -> None:
     body = {"project": "nlp", "name": "sft", "resources": {"gpus": 1}, "run": RUN}
     headers = {"Idempotency-Key": "k1"}
     answer = await cell.call(
@@ -36,7 +36,7 @@ async def test_a_job_is_recorded_then_admitted_then_placed(cell: TestCell) -> No
     assert (task["phase"], task["end"]["exit_code"]) == ("succeeded", 0)
 
 
-async def test_an_answer_has_its_position_and_key_in_headers_too(cell: TestCell) -> None:
+async def test_an_answer_has_its_position_and_key_in_headers_too(cell: GatewayCell) -> None:
     async with cell.client("nlp") as client:
         response = await client.post("/v1/jobs", json={"project": "nlp", "run": RUN})
         assert response.status_code == 202
@@ -46,7 +46,7 @@ async def test_an_answer_has_its_position_and_key_in_headers_too(cell: TestCell)
 
 
 async def test_the_same_key_and_body_return_the_same_answer_and_write_one_record(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     body = {"project": "nlp", "tasks": {"count": 3}, "run": RUN}
     headers = {"Idempotency-Key": "again"}
@@ -59,7 +59,7 @@ async def test_the_same_key_and_body_return_the_same_answer_and_write_one_record
     assert len(submitted) == 1
 
 
-async def test_the_same_key_with_a_different_body_is_refused(cell: TestCell) -> None:
+async def test_the_same_key_with_a_different_body_is_refused(cell: GatewayCell) -> None:
     headers = {"Idempotency-Key": "clash"}
     body = {"project": "nlp", "run": RUN}
     await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers)
@@ -74,7 +74,7 @@ async def test_the_same_key_with_a_different_body_is_refused(cell: TestCell) -> 
     assert problem["code"] == "idempotency_mismatch"
 
 
-async def test_concurrent_submissions_with_one_key_create_one_job(cell: TestCell) -> None:
+async def test_concurrent_submissions_with_one_key_create_one_job(cell: GatewayCell) -> None:
     body = {"project": "nlp", "run": RUN}
     headers = {"Idempotency-Key": "twins"}
 
@@ -97,7 +97,7 @@ async def test_concurrent_submissions_with_one_key_create_one_job(cell: TestCell
 
 
 async def test_one_key_sent_to_two_gateways_is_one_job_that_keeps_its_command(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     body = {"project": "nlp", "run": RUN}
     first, second = await through_both(cell, body, body)
@@ -114,7 +114,7 @@ async def test_one_key_sent_to_two_gateways_is_one_job_that_keeps_its_command(
 
 
 async def test_one_key_with_two_bodies_sent_to_two_gateways_is_refused_for_the_second(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     body = {"project": "nlp", "run": RUN}
     first, second = await through_both(cell, body, {**body, "priority": 3})
@@ -126,7 +126,7 @@ async def test_one_key_with_two_bodies_sent_to_two_gateways_is_refused_for_the_s
 
 
 async def test_the_same_key_of_a_different_user_or_project_is_a_different_job(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     ids = set()
     for token, project in (("nlp", "nlp"), ("nlp2", "nlp"), ("vision", "vision")):
@@ -142,7 +142,7 @@ async def test_the_same_key_of_a_different_user_or_project_is_a_different_job(
     assert len(ids) == 3
 
 
-async def test_ten_thousand_tasks_are_one_request(cell: TestCell) -> None:
+async def test_ten_thousand_tasks_are_one_request(cell: GatewayCell) -> None:
     answer = await cell.call(
         "POST",
         "/v1/jobs",
@@ -192,7 +192,7 @@ async def test_ten_thousand_tasks_are_one_request(cell: TestCell) -> None:
     ],
 )
 async def test_an_invalid_body_is_refused_with_the_field(
-    cell: TestCell, body: dict[str, object], pointer: str, word: str
+    cell: GatewayCell, body: dict[str, object], pointer: str, word: str
 ) -> None:
     problem = await cell.call("POST", "/v1/jobs", token="nlp", status=422, json=body)
     assert problem["code"] == "invalid_spec"
@@ -203,7 +203,7 @@ async def test_an_invalid_body_is_refused_with_the_field(
 
 
 async def test_a_body_that_is_not_json_or_too_large_or_of_a_wrong_type_is_refused(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     kind = {"Content-Type": "application/json"}
     problem = await cell.call("POST", "/v1/jobs", status=400, content=b'{"project": ', headers=kind)
@@ -218,7 +218,7 @@ async def test_a_body_that_is_not_json_or_too_large_or_of_a_wrong_type_is_refuse
     await cell.call("POST", "/v1/jobs", status=400, content=deep, headers=kind)
 
 
-async def test_a_rejected_job_shows_the_reason(cell: TestCell) -> None:
+async def test_a_rejected_job_shows_the_reason(cell: GatewayCell) -> None:
     job = await cell.submit(pools=["nowhere"])
     task = await cell.call("GET", f"/v1/tasks/{job}.0")
     assert task["phase"] == "rejected"
@@ -227,7 +227,7 @@ async def test_a_rejected_job_shows_the_reason(cell: TestCell) -> None:
     assert explained["refusal"] == task["refusal"]
 
 
-async def test_what_no_decision_reads_is_only_in_details(cell: TestCell) -> None:
+async def test_what_no_decision_reads_is_only_in_details(cell: GatewayCell) -> None:
     await cell.submit(name="secret-name", labels={"team": "x"}, run={"command": ["hush"]})
     for topic in ("requests", "admissions", "decisions"):
         for stored in await cell.log.read(Partition(topic), 0, max_records=1000):
@@ -237,7 +237,7 @@ async def test_what_no_decision_reads_is_only_in_details(cell: TestCell) -> None
     assert details[0].name == "secret-name"
 
 
-async def test_a_job_shows_the_submitted_spec_and_all_defaults(cell: TestCell) -> None:
+async def test_a_job_shows_the_submitted_spec_and_all_defaults(cell: GatewayCell) -> None:
     job = await cell.submit(
         tasks={"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}, "max_concurrent": 1},
         stop={"grace": "2m", "signal": "USR1"},
@@ -253,7 +253,7 @@ async def test_a_job_shows_the_submitted_spec_and_all_defaults(cell: TestCell) -
     assert last["wait"]["code"] == "at_max_concurrent"
 
 
-async def test_a_change_needs_the_current_etag(cell: TestCell) -> None:
+async def test_a_change_needs_the_current_etag(cell: GatewayCell) -> None:
     job = await cell.submit()
     path = f"/v1/jobs/{job}"
     async with cell.client("nlp") as client:
@@ -279,7 +279,7 @@ async def test_a_change_needs_the_current_etag(cell: TestCell) -> None:
     assert (await cell.call("GET", path))["max_slots_milli"] is None
 
 
-async def test_quota_refuses_the_second_of_two_concurrent_changes(cell: TestCell) -> None:
+async def test_quota_refuses_the_second_of_two_concurrent_changes(cell: GatewayCell) -> None:
     job = await cell.submit()
     path = f"/v1/jobs/{job}"
     ids = []
@@ -303,14 +303,14 @@ async def test_quota_refuses_the_second_of_two_concurrent_changes(cell: TestCell
 
 @pytest.mark.parametrize("body", [{}, {"priority": None}, {"priority": 100}, {"weight": 0}])
 async def test_an_empty_or_invalid_change_is_refused(
-    cell: TestCell, body: dict[str, object]
+    cell: GatewayCell, body: dict[str, object]
 ) -> None:
     job = await cell.submit()
     headers = {"If-Match": "*"}
     await cell.call("PATCH", f"/v1/jobs/{job}", status=422, json=body, headers=headers)
 
 
-async def test_a_cancelled_job_ends_and_can_no_longer_be_changed(cell: TestCell) -> None:
+async def test_a_cancelled_job_ends_and_can_no_longer_be_changed(cell: GatewayCell) -> None:
     job = await cell.submit(tasks={"count": 2}, resources={"gpus": 4})
     path = f"/v1/jobs/{job}"
     body = {"reason": "wrong data"}
@@ -328,7 +328,7 @@ async def test_a_cancelled_job_ends_and_can_no_longer_be_changed(cell: TestCell)
     await cell.call("PATCH", path, status=409, json={"priority": 1}, headers={"If-Match": "*"})
 
 
-async def test_a_paused_job_is_held_until_it_is_resumed(cell: TestCell) -> None:
+async def test_a_paused_job_is_held_until_it_is_resumed(cell: GatewayCell) -> None:
     first = await cell.submit(resources={"gpus": 4})
     job = await cell.submit()
     await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
@@ -345,7 +345,7 @@ async def test_a_paused_job_is_held_until_it_is_resumed(cell: TestCell) -> None:
     assert not task["paused"]
 
 
-async def test_one_task_of_a_job_can_be_cancelled(cell: TestCell) -> None:
+async def test_one_task_of_a_job_can_be_cancelled(cell: GatewayCell) -> None:
     job = await cell.submit(tasks={"count": 6})
     await cell.call("POST", f"/v1/tasks/{job}.5/cancel", token="nlp", status=202, json={})
     answer = await cell.call("GET", f"/v1/jobs/{job}")
@@ -354,7 +354,7 @@ async def test_one_task_of_a_job_can_be_cancelled(cell: TestCell) -> None:
     assert requests[0].index == 5
 
 
-async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
+async def test_jobs_are_listed_by_label_phase_and_ref(cell: GatewayCell) -> None:
     red = await cell.submit(labels={"team": "red"})
     blue = await cell.submit(labels={"team": "blue"}, resources={"gpus": 4})
 
@@ -369,7 +369,7 @@ async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
 
 
 async def test_a_submission_interrupted_by_the_gateways_stop_has_an_unknown_outcome(
-    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+    cell: GatewayCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, recorded = cell.log.append, asyncio.Event()
 
@@ -394,7 +394,7 @@ async def test_a_submission_interrupted_by_the_gateways_stop_has_an_unknown_outc
     assert len((await cell.call("GET", "/v1/jobs", token="nlp"))["items"]) == 1
 
 
-async def submitted_unseen(cell: TestCell) -> str:
+async def submitted_unseen(cell: GatewayCell) -> str:
     """Submit a job that quota and the views do not read; the gateway has read the views."""
     await cell.call("GET", "/v1/pools")
     body = {"project": "nlp", "run": {"command": ["true"]}}
@@ -402,7 +402,7 @@ async def submitted_unseen(cell: TestCell) -> str:
     return str(answer["job_id"])
 
 
-async def test_a_job_that_the_views_have_not_read_is_not_unknown(cell: TestCell) -> None:
+async def test_a_job_that_the_views_have_not_read_is_not_unknown(cell: GatewayCell) -> None:
     path = f"/v1/jobs/{await submitted_unseen(cell)}"
     behind = await cell.call("GET", path, status=503, run=False)
     assert behind["code"] == "view_behind"
@@ -411,7 +411,7 @@ async def test_a_job_that_the_views_have_not_read_is_not_unknown(cell: TestCell)
     assert (await cell.call("GET", "/v1/jobs/000000000000", status=404))["code"] == "not_found"
 
 
-async def test_a_recent_job_can_be_canceled_while_the_views_are_behind(cell: TestCell) -> None:
+async def test_a_recent_job_can_be_canceled_while_the_views_are_behind(cell: GatewayCell) -> None:
     job = await submitted_unseen(cell)
     path = f"/v1/jobs/{job}/cancel"
     for other in ("nlp2", "vision", "viewer"):
@@ -425,7 +425,7 @@ async def test_a_recent_job_can_be_canceled_while_the_views_are_behind(cell: Tes
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["phases"] == {"cancelled": 1}
 
 
-async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> None:
+async def test_the_limits_of_a_cell_are_shown_and_changed(cell: GatewayCell) -> None:
     shown = await cell.call("GET", "/v1/cell", token="nlp")
     assert (shown["name"], shown["revision"]) == ("main", 0)
     assert shown["config"] == {
@@ -461,7 +461,7 @@ async def test_the_limits_of_a_cell_are_shown_and_changed(cell: TestCell) -> Non
     ],
 )
 async def test_a_body_with_a_repeated_key_or_a_number_that_json_lacks_is_refused(
-    cell: TestCell, content: str, detail: str
+    cell: GatewayCell, content: str, detail: str
 ) -> None:
     answer = await cell.call(
         "POST",
@@ -475,7 +475,7 @@ async def test_a_body_with_a_repeated_key_or_a_number_that_json_lacks_is_refused
     assert detail in answer["detail"]
 
 
-async def test_a_position_without_a_dot_between_its_parts_is_named(cell: TestCell) -> None:
+async def test_a_position_without_a_dot_between_its_parts_is_named(cell: GatewayCell) -> None:
     answer = await cell.call(
         "GET", "/v1/tasks?min_position=main@r1.n56589d0048", token="nlp", status=400
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CALLERS, CELL, StaticTokens, TestCell, caller, test_cell
+from tests.support.gateway import CALLERS, CELL, GatewayCell, StaticTokens, caller, gateway_cell
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.policies import check
@@ -36,22 +36,22 @@ def lose(*stores: MemoryViewStore) -> None:
             waiter.wake.set()
 
 
-async def refill(cell: TestCell, until: Position | None = None) -> None:
+async def refill(cell: GatewayCell, until: Position | None = None) -> None:
     for follower in (cell.follower, cell.meter):
         await follower.start()
         await follower.catch_up(until)
 
 
-def part_of(cell: TestCell, requests: int) -> Position:
+def part_of(cell: GatewayCell, requests: int) -> Position:
     return Position.start(CELL).at("requests", requests)
 
 
-def start_another_gateway(cell: TestCell) -> None:
+def start_another_gateway(cell: GatewayCell) -> None:
     ports = replace(cell.ports, telemetry=telemetry("gateway"))
     cell.app = create_app(ports, cell.settings)
 
 
-async def unavailable(cell: TestCell, method: str, path: str, **what: Any) -> None:
+async def unavailable(cell: GatewayCell, method: str, path: str, **what: Any) -> None:
     async with cell.client(what.pop("token", "operator")) as client:
         response = await client.request(method, path, **what)
     assert response.status_code == 503, f"{method} {path}: {response.text[:300]}"
@@ -62,7 +62,7 @@ async def unavailable(cell: TestCell, method: str, path: str, **what: Any) -> No
 @pytest.mark.parametrize("fresh", [False, True], ids=["known", "fresh"])
 async def test_reads_are_unavailable_until_lost_views_are_rebuilt(fresh: bool) -> None:
     identity = StaticTokens({**CALLERS, "dept": ROSS})
-    async with test_cell(identity=identity, view_wait_s=0.01) as cell:
+    async with gateway_cell(identity=identity, view_wait_s=0.01) as cell:
         job = await cell.submit()
         etag = (await cell.call("GET", "/v1/projects/nlp"))["revision"]
         await cell.call("GET", "/v1/usage")
@@ -95,7 +95,7 @@ async def test_reads_are_unavailable_until_lost_views_are_rebuilt(fresh: bool) -
 
 
 async def test_a_read_waits_for_the_rebuild_of_lost_views() -> None:
-    async with test_cell(view_wait_s=10.0) as cell:
+    async with gateway_cell(view_wait_s=10.0) as cell:
         job = await cell.submit()
         await cell.call("GET", "/v1/jobs")
         lose(cell.store)
@@ -107,7 +107,7 @@ async def test_a_read_waits_for_the_rebuild_of_lost_views() -> None:
 
 
 async def test_views_lost_during_a_wait_do_not_mean_a_missing_task() -> None:
-    async with test_cell(max_wait_s=10.0) as cell:
+    async with gateway_cell(max_wait_s=10.0) as cell:
         job = await cell.submit()
         async with asyncio.TaskGroup() as group:
             wait = unavailable(cell, "GET", f"/v1/tasks/{job}.0?wait_for=ended&timeout_s=10")
@@ -119,7 +119,7 @@ async def test_views_lost_during_a_wait_do_not_mean_a_missing_task() -> None:
 
 
 async def test_a_gateway_compares_the_views_with_the_log_only_once(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     await cell.submit()
     # Views do not cover the records of a leader that has started a term and committed nothing.
@@ -134,7 +134,7 @@ async def test_a_gateway_compares_the_views_with_the_log_only_once(
     cell.leaders[0] = leader
 
 
-async def test_a_position_beyond_a_truncated_log_is_not_waited_for(cell: TestCell) -> None:
+async def test_a_position_beyond_a_truncated_log_is_not_waited_for(cell: GatewayCell) -> None:
     store = MemoryViewStore(CELL, cell.clock)
     views = MonotonicViews(store, cell.log, CELL, 0)
     end = await cell.log.end(Partition("requests"))
@@ -155,7 +155,7 @@ async def test_a_position_beyond_a_truncated_log_is_not_waited_for(cell: TestCel
 # --- submits ------------------------------------------------------------------------------------
 
 
-async def ends(cell: TestCell) -> tuple[int, int]:
+async def ends(cell: GatewayCell) -> tuple[int, int]:
     requests, details = Partition("requests"), Partition("details")
     return await cell.log.end(requests), await cell.log.end(details)
 
@@ -165,7 +165,7 @@ def keyed(key: str) -> dict[str, Any]:
 
 
 async def test_a_key_that_only_lost_views_know_is_decided_by_quota_alone() -> None:
-    async with test_cell(recent_requests=3, view_wait_s=0.01) as cell:
+    async with gateway_cell(recent_requests=3, view_wait_s=0.01) as cell:
         job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
         for _ in range(5):
             await cell.submit()
@@ -185,7 +185,7 @@ async def test_a_key_that_only_lost_views_know_is_decided_by_quota_alone() -> No
         assert await ends(cell) == (before[0] + 2, before[1] + 2)
 
 
-async def test_a_key_needs_no_views_while_the_gateway_knows_all_requests(cell: TestCell) -> None:
+async def test_a_key_needs_no_views_while_the_gateway_knows_all_requests(cell: GatewayCell) -> None:
     job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
     lose(cell.store)
     again = await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("old"))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from tests.support.toy_cell import until
 from tests.support.views import telemetry
 from yardmaster_gateway.app import create_app
@@ -141,13 +141,13 @@ async def reading(sizes: NodeSizes) -> AsyncIterator[None]:
         work.cancel()
 
 
-async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
+async def submit(cell: GatewayCell, gpus: int, **more: Any) -> list[str]:
     body = {"project": "nlp", "resources": {"gpus": gpus}, "run": {"command": ["true"]}, **more}
     answer = await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body)
     return list(answer["warnings"])
 
 
-async def test_a_submission_returns_the_warnings_of_its_pools(cell: TestCell) -> None:
+async def test_a_submission_returns_the_warnings_of_its_pools(cell: GatewayCell) -> None:
     await cell.joins("n2", pool="h100", gpus=8)
     await cell.run_until_idle()
     async with reading(cell.app.state.gateway.sizes):
@@ -158,7 +158,7 @@ async def test_a_submission_returns_the_warnings_of_its_pools(cell: TestCell) ->
     assert warning == "resources.gpus: 8 per replica, the largest node has 4"
 
 
-async def test_a_submission_is_recorded_without_views(cell: TestCell) -> None:
+async def test_a_submission_is_recorded_without_views(cell: GatewayCell) -> None:
     cell.app = create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
     gateway: Gateway = cell.app.state.gateway
     gateway.views.store = type(cell.store)("main", cell.clock)
@@ -239,7 +239,7 @@ class Slow:
 
 
 async def test_a_read_longer_than_a_submission_waits_serves_later_submissions(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     views, clock = Slow(cell.store), ManualClock()
     sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))

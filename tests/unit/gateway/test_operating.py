@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support import logs
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from yardmaster_gateway.app import document
 from yardmaster_scheduler.work_metrics import statuses
 from yardmaster_schemas.api import NodeState
@@ -16,12 +16,12 @@ from yardmaster_schemas.events.requests import NodeSlotsChangeRequestedV1
 POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
 
 
-async def tag(cell: TestCell, path: str) -> str:
+async def tag(cell: GatewayCell, path: str) -> str:
     async with cell.client() as client:
         return str((await client.get(path)).headers["ETag"])
 
 
-async def state(cell: TestCell, answer: dict[str, Any]) -> Any:
+async def state(cell: GatewayCell, answer: dict[str, Any]) -> Any:
     request = await cell.call("GET", f"/v1/requests/{answer['request_ids'][0]}")
     return request["refusal"]["code"] if request["refusal"] else request["state"]
 
@@ -35,7 +35,7 @@ CONFIGURED = [
 
 @pytest.mark.parametrize(("path", "body"), CONFIGURED)
 async def test_an_object_is_created_changed_and_deleted_with_conditions(
-    cell: TestCell, path: str, body: dict[str, Any]
+    cell: GatewayCell, path: str, body: dict[str, Any]
 ) -> None:
     new = {"If-None-Match": "*"}
     await cell.call("PUT", path, status=428, json=body)
@@ -60,11 +60,11 @@ async def test_an_object_is_created_changed_and_deleted_with_conditions(
 
 
 @pytest.mark.parametrize("header", ["3", '"a', "W/", '"a" "b"', "", 'W/"1"'])
-async def test_a_malformed_condition_is_refused(cell: TestCell, header: str) -> None:
+async def test_a_malformed_condition_is_refused(cell: GatewayCell, header: str) -> None:
     await cell.call("PUT", "/v1/pools/h100", status=400, json=POOL, headers={"If-Match": header})
 
 
-async def test_an_invalid_name_is_not_found(cell: TestCell) -> None:
+async def test_an_invalid_name_is_not_found(cell: GatewayCell) -> None:
     for name in ("UPPER", "a b", "-x", "x" * 64):
         for path in (f"/v1/pools/{name}", f"/v1/projects/{name}", f"/v1/departments/{name}"):
             body = POOL if "pools" in path else {"department": "research"}
@@ -73,7 +73,7 @@ async def test_an_invalid_name_is_not_found(cell: TestCell) -> None:
             await cell.call("PUT", path, status=404, json=body, headers=headers)
 
 
-async def test_an_object_in_use_is_not_deleted(cell: TestCell) -> None:
+async def test_an_object_in_use_is_not_deleted(cell: GatewayCell) -> None:
     await cell.submit()
     for path in ("/v1/pools/default", "/v1/projects/nlp", "/v1/departments/research"):
         problem = await cell.call("DELETE", path, status=409, headers={"If-Match": "*"})
@@ -82,7 +82,7 @@ async def test_an_object_in_use_is_not_deleted(cell: TestCell) -> None:
 
 @pytest.mark.parametrize("policy", [{"name": "astrology"}, {"name": "priority", "version": 999}])
 async def test_an_unknown_policy_is_refused_with_the_known_ones(
-    cell: TestCell, policy: dict[str, Any]
+    cell: GatewayCell, policy: dict[str, Any]
 ) -> None:
     problem = await cell.call(
         *("PUT", "/v1/pools/new"),
@@ -99,7 +99,7 @@ async def test_an_unknown_policy_is_refused_with_the_known_ones(
 
 @pytest.mark.parametrize(("path", "body"), CONFIGURED)
 async def test_creating_an_existing_object_is_refused(
-    cell: TestCell, path: str, body: dict[str, Any]
+    cell: GatewayCell, path: str, body: dict[str, Any]
 ) -> None:
     new = {"If-None-Match": "*"}
     await cell.call("PUT", path, status=202, json=body, headers=new)
@@ -109,7 +109,7 @@ async def test_creating_an_existing_object_is_refused(
     assert problem["detail"] == f"{kind} new already exists."
 
 
-async def test_a_405_names_every_method_of_the_path(cell: TestCell) -> None:
+async def test_a_405_names_every_method_of_the_path(cell: GatewayCell) -> None:
     paths = document()["paths"]
     for path, operations in paths.items():
         response = await cell.call(
@@ -141,7 +141,7 @@ def test_every_reference_of_the_document_resolves() -> None:
     assert check(whole) > 100
 
 
-async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
+async def test_a_quota_is_part_of_its_project(cell: GatewayCell) -> None:
     path = "/v1/projects/nlp"
     headers = {"If-Match": await tag(cell, path)}
     quota = {
@@ -168,7 +168,7 @@ async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
 
 
 async def test_the_counters_of_pools_projects_and_departments_follow_the_tasks(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     await cell.submit(resources={"gpus": 3})
     await cell.submit(token="vision", project="vision", resources={"gpus": 2})
@@ -186,7 +186,7 @@ async def test_the_counters_of_pools_projects_and_departments_follow_the_tasks(
     assert seen["projects"] == ["nlp"], "a caller sees only its own projects of a department"
 
 
-async def test_a_node_is_cordoned_with_a_reason_drained_and_uncordoned(cell: TestCell) -> None:
+async def test_a_node_is_cordoned_with_a_reason_drained_and_uncordoned(cell: GatewayCell) -> None:
     path = "/v1/nodes/n1"
     before = await tag(cell, path)
     await cell.call("PATCH", path, status=428, json={"state": "cordoned"})
@@ -213,7 +213,7 @@ async def test_a_node_is_cordoned_with_a_reason_drained_and_uncordoned(cell: Tes
 
 
 async def test_a_node_drains_until_its_last_task_is_gone_and_is_drained_until_it_is_uncordoned(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     async def listed(state: str) -> list[str]:
         return [
@@ -235,7 +235,7 @@ async def test_a_node_drains_until_its_last_task_is_gone_and_is_drained_until_it
 
 
 async def test_the_scheduler_counts_nodes_under_the_states_that_the_api_shows(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     seen: set[str] = set()
 
@@ -289,11 +289,15 @@ async def test_the_scheduler_counts_nodes_under_the_states_that_the_api_shows(
         {"state": "lost"},
     ],
 )
-async def test_an_invalid_change_of_a_node_is_refused(cell: TestCell, body: dict[str, Any]) -> None:
+async def test_an_invalid_change_of_a_node_is_refused(
+    cell: GatewayCell, body: dict[str, Any]
+) -> None:
     await cell.call("PATCH", "/v1/nodes/n1", status=422, json=body, headers={"If-Match": "*"})
 
 
-async def test_slots_of_a_node_are_disabled_with_a_reason_and_enabled_again(cell: TestCell) -> None:
+async def test_slots_of_a_node_are_disabled_with_a_reason_and_enabled_again(
+    cell: GatewayCell,
+) -> None:
     path, node = "/v1/nodes/n1/slots", "/v1/nodes/n1"
     before = await tag(cell, node)
     body = {"disabled": [3, 0, 3], "stop": True, "reason": "ecc"}
@@ -321,14 +325,14 @@ async def test_slots_of_a_node_are_disabled_with_a_reason_and_enabled_again(cell
     "body", [{}, {"disabled": [4]}, {"disabled": [-1]}, {"disabled": "0"}, {"disabled": [1024]}]
 )
 async def test_slots_that_a_node_does_not_have_are_refused(
-    cell: TestCell, body: dict[str, Any]
+    cell: GatewayCell, body: dict[str, Any]
 ) -> None:
     match = {"If-Match": "*"}
     await cell.call("PUT", "/v1/nodes/n1/slots", status=422, json=body, headers=match)
     await cell.call("PUT", "/v1/nodes/n9/slots", status=404, json={"disabled": []}, headers=match)
 
 
-async def test_nodes_are_listed_by_pool_and_state(cell: TestCell) -> None:
+async def test_nodes_are_listed_by_pool_and_state(cell: GatewayCell) -> None:
     await cell.joins("n2", pool="h100")
     await cell.run_until_idle()
 

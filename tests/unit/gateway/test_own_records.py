@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import JSON, TestCell, test_cell
+from tests.support.gateway import JSON, GatewayCell, gateway_cell
 from tests.support.views import telemetry
 from yardmaster_core.admission.state import LastRecord
 from yardmaster_eventlog.codec import decode, encode
@@ -26,7 +26,7 @@ RUN = {"command": ["true"]}
 REQUESTS = Partition("requests")
 
 
-def restarted_gateway(cell: TestCell, clock: ManualClock | None = None) -> Gateway:
+def restarted_gateway(cell: GatewayCell, clock: ManualClock | None = None) -> Gateway:
     """A restarted gateway of the cell, optionally with its own clock."""
     ports = replace(cell.ports, telemetry=telemetry("gateway"), clock=clock or cell.clock)
     cell.app = create_app(ports, cell.settings)
@@ -36,14 +36,14 @@ def restarted_gateway(cell: TestCell, clock: ManualClock | None = None) -> Gatew
 
 
 async def test_requests_acknowledged_after_a_clock_step_backwards_are_accepted() -> None:
-    async with test_cell(clock=ManualClock(1_700_000_000_000)) as cell:
+    async with gateway_cell(clock=ManualClock(1_700_000_000_000)) as cell:
         await cell.submit()
         restarted_gateway(cell, ManualClock(1_700_000_000_000 - 30_000))
         job = await cell.submit()
         assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
 
 
-async def push_ahead(cell: TestCell) -> None:
+async def push_ahead(cell: GatewayCell) -> None:
     """Append a record that names the source of the newest request, with a higher epoch."""
     stored = (await cell.log.read(REQUESTS, await cell.log.end(REQUESTS) - 1))[0]
     cordon = NodeCordonRequestedV1(node="n1")
@@ -53,14 +53,14 @@ async def push_ahead(cell: TestCell) -> None:
     await cell.log.append(REQUESTS, [encode(forged, "main")])
 
 
-async def repeated(cell: TestCell, count: int) -> None:
+async def repeated(cell: GatewayCell, count: int) -> None:
     """Wait until a gateway has repeated `count` requests."""
     last = await cell.log.end(REQUESTS) + count - 1
     assert await cell.log.wait({REQUESTS: last}, 30)
 
 
 async def test_acknowledged_requests_of_a_source_that_was_pushed_ahead_are_recorded_again(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     gateway = restarted_gateway(cell)
     await cell.submit()
@@ -78,7 +78,7 @@ async def test_acknowledged_requests_of_a_source_that_was_pushed_ahead_are_recor
     watching.cancel()
 
 
-async def test_a_gateway_stops_when_quota_refuses_a_record_a_second_time(cell: TestCell) -> None:
+async def test_a_gateway_stops_when_quota_refuses_a_record_a_second_time(cell: GatewayCell) -> None:
     gateway = restarted_gateway(cell)
     await cell.submit()
     await push_ahead(cell)
@@ -104,7 +104,7 @@ async def test_a_gateway_stops_when_quota_refuses_a_record_a_second_time(cell: T
 
 
 async def test_a_client_learns_that_its_request_was_refused_and_its_retry_is_a_new_record(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     """No gateway is there any more that could repeat the request by itself."""
     restarted_gateway(cell)
@@ -125,7 +125,7 @@ async def test_a_client_learns_that_its_request_was_refused_and_its_retry_is_a_n
 
 async def test_a_gateway_whose_epoch_is_ahead_of_the_logs_clock_begins_a_new_source() -> None:
     clock, log_clock = ManualClock(), ManualClock()
-    async with test_cell(clock=clock, log=MemoryLog(log_clock)) as cell:
+    async with gateway_cell(clock=clock, log=MemoryLog(log_clock)) as cell:
         log_clock.advance(86_400)
         await cell.submit()  # the newest request, of which a gateway takes its epoch
         gateway = restarted_gateway(cell)
@@ -141,7 +141,7 @@ async def test_a_gateway_whose_epoch_is_ahead_of_the_logs_clock_begins_a_new_sou
 
 
 async def test_a_late_record_that_was_never_acknowledged_does_not_stop_the_gateway(
-    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+    cell: GatewayCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = restarted_gateway(cell)
     late: list[Any] = []

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 
 
-async def queue(cell: TestCell, query: str = "", *, token: str = "operator") -> list[Any]:
+async def queue(cell: GatewayCell, query: str = "", *, token: str = "operator") -> list[Any]:
     """All items, page by page."""
     found: list[Any] = []
     cursor = ""
@@ -25,12 +25,12 @@ def places(items: list[Any]) -> list[tuple[int, str, int]]:
     return [(each["position"], each["first"]["task_id"], each["count"]) for each in items]
 
 
-async def full(cell: TestCell) -> str:
+async def full(cell: GatewayCell) -> str:
     """Take all four GPUs of the only node."""
     return await cell.submit(priority=1, resources={"gpus": 4}, kind="interactive")
 
 
-async def test_equal_tasks_are_one_item_with_the_place_of_the_first(cell: TestCell) -> None:
+async def test_equal_tasks_are_one_item_with_the_place_of_the_first(cell: GatewayCell) -> None:
     await full(cell)
     later = await cell.submit(priority=50)
     array = await cell.submit(priority=20, tasks={"count": 5})
@@ -49,7 +49,7 @@ async def test_equal_tasks_are_one_item_with_the_place_of_the_first(cell: TestCe
     assert [one["first"]["index"] for one in each][:5] == list(range(5))
 
 
-async def test_a_task_that_is_held_keeps_its_place(cell: TestCell) -> None:
+async def test_a_task_that_is_held_keeps_its_place(cell: GatewayCell) -> None:
     await full(cell)
     array = await cell.submit(priority=20, tasks={"count": 3})
     last = await cell.submit(priority=30)
@@ -65,7 +65,7 @@ async def test_a_task_that_is_held_keeps_its_place(cell: TestCell) -> None:
 
 
 async def test_the_queue_follows_a_changed_priority_and_forgets_started_tasks(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     holder = await full(cell)
     one = await cell.submit(priority=20)
@@ -85,7 +85,7 @@ async def test_the_queue_follows_a_changed_priority_and_forgets_started_tasks(
 
 @pytest.mark.parametrize("among", ["job", "project"])
 async def test_claimants_come_in_the_order_that_the_scheduler_recorded(
-    cell: TestCell, among: str
+    cell: GatewayCell, among: str
 ) -> None:
     config = {"policy": {"name": "fair_share", "options": {"among": among}}}
     await cell.call("PUT", "/v1/pools/default", status=202, json=config, headers={"If-Match": "*"})
@@ -108,7 +108,7 @@ async def test_claimants_come_in_the_order_that_the_scheduler_recorded(
 
 @pytest.mark.parametrize("order", ["document", "kai"])
 async def test_under_quota_the_most_deprived_project_comes_first_then_priority(
-    cell: TestCell, order: str
+    cell: GatewayCell, order: str
 ) -> None:
     config = {"policy": {"name": "quota", "options": {"order": order}}}
     await cell.call("PUT", "/v1/pools/default", status=202, json=config, headers={"If-Match": "*"})
@@ -136,7 +136,7 @@ async def test_under_quota_the_most_deprived_project_comes_first_then_priority(
     assert places(await queue(cell, token="vision")) == wanted[:1]
 
 
-async def test_unknown_pools_and_cursors_are_refused(cell: TestCell) -> None:
+async def test_unknown_pools_and_cursors_are_refused(cell: GatewayCell) -> None:
     await cell.call("GET", "/v1/pools/nope/queue", status=404)
     await cell.call("GET", "/v1/pools/default/queue?cursor=abc", status=400)
     await cell.call("GET", "/v1/pools/default/queue?limit=0", status=400)

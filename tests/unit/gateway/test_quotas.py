@@ -4,26 +4,26 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 
 NEW = {"If-None-Match": "*"}
 ANY = {"If-Match": "*"}
 NLP = {"department": "research"}
 
 
-async def verdict(cell: TestCell, path: str, body: dict[str, Any], headers: Any = ANY) -> Any:
+async def verdict(cell: GatewayCell, path: str, body: dict[str, Any], headers: Any = ANY) -> Any:
     """The request for a change that was recorded, with the decision of quota."""
     accepted = await cell.call("PUT", path, status=202, json=body, headers=headers)
     return await cell.call("GET", f"/v1/requests/{accepted['request_ids'][0]}")
 
 
-async def create_departments(cell: TestCell, **parents: str | None) -> None:
+async def create_departments(cell: GatewayCell, **parents: str | None) -> None:
     for name, parent in parents.items():
         made = await verdict(cell, f"/v1/departments/{name}", {"parent": parent}, NEW)
         assert made["state"] == "accepted"
 
 
-async def test_settings_of_the_policy_quota_are_stored_and_shown(cell: TestCell) -> None:
+async def test_settings_of_the_policy_quota_are_stored_and_shown(cell: GatewayCell) -> None:
     times = {"preempt_min_runtime_s": 600, "reclaim_min_runtime_s": 0}
     quota = {"deserved_unlimited": True, "limit_cpu_milli": 500, "over_quota": False}
     for path, body in (
@@ -55,14 +55,14 @@ async def test_settings_of_the_policy_quota_are_stored_and_shown(cell: TestCell)
     ],
 )
 async def test_an_error_names_the_field(
-    cell: TestCell, path: str, body: dict[str, Any], places: list[str]
+    cell: GatewayCell, path: str, body: dict[str, Any], places: list[str]
 ) -> None:
     problem = await cell.call("PUT", path, status=422, json=body, headers=ANY)
     assert [one["pointer"] for one in problem["errors"]] == places
 
 
 @pytest.mark.parametrize("amount", [0, 4000])
-async def test_a_quota_deserves_a_number_or_everything(cell: TestCell, amount: int) -> None:
+async def test_a_quota_deserves_a_number_or_everything(cell: GatewayCell, amount: int) -> None:
     quota = {"deserved_unlimited": True, "deserved_milli": amount}
     for path, body, pointer in (
         ("/v1/projects/nlp/quotas/h100", quota, ""),
@@ -75,7 +75,7 @@ async def test_a_quota_deserves_a_number_or_everything(cell: TestCell, amount: i
         assert error["detail"] == "deserved_milli is set too; omit one of them"
 
 
-async def test_departments_are_parts_of_departments(cell: TestCell) -> None:
+async def test_departments_are_parts_of_departments(cell: GatewayCell) -> None:
     await create_departments(cell, company=None, labs="company", vision="labs")
     await cell.call(
         "PUT", "/v1/departments/research", status=202, json={"parent": "labs"}, headers=ANY
@@ -89,7 +89,7 @@ async def test_departments_are_parts_of_departments(cell: TestCell) -> None:
         assert (refused["state"], refused["refusal"]["code"]) == ("refused", code)
 
 
-async def test_what_projects_use_counts_in_all_departments_above(cell: TestCell) -> None:
+async def test_what_projects_use_counts_in_all_departments_above(cell: GatewayCell) -> None:
     await create_departments(cell, company=None, labs="company", other="company")
     await cell.call(
         "PUT", "/v1/departments/research", status=202, json={"parent": "labs"}, headers=ANY
@@ -104,7 +104,7 @@ async def test_what_projects_use_counts_in_all_departments_above(cell: TestCell)
     assert (other["used_milli"], other["pending_milli"]) == (0, 0)
 
 
-async def test_a_caller_sees_the_departments_above_its_projects(cell: TestCell) -> None:
+async def test_a_caller_sees_the_departments_above_its_projects(cell: GatewayCell) -> None:
     await create_departments(cell, company=None, other="company")
     await cell.call(
         "PUT", "/v1/departments/research", status=202, json={"parent": "company"}, headers=ANY

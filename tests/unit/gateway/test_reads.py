@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
+from tests.support.gateway import GatewayCell, gateway_cell
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogTruncated, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_gateway.errors import TokenFileRefused
@@ -12,7 +12,7 @@ from yardmaster_gateway.identity.authorization import Caller
 from yardmaster_runtime.clock import ManualClock, SystemClock
 
 
-async def test_every_read_has_its_position(cell: TestCell) -> None:
+async def test_every_read_has_its_position(cell: GatewayCell) -> None:
     async with cell.client() as client:
         for path in ("/v1/tasks", "/v1/nodes/n1", "/v1/projects/nlp"):
             response = await client.get(path)
@@ -21,7 +21,7 @@ async def test_every_read_has_its_position(cell: TestCell) -> None:
     assert page["position"] == str(await cell.store.position())
 
 
-async def test_a_read_waits_for_the_position_of_its_caller(cell: TestCell) -> None:
+async def test_a_read_waits_for_the_position_of_its_caller(cell: GatewayCell) -> None:
     answer = await cell.call(
         "POST",
         "/v1/jobs",
@@ -43,7 +43,9 @@ async def test_a_read_waits_for_the_position_of_its_caller(cell: TestCell) -> No
 
 
 @pytest.mark.parametrize("position", ["main@r999999", "main@d999", "other@r1"])
-async def test_a_position_beyond_the_log_is_refused_as_gone(cell: TestCell, position: str) -> None:
+async def test_a_position_beyond_the_log_is_refused_as_gone(
+    cell: GatewayCell, position: str
+) -> None:
     for path in (f"/v1/tasks?min_position={position}", f"/v1/events?after={position}"):
         problem = await cell.call("GET", path, status=410)
         assert problem["code"] == "position_unknown"
@@ -65,23 +67,23 @@ async def test_a_position_beyond_the_log_is_refused_as_gone(cell: TestCell, posi
         "&".join(f"label.a{i}=x" for i in range(17)),
     ],
 )
-async def test_an_invalid_parameter_is_refused(cell: TestCell, query: str) -> None:
+async def test_an_invalid_parameter_is_refused(cell: GatewayCell, query: str) -> None:
     problem = await cell.call("GET", f"/v1/tasks?{query}", status=400)
     assert problem["code"] == "malformed"
 
 
-async def test_a_label_filter_is_refused_for_objects_without_labels(cell: TestCell) -> None:
+async def test_a_label_filter_is_refused_for_objects_without_labels(cell: GatewayCell) -> None:
     await cell.call("GET", "/v1/pools?label.team=x", status=400)
 
 
-async def test_an_invalid_cursor_is_refused(cell: TestCell) -> None:
+async def test_an_invalid_cursor_is_refused(cell: GatewayCell) -> None:
     for path in ("/v1/tasks", "/v1/jobs", "/v1/nodes", "/v1/pools", "/v1/projects"):
         problem = await cell.call("GET", f"{path}?cursor=abc", status=400)
         assert problem["code"] == "bad_cursor"
     await cell.call("GET", "/v1/departments?cursor=abc", status=400)
 
 
-async def test_pages_follow_their_cursors_to_the_end(cell: TestCell) -> None:
+async def test_pages_follow_their_cursors_to_the_end(cell: GatewayCell) -> None:
     job = await cell.submit(tasks={"count": 7})
     seen: list[str] = []
     cursor = ""
@@ -94,7 +96,7 @@ async def test_pages_follow_their_cursors_to_the_end(cell: TestCell) -> None:
     assert seen == [f"{job}.{index}" for index in range(7)]
 
 
-async def test_tasks_of_a_job_in_one_phase_are_one_group(cell: TestCell) -> None:
+async def test_tasks_of_a_job_in_one_phase_are_one_group(cell: GatewayCell) -> None:
     array = await cell.submit(
         name="sweep", tasks={"count": 7, "max_concurrent": 2}, resources={"gpus": 1}
     )
@@ -127,7 +129,7 @@ async def test_tasks_of_a_job_in_one_phase_are_one_group(cell: TestCell) -> None
 
 
 async def test_failed_tasks_of_a_job_that_ended_differently_are_different_groups(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     job = await cell.submit(name="codes", tasks={"count": 4}, resources={"gpus": 1})
     for index, code in enumerate((1, 2, 1, 0)):
@@ -152,7 +154,7 @@ async def test_failed_tasks_of_a_job_that_ended_differently_are_different_groups
     assert found["phases"] == {"failed": 3, "succeeded": 1}
 
 
-async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
+async def test_groups_come_in_pages_of_jobs(cell: GatewayCell) -> None:
     jobs = [await cell.submit(tasks={"count": 2}) for _ in range(3)]
     seen: list[str] = []
     cursor = ""
@@ -189,7 +191,7 @@ async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
     ],
 )
 async def test_a_missing_path_is_answered_with_a_problem_document(
-    cell: TestCell, method: str, path: str, status: int
+    cell: GatewayCell, method: str, path: str, status: int
 ) -> None:
     problem = await cell.call(method, path, status=status)
     assert problem["code"] in {"not_found", "method_not_allowed"}
@@ -197,7 +199,7 @@ async def test_a_missing_path_is_answered_with_a_problem_document(
 
 
 async def test_a_read_waits_until_the_task_is_admitted_or_the_time_is_over() -> None:
-    async with test_cell(max_wait_s=5.0, view_wait_s=5.0) as cell:
+    async with gateway_cell(max_wait_s=5.0, view_wait_s=5.0) as cell:
         answer = await cell.call(
             "POST",
             "/v1/jobs",
@@ -222,7 +224,7 @@ async def test_a_read_waits_until_the_task_is_admitted_or_the_time_is_over() -> 
 
 
 async def test_a_read_waits_until_quota_has_decided_on_the_request() -> None:
-    async with test_cell(max_wait_s=5.0) as cell:
+    async with gateway_cell(max_wait_s=5.0) as cell:
         answer = await cell.call(
             "PUT",
             "/v1/pools/new",
@@ -241,7 +243,7 @@ async def test_a_read_waits_until_quota_has_decided_on_the_request() -> None:
         assert waiting.result()["state"] == "accepted"
 
 
-async def test_the_version_contains_the_id_of_the_log(cell: TestCell) -> None:
+async def test_the_version_contains_the_id_of_the_log(cell: GatewayCell) -> None:
     answer = await cell.call("GET", "/v1/version")
     assert (answer["log_id"], answer["cell"], answer["api"]) == (
         "0123456789abcdef" * 2,
@@ -251,7 +253,7 @@ async def test_the_version_contains_the_id_of_the_log(cell: TestCell) -> None:
 
 
 async def test_a_gateway_is_ready_when_the_log_and_the_views_are() -> None:
-    fresh = TestCell()
+    fresh = GatewayCell()
     problem = await fresh.call("GET", "/readyz", token=None, status=503, run=False)
     assert problem["code"] == "not_ready"
     await fresh.start()
@@ -261,7 +263,7 @@ async def test_a_gateway_is_ready_when_the_log_and_the_views_are() -> None:
 
 async def test_requests_for_readiness_share_one_check() -> None:
     clock = ManualClock()
-    cell = TestCell(clock=clock, ready_age_s=1)
+    cell = GatewayCell(clock=clock, ready_age_s=1)
     assert {await _readiness(cell) for _ in range(20)} == {"not_ready"}
     await cell.start()
     assert await _readiness(cell) == "not_ready", "the last check is repeated for a second"
@@ -271,13 +273,13 @@ async def test_requests_for_readiness_share_one_check() -> None:
     assert {one.result() for one in asked} == {"ready"}
 
 
-async def _readiness(cell: TestCell) -> str:
+async def _readiness(cell: GatewayCell) -> str:
     async with cell.client(None) as client:
         answer = (await client.get("/readyz")).json()
     return str(answer.get("status") if answer.get("status") == "ready" else answer["code"])
 
 
-async def test_metrics_count_answers(cell: TestCell) -> None:
+async def test_metrics_count_answers(cell: GatewayCell) -> None:
     await cell.call("GET", "/v1/tasks")
     await cell.call("GET", "/nowhere", status=404)
     text = (await cell.call("GET", "/metrics", token=None)).text
@@ -308,7 +310,7 @@ async def test_a_failing_log_is_reported_and_the_same_key_works_afterwards(
     error: Exception, status: int, code: str
 ) -> None:
     log = Failing(SystemClock())
-    async with test_cell(log=log) as cell:
+    async with gateway_cell(log=log) as cell:
         body = {"project": "nlp", "run": {"command": ["true"]}}
         headers = {"Idempotency-Key": "k"}
         log.error = error
@@ -327,13 +329,13 @@ async def test_a_refused_token_file_is_an_internal_error_of_the_gateway() -> Non
         async def identify(self, token: str) -> Caller | None:
             raise TokenFileRefused(path="tokens.json", found="others may read it")
 
-    async with test_cell(identity=Refused()) as cell:
+    async with gateway_cell(identity=Refused()) as cell:
         problem = await cell.call("GET", "/v1/whoami", status=500)
     assert problem["code"] == "internal"
     assert "tokens.json" not in problem["detail"], "the cause is for the operator's log"
 
 
-async def test_the_trace_of_the_caller_is_recorded_in_the_log(cell: TestCell) -> None:
+async def test_the_trace_of_the_caller_is_recorded_in_the_log(cell: GatewayCell) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     body = {"project": "nlp", "run": {"command": ["true"]}}
@@ -352,7 +354,7 @@ async def test_the_trace_of_the_caller_is_recorded_in_the_log(cell: TestCell) ->
 
 
 async def test_the_numbers_of_a_wait_have_a_resource_a_unit_and_a_cycle(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     job = await cell.submit(resources={"gpus": 2, "cpus": 1000})
     explained = await cell.call("GET", f"/v1/tasks/{job}.0/explain")

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from yardmaster_projections.rows import NodeRow
 
 GANG: dict[str, Any] = {"resources": {"gpus": 2, "cpus": 3, "memory": "1Gi"}, "replicas": 2}
 
 
-async def reserved(cell: TestCell, **top: Any) -> tuple[list[str], str]:
+async def reserved(cell: GatewayCell, **top: Any) -> tuple[list[str], str]:
     """Fill n1 with four tasks that `top` preempts; return their jobs and that of `top`."""
     low = [await cell.submit(priority=90, stop={"grace": "10m"}) for _ in range(4)]
     for job in low:
@@ -18,11 +18,11 @@ async def reserved(cell: TestCell, **top: Any) -> tuple[list[str], str]:
     return low, await cell.submit(token="vision", project="vision", priority=10, **(GANG | top))
 
 
-async def node(cell: TestCell, token: str = "operator", name: str = "n1") -> Any:
+async def node(cell: GatewayCell, token: str = "operator", name: str = "n1") -> Any:
     return await cell.call("GET", f"/v1/nodes/{name}", token=token)
 
 
-async def assert_nothing_reserved(cell: TestCell) -> None:
+async def assert_nothing_reserved(cell: GatewayCell) -> None:
     shown = await node(cell)
     assert (shown["reserved"], shown["gpu_milli_reserved"]) == ([], 0)
     assert [slot["reserved_for"] for slot in shown["slots"]] == [[]] * len(shown["slots"])
@@ -31,7 +31,7 @@ async def assert_nothing_reserved(cell: TestCell) -> None:
     assert not row.reserved
 
 
-async def test_a_node_shows_what_is_reserved_by_task_and_by_slot(cell: TestCell) -> None:
+async def test_a_node_shows_what_is_reserved_by_task_and_by_slot(cell: GatewayCell) -> None:
     low, top = await reserved(cell)
     shown = await node(cell)
     until_at = (await cell.call("GET", f"/v1/tasks/{top}.0"))["reserved"]["until_at"]
@@ -51,7 +51,7 @@ async def test_a_node_shows_what_is_reserved_by_task_and_by_slot(cell: TestCell)
     assert (idle["gpu_milli_free"], idle["gpu_milli_reserved"]) == (1000, 4000)
 
 
-async def test_a_start_ends_the_reservation_and_holds_the_slots(cell: TestCell) -> None:
+async def test_a_start_ends_the_reservation_and_holds_the_slots(cell: GatewayCell) -> None:
     low, top = await reserved(cell)
     for job in low:
         await cell.finishes(f"{job}.0")
@@ -60,7 +60,7 @@ async def test_a_start_ends_the_reservation_and_holds_the_slots(cell: TestCell) 
     assert (await node(cell))["gpu_milli_used"] == 4000
 
 
-async def test_a_reservation_of_a_fraction_of_a_gpu_counts_its_fraction(cell: TestCell) -> None:
+async def test_a_reservation_of_a_fraction_of_a_gpu_counts_its_fraction(cell: GatewayCell) -> None:
     _, top = await reserved(cell, resources={"gpus": 0.5}, replicas=1)
     shown = await node(cell)
     [one] = shown["reserved"]
@@ -70,7 +70,7 @@ async def test_a_reservation_of_a_fraction_of_a_gpu_counts_its_fraction(cell: Te
     assert shown["slots"][index]["reserved_for"] == [f"{top}.0"]
 
 
-async def test_a_reservation_without_gpus_has_cpus_and_memory_only(cell: TestCell) -> None:
+async def test_a_reservation_without_gpus_has_cpus_and_memory_only(cell: GatewayCell) -> None:
     cpus = (await node(cell))["cpu_milli"] // 1000
     low = await cell.submit(priority=90, resources={"gpus": 0, "cpus": cpus}, stop={"grace": "10m"})
     await cell.starts(f"{low}.0")
@@ -83,7 +83,7 @@ async def test_a_reservation_without_gpus_has_cpus_and_memory_only(cell: TestCel
 
 
 @pytest.mark.parametrize("change", ["cancel", "pause", "priority", "cordon", "slot", "revoke"])
-async def test_a_dropped_reservation_is_no_longer_shown(cell: TestCell, change: str) -> None:
+async def test_a_dropped_reservation_is_no_longer_shown(cell: GatewayCell, change: str) -> None:
     _, top = await reserved(cell)
     match = {"If-Match": "*"}
     body: dict[str, Any]
@@ -114,7 +114,7 @@ async def test_a_dropped_reservation_is_no_longer_shown(cell: TestCell, change: 
     await assert_nothing_reserved(cell)
 
 
-async def test_a_caller_sees_the_amount_but_no_task_of_another_project(cell: TestCell) -> None:
+async def test_a_caller_sees_the_amount_but_no_task_of_another_project(cell: GatewayCell) -> None:
     await reserved(cell)
     shown = await node(cell, token="nlp")
     assert (shown["reserved"], shown["gpu_milli_reserved"]) == ([], 4000)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.support.gateway import TestCell, test_cell
+from tests.support.gateway import GatewayCell, gateway_cell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.machine import SchedulerMachine
 
 
-async def test_a_new_cell_has_the_newest_rules(cell: TestCell) -> None:
+async def test_a_new_cell_has_the_newest_rules(cell: GatewayCell) -> None:
     await cell.joins("n2")
     await cell.run_until_idle()
     assert await cell.call("GET", "/v1/rules") == {"rules": RULES, "newest": RULES}
@@ -22,7 +22,7 @@ async def test_a_cell_of_the_release_before_is_switched_to_newer_rules_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     newer = RULES + 1
-    async with test_cell() as cell:
+    async with gateway_cell() as cell:
         await cell.joins("n2")
         await cell.run_until_idle()
         monkeypatch.setattr(QuotaMachine, "rules", newer)

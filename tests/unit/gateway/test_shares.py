@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 
 PATH = "/v1/shares?pool=default"
 
 
-async def divided(cell: TestCell) -> None:
+async def divided(cell: GatewayCell) -> None:
     """Divide the pool by quotas, of which nlp and vision in research deserve two GPUs each."""
     for project in ("nlp", "vision"):
         await cell.call(
@@ -21,7 +21,7 @@ async def divided(cell: TestCell) -> None:
     await policy(cell, "quota")
 
 
-async def policy(cell: TestCell, name: str) -> None:
+async def policy(cell: GatewayCell, name: str) -> None:
     await cell.call(
         "PUT",
         "/v1/pools/default",
@@ -40,7 +40,7 @@ def rows(found: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-async def test_a_pool_without_quotas_is_not_divided(cell: TestCell) -> None:
+async def test_a_pool_without_quotas_is_not_divided(cell: GatewayCell) -> None:
     await cell.submit()
     found = await cell.call("GET", PATH)
     assert (found["divided_at"], found["cycle"], found["items"]) == (None, None, [])
@@ -50,7 +50,7 @@ async def test_a_pool_without_quotas_is_not_divided(cell: TestCell) -> None:
     await cell.call("GET", "/v1/shares", status=400)
 
 
-async def test_each_queue_shows_what_it_deserves_gets_holds_and_requests(cell: TestCell) -> None:
+async def test_each_queue_shows_what_it_deserves_gets_holds_and_requests(cell: GatewayCell) -> None:
     await cell.submit(resources={"gpus": 3})
     await cell.submit(resources={"gpus": 4})
     await divided(cell)
@@ -67,7 +67,7 @@ async def test_each_queue_shows_what_it_deserves_gets_holds_and_requests(cell: T
     assert found["divided_at"] == cycle["now_at"]
 
 
-async def test_a_caller_sees_its_own_projects_and_the_departments_above(cell: TestCell) -> None:
+async def test_a_caller_sees_its_own_projects_and_the_departments_above(cell: GatewayCell) -> None:
     await cell.submit()
     await divided(cell)
     seen = {
@@ -81,7 +81,7 @@ async def test_a_caller_sees_its_own_projects_and_the_departments_above(cell: Te
     assert seen["no_roles"] == []
 
 
-async def test_another_policy_ends_the_division(cell: TestCell) -> None:
+async def test_another_policy_ends_the_division(cell: GatewayCell) -> None:
     await divided(cell)
     assert rows(await cell.call("GET", PATH))
     await policy(cell, "priority")

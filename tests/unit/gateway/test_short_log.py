@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CELL, TestCell
+from tests.support.gateway import CELL, GatewayCell
 from tests.support.views import telemetry
 from tests.unit.gateway.test_lost_views import lose
 from yardmaster_eventlog.memory import MemoryLog
@@ -18,12 +18,12 @@ JOB: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
 
 
 @pytest.fixture
-async def cell() -> TestCell:
+async def cell() -> GatewayCell:
     """A cell whose log is not audited afterwards: it loses records."""
-    return await TestCell().start()
+    return await GatewayCell().start()
 
 
-async def cut(cell: TestCell, lost: int) -> None:
+async def cut(cell: GatewayCell, lost: int) -> None:
     """Lose the newest requests, and start a gateway that has seen none of them."""
     assert isinstance(cell.log, MemoryLog)
     at = Partition(REQUESTS.name)
@@ -32,7 +32,7 @@ async def cut(cell: TestCell, lost: int) -> None:
     cell.app = create_app(ports, cell.settings)
 
 
-async def problem(cell: TestCell, method: str, path: str, **what: Any) -> dict[str, Any]:
+async def problem(cell: GatewayCell, method: str, path: str, **what: Any) -> dict[str, Any]:
     async with cell.client(what.pop("token", "operator")) as client:
         response = await client.request(method, path, **what)
     assert response.status_code == 503, response.text
@@ -42,7 +42,7 @@ async def problem(cell: TestCell, method: str, path: str, **what: Any) -> dict[s
 
 @pytest.mark.parametrize("grown", [False, True])
 async def test_it_is_not_ready_and_answers_no_read_from_views_of_what_was_lost(
-    cell: TestCell, grown: bool
+    cell: GatewayCell, grown: bool
 ) -> None:
     jobs = [await cell.submit() for _ in range(3)]
     await cell.run_until_idle()
@@ -60,7 +60,7 @@ async def test_it_is_not_ready_and_answers_no_read_from_views_of_what_was_lost(
     assert refused["code"] == "log_unavailable"
 
 
-async def test_it_serves_once_the_views_are_those_of_the_log_again(cell: TestCell) -> None:
+async def test_it_serves_once_the_views_are_those_of_the_log_again(cell: GatewayCell) -> None:
     await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, run=False)
     await cell.follower.catch_up()
     await cut(cell, 1)

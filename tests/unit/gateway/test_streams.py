@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import logs
-from tests.support.gateway import CALLERS, TestCell, test_cell
+from tests.support.gateway import CALLERS, GatewayCell, gateway_cell
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.identity.authorization import Caller
@@ -33,13 +33,13 @@ def events(text: str) -> list[Event]:
     return found
 
 
-async def watched(cell: TestCell, query: str = "", token: str = "operator", **what: Any) -> Any:
+async def watched(cell: GatewayCell, query: str = "", token: str = "operator", **what: Any) -> Any:
     response = await cell.call("GET", f"/v1/watch{query}", token=token, run=False, **what)
     assert response.headers["content-type"].startswith("text/event-stream")
     return events(response.text)
 
 
-async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: TestCell) -> None:
+async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: GatewayCell) -> None:
     job = await cell.submit()
     done = await cell.submit()
     await cell.starts(f"{done}.0")
@@ -54,7 +54,7 @@ async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: TestCe
     )
 
 
-async def test_a_watch_sends_every_change_after_its_snapshot(cell: TestCell) -> None:
+async def test_a_watch_sends_every_change_after_its_snapshot(cell: GatewayCell) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
         await asyncio.sleep(0.05)
@@ -65,7 +65,7 @@ async def test_a_watch_sends_every_change_after_its_snapshot(cell: TestCell) -> 
     assert phases == ["submitted", "pending", "starting"]
 
 
-async def test_a_watch_resumes_after_the_last_id_without_loss(cell: TestCell) -> None:
+async def test_a_watch_resumes_after_the_last_id_without_loss(cell: GatewayCell) -> None:
     job = await cell.submit()
     position = str(await cell.store.position())
     await cell.starts(f"{job}.0")
@@ -78,7 +78,7 @@ async def test_a_watch_resumes_after_the_last_id_without_loss(cell: TestCell) ->
         assert upserts[-1][1] == str(await cell.store.position())
 
 
-async def test_a_watch_that_resumes_too_late_starts_with_a_new_snapshot(cell: TestCell) -> None:
+async def test_a_watch_that_resumes_too_late_starts_with_a_new_snapshot(cell: GatewayCell) -> None:
     cell.store._max_kept = 3
     old = str(await cell.store.position())
     for _ in range(3):
@@ -89,7 +89,7 @@ async def test_a_watch_that_resumes_too_late_starts_with_a_new_snapshot(cell: Te
 
 
 async def test_a_watch_that_is_slower_than_the_retention_of_changes_is_closed(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
@@ -100,7 +100,7 @@ async def test_a_watch_that_is_slower_than_the_retention_of_changes_is_closed(
     assert watching.result()[0][0] == "snapshot"
 
 
-async def test_a_watch_sends_deletions(cell: TestCell) -> None:
+async def test_a_watch_sends_deletions(cell: GatewayCell) -> None:
     position = str(await cell.store.position())
     await cell.call("DELETE", "/v1/pools/h100", status=202, headers={"If-Match": "*"})
     found = await watched(cell, f"?kinds=pool&after={position}")
@@ -108,7 +108,7 @@ async def test_a_watch_sends_deletions(cell: TestCell) -> None:
     assert found[0][2] == {"kind": "pool", "key": "h100"}
 
 
-async def test_a_watch_contains_only_what_the_caller_may_see(cell: TestCell) -> None:
+async def test_a_watch_contains_only_what_the_caller_may_see(cell: GatewayCell) -> None:
     start = str(await cell.store.position())
     ours = await cell.submit()
     await cell.submit(token="vision", project="vision")
@@ -136,7 +136,7 @@ class Forgetful:
 
 
 async def test_a_quiet_watch_sends_bookmarks_and_checks_its_caller_again() -> None:
-    async with test_cell(identity=Forgetful(), bookmark_s=0.01, stream_s=60.0) as cell:
+    async with gateway_cell(identity=Forgetful(), bookmark_s=0.01, stream_s=60.0) as cell:
         found = await watched(cell)
     assert [event for event, _, _ in found] == ["snapshot", "bookmark"]
     assert found[-1][1] is not None, "a bookmark names a position"
@@ -163,7 +163,7 @@ class Revocable:
 
 async def test_a_watch_that_is_never_idle_ends_when_its_token_is_revoked() -> None:
     tokens = Revocable()
-    async with test_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
+    async with gateway_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
 
         async def changed(after: Position, timeout_s: float) -> bool:
             await asyncio.sleep(0.01)
@@ -179,7 +179,7 @@ async def test_a_watch_that_is_never_idle_ends_when_its_token_is_revoked() -> No
 
 async def test_followed_output_ends_when_the_token_is_revoked() -> None:
     tokens = Revocable()
-    async with test_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
+    async with gateway_cell(identity=tokens, bookmark_s=0.05, stream_s=60.0) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
         await prints(cell, task, "before\n", 0)
@@ -198,14 +198,14 @@ async def test_followed_output_ends_when_the_token_is_revoked() -> None:
 
 
 async def test_streams_are_bounded() -> None:
-    async with test_cell(max_streams=1) as cell, asyncio.TaskGroup() as group:
+    async with gateway_cell(max_streams=1) as cell, asyncio.TaskGroup() as group:
         group.create_task(watched(cell))
         await asyncio.sleep(0.05)
         await cell.call("GET", "/v1/watch", status=429, run=False)
 
 
 @pytest.mark.parametrize("query", ["?kinds=share", "?kinds=", "?after=x", "?kinds=task,task,"])
-async def test_a_watch_with_invalid_parameters_is_refused(cell: TestCell, query: str) -> None:
+async def test_a_watch_with_invalid_parameters_is_refused(cell: GatewayCell, query: str) -> None:
     await cell.call("GET", f"/v1/watch{query}", status=400)
 
 
@@ -217,7 +217,7 @@ def test_the_store_keeps_changes_of_every_kind_that_can_be_watched() -> None:
 
 
 async def write_output(
-    cell: TestCell,
+    cell: GatewayCell,
     task_id: str,
     text: str,
     seq: int,
@@ -240,13 +240,13 @@ async def write_output(
     await cell.write("task-logs", agent_source(source or node, logs.incarnation()), event, task_id)
 
 
-async def prints(cell: TestCell, task_id: str, text: str, seq: int, **options: Any) -> None:
+async def prints(cell: GatewayCell, task_id: str, text: str, seq: int, **options: Any) -> None:
     """Write a piece of output that the views have indexed."""
     await write_output(cell, task_id, text, seq, **options)
     await cell.follower.catch_up()
 
 
-async def test_output_is_the_text_of_the_newest_attempt(cell: TestCell) -> None:
+async def test_output_is_the_text_of_the_newest_attempt(cell: GatewayCell) -> None:
     job = await cell.submit()
     other = await cell.submit()
     task = f"{job}.0"
@@ -265,7 +265,7 @@ async def test_output_is_the_text_of_the_newest_attempt(cell: TestCell) -> None:
 
 
 async def test_output_of_a_missing_attempt_or_replica_is_refused(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     task = f"{await cell.submit()}.0"
     early = await cell.call("GET", f"/v1/tasks/{task}/logs?attempt=2", status=404)
@@ -281,7 +281,7 @@ async def test_output_of_a_missing_attempt_or_replica_is_refused(
 
 
 async def test_the_last_lines_are_counted_over_pieces_and_the_last_may_have_no_line_break(
-    cell: TestCell,
+    cell: GatewayCell,
 ) -> None:
     task = f"{await cell.submit()}.0"
     await cell.starts(task)
@@ -299,7 +299,7 @@ async def test_the_last_lines_are_counted_over_pieces_and_the_last_may_have_no_l
 
 
 async def test_followed_output_starts_with_its_last_lines_or_after_the_last_event_id() -> None:
-    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
         for seq in range(4):
@@ -318,7 +318,7 @@ async def test_followed_output_starts_with_its_last_lines_or_after_the_last_even
 
 
 async def test_followed_output_with_tail_zero_resumes_with_all_output_written_since() -> None:
-    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
         await prints(cell, task, "before\n", 0)
@@ -332,7 +332,7 @@ async def test_followed_output_with_tail_zero_resumes_with_all_output_written_si
         assert found == ["while disconnected\n"]
 
 
-async def test_output_of_another_node_or_a_repeated_piece_is_ignored(cell: TestCell) -> None:
+async def test_output_of_another_node_or_a_repeated_piece_is_ignored(cell: GatewayCell) -> None:
     await cell.joins("n2")
     await cell.run_until_idle()
     job = await cell.submit()
@@ -346,7 +346,7 @@ async def test_output_of_another_node_or_a_repeated_piece_is_ignored(cell: TestC
 
 
 async def test_output_is_followed_until_the_task_has_ended() -> None:
-    async with test_cell(stream_s=5.0, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=5.0, bookmark_s=0.05) as cell:
         job = await cell.submit()
         task = f"{job}.0"
         await cell.starts(task)
@@ -368,7 +368,7 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
 
 
 async def followed_while_views_are_behind(
-    cell: TestCell, task: str, missing: type[Row]
+    cell: GatewayCell, task: str, missing: type[Row]
 ) -> list[str]:
     """The followed output of a task; the views catch up after they have lacked a row once."""
     await write_output(cell, task, "first\n", 0)
@@ -395,7 +395,7 @@ async def followed_while_views_are_behind(
 
 
 async def test_output_that_the_views_do_not_know_yet_is_followed_from_its_first_line() -> None:
-    async with test_cell(stream_s=5.0, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=5.0, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         assert await followed_while_views_are_behind(cell, task, OutputRow) == ["first\n"]
 
@@ -405,7 +405,7 @@ async def test_output_is_not_lost_while_the_views_are_behind_the_allocation_of_i
 ) -> None:
     # The reads for output without an allocation are already used up.
     monkeypatch.setattr(output_of_tasks, "LATE_READS", 0)
-    async with test_cell(stream_s=30.0, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=30.0, bookmark_s=0.05) as cell:
         ahead = f"{await cell.submit(resources={'gpus': 4})}.0"
         task = f"{await cell.submit(resources={'gpus': 4})}.0"
         assert (await cell.call("GET", f"/v1/tasks/{task}"))["phase"] == "pending"
@@ -416,7 +416,7 @@ async def test_output_is_not_lost_while_the_views_are_behind_the_allocation_of_i
         assert await followed_while_views_are_behind(cell, task, AttemptRow) == ["first\n"]
 
 
-async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: TestCell) -> None:
+async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: GatewayCell) -> None:
     beat = NodeHeartbeatV1(
         node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0
     )
@@ -433,7 +433,7 @@ async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: TestCell) ->
 # --- the log ------------------------------------------------------------------------------------
 
 
-async def test_the_log_is_read_page_by_page_in_causal_order(cell: TestCell) -> None:
+async def test_the_log_is_read_page_by_page_in_causal_order(cell: GatewayCell) -> None:
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     whole = await cell.call("GET", "/v1/events?limit=1000")
@@ -459,7 +459,7 @@ async def test_the_log_is_read_page_by_page_in_causal_order(cell: TestCell) -> N
     assert [one["id"] for one in resumed["items"]] == [one["id"] for one in paged[10:]]
 
 
-def expire(cell: TestCell, topic: str, first: int) -> None:
+def expire(cell: GatewayCell, topic: str, first: int) -> None:
     """Let the records of a topic before the offset `first` expire."""
     assert isinstance(cell.log, MemoryLog)
     sequence = cell.log._shared.sequences[Partition(topic)]
@@ -468,7 +468,7 @@ def expire(cell: TestCell, topic: str, first: int) -> None:
 
 
 async def test_records_that_have_expired_are_not_skipped_in_silence() -> None:
-    cell = await TestCell().start()  # not audited afterwards: it loses records
+    cell = await GatewayCell().start()  # not audited afterwards: it loses records
     await cell.starts(f"{await cell.submit()}.0")
     whole = await cell.call("GET", "/v1/events?limit=1000")
     expire(cell, "requests", 1)
@@ -483,7 +483,7 @@ async def test_records_that_have_expired_are_not_skipped_in_silence() -> None:
 
 
 async def test_followed_output_that_would_miss_expired_pieces_is_refused() -> None:
-    cell = await TestCell(stream_s=0.2, bookmark_s=0.05).start()
+    cell = await GatewayCell(stream_s=0.2, bookmark_s=0.05).start()
     task = f"{await cell.submit()}.0"
     await cell.starts(task)
     for seq in range(4):
@@ -502,7 +502,7 @@ async def test_followed_output_that_would_miss_expired_pieces_is_refused() -> No
         assert found == ["line 2\n", "line 3\n"]
 
 
-async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: TestCell) -> None:
+async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: GatewayCell) -> None:
     job = await cell.submit(tasks={"count": 2})
     await cell.starts(f"{job}.0")
     await cell.finishes(f"{job}.0")
@@ -521,7 +521,7 @@ async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: TestCel
     assert attempts["items"][0]["replicas"][0]["exit_code"] == 0
 
 
-async def test_a_cycle_shows_its_inputs(cell: TestCell) -> None:
+async def test_a_cycle_shows_its_inputs(cell: GatewayCell) -> None:
     await cell.submit()
     number = (await cell.call("GET", "/v1/tasks"))["position"]
     answer = await cell.call("GET", "/v1/cycles/main/1")
@@ -535,7 +535,7 @@ def test_tokens_of_the_tests_are_all_different() -> None:
 
 
 async def test_resumed_output_misses_nothing_of_an_attempt_that_ended_in_the_meantime() -> None:
-    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+    async with gateway_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
         await prints(cell, task, "one\n", 0)

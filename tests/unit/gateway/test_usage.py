@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import GatewayCell
 from yardmaster_projections.usage import UsageRow
 
 
-async def ran(cell: TestCell) -> int:
+async def ran(cell: GatewayCell) -> int:
     """Run a job of nlp to its end; return its use in gpu_milli x milliseconds."""
     job = await cell.submit()
     task = f"{job}.0"
@@ -20,7 +20,7 @@ async def ran(cell: TestCell) -> int:
     return sum(row.gpu_milli_ms for row in cell.usage.rows(UsageRow).values())
 
 
-async def test_usage_is_summed_by_project_user_or_pool(cell: TestCell) -> None:
+async def test_usage_is_summed_by_project_user_or_pool(cell: GatewayCell) -> None:
     milli_ms = await ran(cell)
     assert milli_ms >= 50 * 1000
     for by, name in (("project", "nlp"), ("user", "nina"), ("pool", "default")):
@@ -31,7 +31,7 @@ async def test_usage_is_summed_by_project_user_or_pool(cell: TestCell) -> None:
         assert found["position"] == str(await cell.usage.position())
 
 
-async def test_usage_is_grouped_by_hours_days_or_months(cell: TestCell) -> None:
+async def test_usage_is_grouped_by_hours_days_or_months(cell: GatewayCell) -> None:
     await ran(cell)
     starts = {}
     for bucket in ("hour", "day", "month"):
@@ -42,7 +42,7 @@ async def test_usage_is_grouped_by_hours_days_or_months(cell: TestCell) -> None:
     assert starts["month"] == starts["hour"][:7] + "-01T00:00:00.000Z"
 
 
-async def test_a_running_task_counts_up_to_now(cell: TestCell) -> None:
+async def test_a_running_task_counts_up_to_now(cell: GatewayCell) -> None:
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     await asyncio.sleep(0.02)
@@ -52,7 +52,7 @@ async def test_a_running_task_counts_up_to_now(cell: TestCell) -> None:
     assert 0 < first["gpu_milli_seconds"] < second["gpu_milli_seconds"]
 
 
-async def test_a_caller_sees_the_usage_of_its_own_projects(cell: TestCell) -> None:
+async def test_a_caller_sees_the_usage_of_its_own_projects(cell: GatewayCell) -> None:
     await ran(cell)
     for token, seen in (("nlp", 1), ("research", 1), ("vision", 0), ("no_roles", 0)):
         found = await cell.call("GET", "/v1/usage?by=user", token=token)
@@ -71,12 +71,12 @@ async def test_a_caller_sees_the_usage_of_its_own_projects(cell: TestCell) -> No
         "window=1h",
     ],
 )
-async def test_an_invalid_query_is_refused(cell: TestCell, query: str) -> None:
+async def test_an_invalid_query_is_refused(cell: GatewayCell, query: str) -> None:
     problem = await cell.call("GET", f"/v1/usage?{query}", status=400)
     assert problem["code"] == "malformed"
 
 
-async def test_usage_waits_for_the_position_of_its_caller(cell: TestCell) -> None:
+async def test_usage_waits_for_the_position_of_its_caller(cell: GatewayCell) -> None:
     answer = await cell.call(
         "POST",
         "/v1/jobs",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.support.gateway import CALLERS, CELL, TestCell, other_gateway, test_cell
+from tests.support.gateway import CALLERS, CELL, GatewayCell, gateway_cell, other_gateway
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.background.token_import import import_users
@@ -39,7 +39,7 @@ def file_user(name: str, token: str, role: RoleName = RoleName.OPERATOR) -> File
 OPERATOR = (file_user("olga", "operator"),)
 
 
-async def imported(cell: TestCell, app: FastAPI | None = None) -> None:
+async def imported(cell: GatewayCell, app: FastAPI | None = None) -> None:
     """Let a gateway record its file's users while the machines run."""
     gateway: Gateway = (app or cell.app).state.gateway
     work = asyncio.create_task(import_users(gateway))
@@ -50,19 +50,19 @@ async def imported(cell: TestCell, app: FastAPI | None = None) -> None:
 
 
 @asynccontextmanager
-async def cell_of(*users: FileUser, **settings: Any) -> AsyncIterator[TestCell]:
-    async with test_cell(file_users=users or OPERATOR, **settings) as cell:
+async def cell_of(*users: FileUser, **settings: Any) -> AsyncIterator[GatewayCell]:
+    async with gateway_cell(file_users=users or OPERATOR, **settings) as cell:
         await imported(cell)
         yield cell
 
 
 @pytest.fixture
-async def users() -> AsyncIterator[TestCell]:
+async def users() -> AsyncIterator[GatewayCell]:
     async with cell_of() as cell:
         yield cell
 
 
-async def add(cell: TestCell, name: str = "ana", **given: Any) -> str:
+async def add(cell: GatewayCell, name: str = "ana", **given: Any) -> str:
     """Add a user; return its token."""
     body = {"name": name, "roles": [ROLE]} | given
     answer = await cell.call("POST", "/v1/users", status=202, json=body)
@@ -71,13 +71,13 @@ async def add(cell: TestCell, name: str = "ana", **given: Any) -> str:
     return str(answer["token"])
 
 
-async def refusal(cell: TestCell, answer: dict[str, Any], token: str = "operator") -> str:
+async def refusal(cell: GatewayCell, answer: dict[str, Any], token: str = "operator") -> str:
     state = await cell.call("GET", f"/v1/requests/{answer['request_ids'][0]}", token=token)
     return str(state["refusal"]["code"])
 
 
 async def test_a_new_user_may_do_what_its_roles_allow_with_a_token_that_only_it_knows(
-    users: TestCell,
+    users: GatewayCell,
 ) -> None:
     token = await add(users)
     assert token.startswith("yard_")
@@ -97,7 +97,7 @@ async def test_a_new_user_may_do_what_its_roles_allow_with_a_token_that_only_it_
     assert granted[1].tokens[0].digest == digest_of(token)
 
 
-async def test_lists_show_operators_all_users_and_others_themselves(users: TestCell) -> None:
+async def test_lists_show_operators_all_users_and_others_themselves(users: GatewayCell) -> None:
     token = await add(users)
     await add(users, "ben", lifetime_s=None)
     page = await users.call("GET", "/v1/users?limit=2")
@@ -135,7 +135,7 @@ async def test_a_removed_user_loses_access_at_once_at_every_gateway() -> None:
 
 
 async def test_a_token_of_the_file_is_not_refused_before_its_user_is_recorded() -> None:
-    async with test_cell(file_users=OPERATOR) as cell:
+    async with gateway_cell(file_users=OPERATOR) as cell:
         await cell.app.state.gateway.access.catch_up()
         answer = await cell.call("GET", "/v1/whoami", status=503)
         assert answer["code"] == "not_ready"
@@ -229,7 +229,7 @@ async def test_a_user_replaces_its_own_token_and_the_old_one_ends_after_the_over
         assert await refusal(cell, longer, new) == "lifetime_too_long"
 
 
-async def test_roles_are_granted_and_revoked(users: TestCell) -> None:
+async def test_roles_are_granted_and_revoked(users: GatewayCell) -> None:
     token = await add(users)
     await users.call("POST", "/v1/users/ana/grant", status=202, json={"roles": [OPERATES]})
     await users.call("GET", "/v1/events", token=token)
@@ -240,7 +240,7 @@ async def test_roles_are_granted_and_revoked(users: TestCell) -> None:
     assert await refusal(users, answer) == "project_unknown"
 
 
-async def test_the_last_operator_cannot_remove_itself(users: TestCell) -> None:
+async def test_the_last_operator_cannot_remove_itself(users: GatewayCell) -> None:
     answer = await users.call("DELETE", "/v1/users/olga", status=202)
     assert await refusal(users, answer) == "last_operator"
     await users.call("GET", "/v1/whoami")
@@ -258,7 +258,7 @@ USER_WRITES: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), USER_WRITES)
 async def test_only_operators_of_the_cell_change_other_users(
-    users: TestCell, method: str, path: str, body: Any
+    users: GatewayCell, method: str, path: str, body: Any
 ) -> None:
     what = {} if body is None else {"json": body}
     for number, (role, scope, name) in enumerate(
@@ -278,7 +278,7 @@ async def test_only_operators_of_the_cell_change_other_users(
 
 async def test_quota_refuses_what_a_gateway_with_other_identities_allowed() -> None:
     """The gateway takes olga for an operator; the log has never named her."""
-    async with test_cell() as cell:
+    async with gateway_cell() as cell:
         body = {"name": "eve", "roles": [OPERATES]}
         answer = await cell.call("POST", "/v1/users", status=202, json=body)
         assert await refusal(cell, answer) == "not_allowed"
@@ -287,7 +287,7 @@ async def test_quota_refuses_what_a_gateway_with_other_identities_allowed() -> N
 
 @pytest.mark.parametrize("name", ["ana@example.org", "ana smith", "", "a" * 64, "../x"])
 async def test_a_name_that_would_be_personal_data_or_unbounded_is_refused(
-    users: TestCell, name: str
+    users: GatewayCell, name: str
 ) -> None:
     body = {"name": name, "roles": [ROLE]}
     problem = await users.call("POST", "/v1/users", status=422, json=body, run=False)
@@ -296,7 +296,7 @@ async def test_a_name_that_would_be_personal_data_or_unbounded_is_refused(
     assert "the name of a user has 1 to 63 letters" in error["detail"]
 
 
-async def test_a_user_that_exists_is_not_added_again(users: TestCell) -> None:
+async def test_a_user_that_exists_is_not_added_again(users: GatewayCell) -> None:
     await add(users)
     body = {"name": "ana", "roles": [ROLE]}
     problem = await users.call("POST", "/v1/users", status=412, json=body, run=False)
@@ -305,7 +305,7 @@ async def test_a_user_that_exists_is_not_added_again(users: TestCell) -> None:
 
 async def test_two_gateways_import_the_same_file_at_once_and_each_user_is_recorded_once() -> None:
     files = (*OPERATOR, file_user("vera", "viewer", RoleName.VIEWER))
-    async with test_cell(file_users=files) as cell:
+    async with gateway_cell(file_users=files) as cell:
         other = other_gateway(cell)
         async with asyncio.TaskGroup() as group:
             group.create_task(imported(cell))
@@ -348,7 +348,7 @@ async def test_a_gateway_that_cannot_read_the_log_refuses_callers_after_a_while(
 
 
 async def test_a_gateway_is_not_ready_before_it_knows_the_users() -> None:
-    async with test_cell(file_users=OPERATOR) as cell:
+    async with gateway_cell(file_users=OPERATOR) as cell:
         await cell.app.state.gateway.access.catch_up()
         problem = await cell.call("GET", "/readyz", token=None, status=503, run=False)
         assert "token file" in problem["detail"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.node_agent import AgentWorld, sh
+from tests.support.node_agent import AgentCell, sh
 from yardmaster_node_agent.agent import simulated_ports
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_runtime.chance import SystemChance
@@ -44,10 +44,10 @@ class SpyLedger(MemoryLedger):
 
 
 @dataclass
-class Desk:
+class AgentApi:
     """An agent with two running tasks."""
 
-    world: AgentWorld
+    cell: AgentCell
     ledger: SpyLedger
     mine: str
     other: str
@@ -59,7 +59,7 @@ class Desk:
 
     async def progress(self) -> list[int]:
         """The reported progress of the first task."""
-        return [p.permille for p in await self.world.of_type(TaskProgressedV1, self.mine)]
+        return [p.permille for p in await self.cell.of_type(TaskProgressedV1, self.mine)]
 
     async def raw(self, data: bytes, *, keep_open: bool = False) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ledger.port)
@@ -96,58 +96,58 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with opened(tmp_path) as desk:
-        yield desk
+async def api(tmp_path: Path) -> AsyncIterator[AgentApi]:
+    async with opened(tmp_path) as api:
+        yield api
 
 
 @asynccontextmanager
 async def opened(
     path: Path, *, clock: Clock | None = None, checkpoint: Checkpoint | None = None
-) -> AsyncIterator[Desk]:
-    world = await AgentWorld(path / "n1", clock=clock).open()
+) -> AsyncIterator[AgentApi]:
+    cell = await AgentCell(path / "n1", clock=clock).open()
     ledger = SpyLedger()
-    telemetry = Telemetry("node_agent", now_ms=world.clock.now_ms, level="warning")
+    telemetry = Telemetry("node_agent", now_ms=cell.clock.now_ms, level="warning")
     ports = simulated_ports(
-        world.settings,
-        log=world.log,
-        clock=world.clock,
+        cell.settings,
+        log=cell.log,
+        clock=cell.clock,
         chance=SystemChance(),
         telemetry=telemetry,
         ledger=ledger,
     )
-    async with world.agent(ports):
+    async with cell.agent(ports):
         env = {"SIM_SECONDS": "1000", "SIM_STOP_SECONDS": "-1"}
         mine, other = [
-            await world.allocate(sh("true", env=env), checkpoint=checkpoint) for _ in range(2)
+            await cell.allocate(sh("true", env=env), checkpoint=checkpoint) for _ in range(2)
         ]
-        await world.until(TaskStartedV1, mine)
-        await world.until(TaskStartedV1, other)
-        yield Desk(world, ledger, mine, other, telemetry)
-    await world.assert_honest()
+        await cell.until(TaskStartedV1, mine)
+        await cell.until(TaskStartedV1, other)
+        yield AgentApi(cell, ledger, mine, other, telemetry)
+    await cell.assert_honest()
 
 
-async def test_a_checkpoint_is_reported_for_the_tokens_own_task(desk: Desk) -> None:
-    assert await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3}) == (200, {})
-    done = await desk.world.until(CheckpointDoneV1)
-    assert [(c.task_id, c.uri, c.step) for c in done] == [(desk.mine, "s3://runs/a", 3)]
+async def test_a_checkpoint_is_reported_for_the_tokens_own_task(api: AgentApi) -> None:
+    assert await api.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3}) == (200, {})
+    done = await api.cell.until(CheckpointDoneV1)
+    assert [(c.task_id, c.uri, c.step) for c in done] == [(api.mine, "s3://runs/a", 3)]
 
 
 async def test_a_repeated_checkpoint_is_accepted_and_a_step_that_does_not_rise_is_refused(
-    desk: Desk,
+    api: AgentApi,
 ) -> None:
     for _ in range(2):
-        await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3})
+        await api.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3})
     for step in (3, 2):
-        status, problem = await desk.ask(
+        status, problem = await api.ask(
             "POST", "/v1/checkpoints", {"uri": "s3://runs/b", "step": step}
         )
         assert (status, problem["code"]) == (409, "step_not_rising")
-    await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/c", "step": 4})
-    await desk.world.stop(desk.mine, grace_s=600)
-    done = await desk.world.until(CheckpointDoneV1, where=lambda c: c.step == 4)
+    await api.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/c", "step": 4})
+    await api.cell.stop(api.mine, grace_s=600)
+    done = await api.cell.until(CheckpointDoneV1, where=lambda c: c.step == 4)
     assert len(done) == 1
-    assert {c.uri for c in await desk.world.of_type(CheckpointDoneV1)} == {
+    assert {c.uri for c in await api.cell.of_type(CheckpointDoneV1)} == {
         "s3://runs/a",
         "s3://runs/c",
     }
@@ -157,74 +157,74 @@ async def test_a_step_below_that_of_an_earlier_attempt_is_refused(
     tmp_path: Path,
 ) -> None:
     saved = Checkpoint(uri="s3://runs/step-7", step=7)
-    async with opened(tmp_path, checkpoint=saved) as desk:
+    async with opened(tmp_path, checkpoint=saved) as api:
         for step in (6, 7):
-            status, problem = await desk.ask(
+            status, problem = await api.ask(
                 "POST", "/v1/checkpoints", {"uri": "s3://runs/b", "step": step}
             )
             assert (status, problem["code"]) == (409, "step_not_rising")
             assert "7" in problem["detail"]
-        assert (await desk.ask("POST", "/v1/checkpoints", {"uri": saved.uri, "step": 7}))[0] == 200
-        await desk.world.stop(desk.mine, grace_s=0)
-        await desk.world.ended(desk.mine)
-        assert not await desk.world.of_type(CheckpointDoneV1)
+        assert (await api.ask("POST", "/v1/checkpoints", {"uri": saved.uri, "step": 7}))[0] == 200
+        await api.cell.stop(api.mine, grace_s=0)
+        await api.cell.ended(api.mine)
+        assert not await api.cell.of_type(CheckpointDoneV1)
 
 
 async def test_progress_in_a_loop_is_reported_once_in_ten_seconds_and_the_newest_wins(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock) as desk:
+    async with opened(tmp_path, clock=clock) as api:
         for permille in range(1, 51):
-            assert (await desk.ask("POST", "/v1/progress", {"permille": permille}))[0] == 202
-        await desk.ask("POST", "/v1/progress", {"permille": 900}, token=desk.token_of_other)
-        await desk.world.until(TaskProgressedV1, desk.other)
-        assert await desk.progress() == [1]
+            assert (await api.ask("POST", "/v1/progress", {"permille": permille}))[0] == 202
+        await api.ask("POST", "/v1/progress", {"permille": 900}, token=api.token_of_other)
+        await api.cell.until(TaskProgressedV1, api.other)
+        assert await api.progress() == [1]
         clock.advance(9.9)
-        await desk.ask("POST", "/v1/progress", {"permille": 60})
-        assert await desk.progress() == [1]
+        await api.ask("POST", "/v1/progress", {"permille": 60})
+        assert await api.progress() == [1]
         clock.advance(0.2)
-        await desk.world.until(TaskProgressedV1, desk.mine, count=2)
-        assert await desk.progress() == [1, 60]
-        exposed = desk.telemetry.exposition().decode()
+        await api.cell.until(TaskProgressedV1, api.mine, count=2)
+        assert await api.progress() == [1, 60]
+        exposed = api.telemetry.exposition().decode()
         assert 'yard_node_agent_reports_coalesced_total{kind="progress"} 49.0' in exposed
 
 
 async def test_the_last_progress_is_reported_before_the_exit(tmp_path: Path) -> None:
-    async with opened(tmp_path, clock=ManualClock()) as desk:
+    async with opened(tmp_path, clock=ManualClock()) as api:
         for permille in (1, 2, 999, 1000):
-            await desk.ask("POST", "/v1/progress", {"permille": permille})
-        await desk.world.stop(desk.mine, grace_s=0)
-        await desk.world.ended(desk.mine)
-        assert await desk.progress() == [1, 1000]
-        types = [e.type for e in await desk.world.envelopes() if e.subject == desk.mine]
+            await api.ask("POST", "/v1/progress", {"permille": permille})
+        await api.cell.stop(api.mine, grace_s=0)
+        await api.cell.ended(api.mine)
+        assert await api.progress() == [1, 1000]
+        types = [e.type for e in await api.cell.envelopes() if e.subject == api.mine]
         assert types[-3:] == ["TaskProgressed", "TaskExited", "SlotsReleased"]
 
 
 async def test_checkpoints_are_coalesced_and_the_last_is_reported_at_a_stop_and_before_the_exit(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, clock=ManualClock()) as desk:
+    async with opened(tmp_path, clock=ManualClock()) as api:
 
         async def save(*steps: int) -> None:
             for step in steps:
                 body = {"uri": f"s3://runs/{step}", "step": step}
-                assert (await desk.ask("POST", "/v1/checkpoints", body))[0] == 200
+                assert (await api.ask("POST", "/v1/checkpoints", body))[0] == 200
 
         async def reported(count: int) -> list[int]:
-            return [c.step for c in await desk.world.until(CheckpointDoneV1, count=count)]
+            return [c.step for c in await api.cell.until(CheckpointDoneV1, count=count)]
 
         await save(1, 2, 3)
         assert await reported(1) == [1]
-        await desk.world.stop(desk.mine, grace_s=600)
+        await api.cell.stop(api.mine, grace_s=600)
         assert await reported(2) == [1, 3]
         await save(4)
         assert await reported(3) == [1, 3, 4], "what is saved for the stop does not wait"
         await save(5, 6)
-        await desk.world.stop(desk.mine, grace_s=0)
-        await desk.world.ended(desk.mine)
+        await api.cell.stop(api.mine, grace_s=0)
+        await api.cell.ended(api.mine)
         assert await reported(4) == [1, 3, 4, 6]
-        types = [e.type for e in await desk.world.envelopes() if e.subject == desk.mine]
+        types = [e.type for e in await api.cell.envelopes() if e.subject == api.mine]
         assert types[-3:] == ["CheckpointDone", "TaskExited", "SlotsReleased"]
 
 
@@ -246,72 +246,74 @@ async def test_checkpoints_are_coalesced_and_the_last_is_reported_at_a_stop_and_
         "text",
     ],
 )
-async def test_a_checkpoint_that_the_schema_refuses_is_refused(desk: Desk, body: Any) -> None:
-    status, problem = await desk.ask("POST", "/v1/checkpoints", body)
+async def test_a_checkpoint_that_the_schema_refuses_is_refused(api: AgentApi, body: Any) -> None:
+    status, problem = await api.ask("POST", "/v1/checkpoints", body)
     assert (status, problem["code"]) == (422, "invalid")
-    assert not await desk.world.of_type(CheckpointDoneV1)
+    assert not await api.cell.of_type(CheckpointDoneV1)
 
 
-async def test_bodies_that_are_not_json_or_too_large_are_refused(desk: Desk) -> None:
-    assert (await desk.ask("POST", "/v1/checkpoints", b"\xff{"))[0] == 400
-    assert (await desk.ask("POST", "/v1/checkpoints", b"[" * 5000))[0] == 400
-    assert (await desk.ask("POST", "/v1/checkpoints", b" " * (MAX_BODY_BYTES + 1)))[0] == 413
+async def test_bodies_that_are_not_json_or_too_large_are_refused(api: AgentApi) -> None:
+    assert (await api.ask("POST", "/v1/checkpoints", b"\xff{"))[0] == 400
+    assert (await api.ask("POST", "/v1/checkpoints", b"[" * 5000))[0] == 400
+    assert (await api.ask("POST", "/v1/checkpoints", b" " * (MAX_BODY_BYTES + 1)))[0] == 413
 
 
-async def test_progress_is_reported_and_bounded(desk: Desk) -> None:
-    assert (await desk.ask("POST", "/v1/progress", {"permille": 400}))[0] == 202
+async def test_progress_is_reported_and_bounded(api: AgentApi) -> None:
+    assert (await api.ask("POST", "/v1/progress", {"permille": 400}))[0] == 202
     for wrong in (-1, 1001, "5", 1.5, None):
-        assert (await desk.ask("POST", "/v1/progress", {"permille": wrong}))[0] == 422
-    reported = await desk.world.until(TaskProgressedV1)
-    assert [(p.task_id, p.permille) for p in reported] == [(desk.mine, 400)]
+        assert (await api.ask("POST", "/v1/progress", {"permille": wrong}))[0] == 422
+    reported = await api.cell.until(TaskProgressedV1)
+    assert [(p.task_id, p.permille) for p in reported] == [(api.mine, 400)]
 
 
-async def test_a_stop_is_answered_at_once_to_a_waiting_request(desk: Desk) -> None:
-    assert await desk.ask("GET", "/v1/stop") == (200, {"stop": None})
+async def test_a_stop_is_answered_at_once_to_a_waiting_request(api: AgentApi) -> None:
+    assert await api.ask("GET", "/v1/stop") == (200, {"stop": None})
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(desk.ask("GET", "/v1/stop?wait_s=60"))
-        await desk.world.stop(desk.mine, grace_s=600)
+        waiting = group.create_task(api.ask("GET", "/v1/stop?wait_s=60"))
+        await api.cell.stop(api.mine, grace_s=600)
         status, answer = await waiting
     assert status == 200
     assert answer["stop"]["code"] == "priority"
     assert answer["stop"]["deadline_at"].endswith("Z")
-    assert (await desk.ask("GET", "/v1/stop", token=desk.ledger.tokens[desk.other]))[1] == {
+    assert (await api.ask("GET", "/v1/stop", token=api.ledger.tokens[api.other]))[1] == {
         "stop": None
     }
 
 
-async def test_done_is_reported_with_the_exit(desk: Desk) -> None:
-    assert (await desk.ask("POST", "/v1/done"))[0] == 200
-    await desk.world.stop(desk.mine, grace_s=0)
-    exited = await desk.world.until(TaskExitedV1, desk.mine)
+async def test_done_is_reported_with_the_exit(api: AgentApi) -> None:
+    assert (await api.ask("POST", "/v1/done"))[0] == 200
+    await api.cell.stop(api.mine, grace_s=0)
+    exited = await api.cell.until(TaskExitedV1, api.mine)
     assert exited[0].done
 
 
-async def test_the_token_of_an_ended_task_is_refused(desk: Desk) -> None:
-    await desk.world.stop(desk.mine, grace_s=0)
-    await desk.world.ended(desk.mine)
-    assert (await desk.ask("GET", "/v1/stop"))[0] == 401
+async def test_the_token_of_an_ended_task_is_refused(api: AgentApi) -> None:
+    await api.cell.stop(api.mine, grace_s=0)
+    await api.cell.ended(api.mine)
+    assert (await api.ask("GET", "/v1/stop"))[0] == 401
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "0" * 64, "é"])
-async def test_without_the_token_a_caller_reads_and_changes_nothing(desk: Desk, token: str) -> None:
+async def test_without_the_token_a_caller_reads_and_changes_nothing(
+    api: AgentApi, token: str
+) -> None:
     for method, path in (("GET", "/v1/stop"), ("POST", "/v1/checkpoints"), ("POST", "/v1/none")):
-        assert (await desk.ask(method, path, token=token))[0] == 401
+        assert (await api.ask(method, path, token=token))[0] == 401
 
 
-async def test_requests_of_web_pages_are_refused(desk: Desk) -> None:
-    assert (await desk.ask("GET", "/v1/stop", Host="evil.example:80"))[0] == 403
-    assert (await desk.ask("GET", "/v1/stop", Host=f"127.0.0.1:{desk.ledger.port + 1}"))[0] == 403
-    assert (await desk.ask("POST", "/v1/done", Origin="http://evil.example"))[0] == 403
-    assert (await desk.ask("GET", "/v1/stop", Host=f"localhost:{desk.ledger.port}"))[0] == 200
+async def test_requests_of_web_pages_are_refused(api: AgentApi) -> None:
+    assert (await api.ask("GET", "/v1/stop", Host="evil.example:80"))[0] == 403
+    assert (await api.ask("GET", "/v1/stop", Host=f"127.0.0.1:{api.ledger.port + 1}"))[0] == 403
+    assert (await api.ask("POST", "/v1/done", Origin="http://evil.example"))[0] == 403
+    assert (await api.ask("GET", "/v1/stop", Host=f"localhost:{api.ledger.port}"))[0] == 200
 
 
-async def test_unknown_routes_and_methods_are_refused_with_their_status(desk: Desk) -> None:
-    assert (await desk.ask("GET", "/v1/other"))[0] == 404
-    assert (await desk.ask("GET", "/metrics"))[0] == 404
-    assert (await desk.ask("GET", "/v1/checkpoints"))[0] == 405
-    assert (await desk.ask("POST", "/v1/stop"))[0] == 405
-    assert (await desk.ask("GET", "/v1/stop?wait_s=-1"))[0] == 422
+async def test_unknown_routes_and_methods_are_refused_with_their_status(api: AgentApi) -> None:
+    assert (await api.ask("GET", "/v1/other"))[0] == 404
+    assert (await api.ask("GET", "/metrics"))[0] == 404
+    assert (await api.ask("GET", "/v1/checkpoints"))[0] == 405
+    assert (await api.ask("POST", "/v1/stop"))[0] == 405
+    assert (await api.ask("GET", "/v1/stop?wait_s=-1"))[0] == 422
 
 
 @pytest.mark.parametrize(
@@ -326,32 +328,32 @@ async def test_unknown_routes_and_methods_are_refused_with_their_status(desk: De
     ],
 )
 async def test_a_malformed_request_gets_an_error_and_affects_no_other(
-    desk: Desk, data: bytes
+    api: AgentApi, data: bytes
 ) -> None:
-    answer = await desk.raw(data)
+    answer = await api.raw(data)
     assert answer.split()[1].startswith(b"4")
-    assert (await desk.ask("GET", "/v1/stop"))[0] == 200
+    assert (await api.ask("GET", "/v1/stop"))[0] == 200
 
 
-async def test_a_client_that_disconnects_midway_affects_no_other(desk: Desk) -> None:
+async def test_a_client_that_disconnects_midway_affects_no_other(api: AgentApi) -> None:
     for data in (
         b"",
         b"GET /v1",
         b"POST /v1/done HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab",
     ):
-        _, writer = await asyncio.open_connection("127.0.0.1", desk.ledger.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", api.ledger.port)
         writer.write(data)
         await writer.drain()
         writer.close()
-    assert (await desk.ask("GET", "/v1/stop"))[0] == 200
+    assert (await api.ask("GET", "/v1/stop"))[0] == 200
 
 
-async def test_a_request_may_wait_for_100_continue_before_it_sends_its_body(desk: Desk) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", desk.ledger.port)
+async def test_a_request_may_wait_for_100_continue_before_it_sends_its_body(api: AgentApi) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.ledger.port)
     body = b'{"permille": 7}'
     writer.write(
-        f"POST /v1/progress HTTP/1.1\r\nHost: 127.0.0.1:{desk.ledger.port}\r\n"
-        f"Authorization: Bearer {desk.ledger.tokens[desk.mine]}\r\nExpect: 100-continue\r\n"
+        f"POST /v1/progress HTTP/1.1\r\nHost: 127.0.0.1:{api.ledger.port}\r\n"
+        f"Authorization: Bearer {api.ledger.tokens[api.mine]}\r\nExpect: 100-continue\r\n"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
     )
     assert b" 100 " in await reader.readuntil(b"\r\n\r\n")

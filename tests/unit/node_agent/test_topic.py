@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import AgentWorld
+from tests.support.node_agent import AgentCell
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
@@ -33,12 +33,12 @@ class Waiting:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.clock = ManualClock()
         self.log = Closed(self.clock)
-        self.world = AgentWorld(folder, log=self.log, clock=self.clock)
-        self.world.configure(topic_wait_s=60.0, **settings)
-        self.ports = self.world.ports()
+        self.cell = AgentCell(folder, log=self.log, clock=self.clock)
+        self.cell.configure(topic_wait_s=60.0, **settings)
+        self.ports = self.cell.ports()
 
     async def find(self) -> None:
-        await find_topic(self.ports, self.world.settings, self.log)
+        await find_topic(self.ports, self.cell.settings, self.log)
 
     async def seconds(self, count: int) -> None:
         for _ in range(count):

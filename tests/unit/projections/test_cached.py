@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support import logs
 from tests.support.logs import LogBuilder
-from tests.support.views import Followed
+from tests.support.views import ViewsCell
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import NotLoaded, ViewsMoved
 from yardmaster_projections.memory import MemoryViewStore
@@ -71,10 +71,10 @@ def all_rows(store: MemoryViewStore) -> dict[str, dict[str, Row]]:
 async def test_the_size_of_the_cache_does_not_change_the_rows(
     cached: int, max_unsaved: int, cuts: list[int]
 ) -> None:
-    whole = await Followed(story()).catch_up()
+    whole = await ViewsCell(story()).catch_up()
     entries = story().entries
     builder = LogBuilder()
-    followed = Followed(builder, cached=cached, max_unsaved=max_unsaved)
+    followed = ViewsCell(builder, cached=cached, max_unsaved=max_unsaved)
     for cut in sorted(cuts):
         builder.entries = entries[:cut]
         await followed.catch_up()
@@ -141,7 +141,7 @@ async def test_a_row_changed_twice_is_written_once(store: MemoryViewStore) -> No
 
 
 async def test_a_list_by_facet_includes_unsaved_changes() -> None:
-    followed = Followed(story(1), cached=100)
+    followed = ViewsCell(story(1), cached=100)
     store = await followed.catch_up()
     reader = CachedReader(store)
     page = await store.page(TaskRow, Query())
@@ -158,12 +158,12 @@ async def test_a_list_by_facet_includes_unsaved_changes() -> None:
 
 
 async def test_several_steps_are_saved_in_one_write() -> None:
-    one_by_one = Followed(story(), cached=1000, max_unsaved=1)
+    one_by_one = ViewsCell(story(), cached=1000, max_unsaved=1)
     await one_by_one.catch_up()
-    together = Followed(story(), cached=1000)
+    together = ViewsCell(story(), cached=1000)
     await together.catch_up()
 
-    def writes(followed: Followed) -> float:
+    def writes(followed: ViewsCell) -> float:
         assert followed.follower is not None
         return float(followed.follower._metrics.writes.labels("views")._value.get())
 
@@ -172,12 +172,12 @@ async def test_several_steps_are_saved_in_one_write() -> None:
 
 
 async def test_a_second_writer_fails_and_can_start_again() -> None:
-    whole = await Followed(story()).catch_up()
+    whole = await ViewsCell(story()).catch_up()
     builder = LogBuilder()
-    followed = Followed(builder, cached=1000)
+    followed = ViewsCell(builder, cached=1000)
     builder.entries = story().entries[:20]
     await followed.catch_up()
-    other = Followed(builder, cached=1000)
+    other = ViewsCell(builder, cached=1000)
     other.log, other.store = followed.log, followed.store
     other.cache = CachedReader(followed.store)
     second = other.another()
@@ -196,7 +196,7 @@ async def test_a_second_writer_fails_and_can_start_again() -> None:
 
 
 async def test_a_store_that_was_emptied_is_detected_without_a_new_record() -> None:
-    followed = Followed(story(), cached=1000)
+    followed = ViewsCell(story(), cached=1000)
     await followed.catch_up()
     follower = followed.follower
     assert follower is not None
@@ -210,7 +210,7 @@ async def test_a_store_that_was_emptied_is_detected_without_a_new_record() -> No
 
 
 async def test_final_rows_are_not_cached() -> None:
-    followed = Followed(story(), cached=10_000)
+    followed = ViewsCell(story(), cached=10_000)
     store = await followed.catch_up()
     cache = followed.cache
     assert cache is not None

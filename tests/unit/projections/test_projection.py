@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.logs import LogBuilder
-from tests.support.views import Followed, viewed
+from tests.support.views import ViewsCell, viewed
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.presenter import Presenter
@@ -249,7 +249,7 @@ async def test_a_claim_shows_only_when_a_cycle_takes_it() -> None:
     admit(log)
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
     log.claim(logs.started(TASK, "n1"))
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert (await task(store)).phase is Phase.STARTING
     log.scheduler.cycle()
@@ -272,7 +272,7 @@ async def test_a_refused_claim_is_never_projected() -> None:
 async def test_an_allocation_holds_slots_until_they_are_released() -> None:
     log = cell()
     running(log)
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert list((await node(store)).held) == [(TASK, 0)]
     assert (await counters(store, "project/nlp")).used_milli == {"default": 1000}
@@ -305,7 +305,7 @@ async def test_a_gang_runs_when_its_last_replica_started() -> None:
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0), logs.placed("n2", 0, replica=1)))
     log.claim(logs.started(TASK, "n1"))
     log.scheduler.cycle()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert (await task(store)).phase is Phase.STARTING
     log.claim(logs.started(TASK, "n2", replica=1))
@@ -324,7 +324,7 @@ async def test_a_preempted_task_is_pending_again_with_its_checkpoint() -> None:
             task_id=TASK, attempt=1, nodes=("n1",), stop=stop, grace_s=60, deadline_at_ms=99
         )
     )
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     row = await task(store)
     assert row.phase is Phase.STOPPING
@@ -378,7 +378,7 @@ async def test_a_lost_node_frees_its_slots_and_comes_back_empty() -> None:
         ),
         d.TaskRequeuedV1(task_id=TASK, attempt=1, code=EndCode.NODE_LOST, restarts=0),
     )
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.LOST
     assert (await node(store)).held == {}
@@ -425,7 +425,7 @@ async def test_a_drained_node_is_gone_until_it_joins_again() -> None:
     log = cell()
     log.claim(n.NodeDrainedV1(node="n1", incarnation=logs.incarnation()))
     log.scheduler.cycle()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.GONE
     log.claim(logs.joined("n1"))
@@ -436,7 +436,7 @@ async def test_a_drained_node_is_gone_until_it_joins_again() -> None:
 
 async def test_a_node_is_cordoned_drained_and_taken_back() -> None:
     log = cell()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     log.judged(r.NodeCordonRequestedV1(node="n1"), a.NodeCordonedV1(node="n1"))
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.CORDONED
@@ -466,7 +466,7 @@ def revoke(log: LogBuilder, name: str) -> None:
 
 async def test_a_reservation_is_on_each_of_its_nodes_until_it_is_dropped_or_starts() -> None:
     log = cell()
-    followed = Followed(log, cached=2)
+    followed = ViewsCell(log, cached=2)
     log.claim(logs.joined("n2"))
     admit(log)
     placements = (logs.placed("n1", 0, 1), logs.placed("n2", 3, replica=1))
@@ -496,7 +496,7 @@ async def test_a_reservation_is_on_each_of_its_nodes_until_it_is_dropped_or_star
 
 async def test_the_first_enrollment_bars_those_who_are_here_and_not_enrolled() -> None:
     log = cell()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     enroll(log, "n2")
     store = await followed.catch_up()
     assert [(await node(store, n)).state for n in ("n1", "n2")] == [
@@ -525,7 +525,7 @@ async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrollments_
 
 async def test_a_revoked_node_has_that_state_until_it_is_enrolled_and_joins_again() -> None:
     log = cell()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     enroll(log, "n1")
     revoke(log, "n1")
     store = await followed.catch_up()
@@ -560,7 +560,7 @@ async def test_a_cordon_outlives_the_node_it_was_put_on() -> None:
 async def test_changes_of_a_job_show_on_all_its_tasks() -> None:
     log = cell()
     admit(log, tasks=2)
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     shape = (await task(store)).job.shape
     log.judged(
@@ -590,7 +590,7 @@ async def test_changes_of_a_job_show_on_all_its_tasks() -> None:
 async def test_a_pause_of_a_task_and_of_a_job() -> None:
     log = cell()
     admit(log, tasks=2)
-    followed = Followed(log)
+    followed = ViewsCell(log)
     log.judged(r.PauseRequestedV1(job_id=JOB, index=1), a.TaskPausedV1(job_id=JOB, index=1))
     store = await followed.catch_up()
     assert [(await task(store, f"{JOB}.{i}")).paused for i in range(2)] == [False, True]
@@ -615,7 +615,7 @@ async def test_a_refused_request_says_why() -> None:
 
 async def test_pools_projects_and_departments_come_and_go() -> None:
     log = cell()
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     assert await store.get(PoolRow, "default") is not None
     assert await store.get(ProjectRow, "nlp") is not None
@@ -649,7 +649,7 @@ def share(name: str) -> d.QueueShare:
 
 async def test_a_division_replaces_all_parts_of_the_former_one() -> None:
     log = cell()
-    followed = Followed(log, cached=2)
+    followed = ViewsCell(log, cached=2)
     store = await followed.catch_up()
 
     async def found() -> list[tuple[str, int, tuple[str, ...]]]:
@@ -679,7 +679,7 @@ async def test_a_division_replaces_all_parts_of_the_former_one() -> None:
 async def test_a_wait_is_kept_until_another_takes_its_place() -> None:
     log = cell()
     admit(log)
-    followed = Followed(log)
+    followed = ViewsCell(log)
     store = await followed.catch_up()
     shape = (await task(store)).job.shape
     assert shape is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support import logs
 from tests.support.logs import LogBuilder, Writer
-from tests.support.views import Followed
+from tests.support.views import ViewsCell
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore
@@ -53,7 +53,7 @@ def begun(*jobs: str) -> LogBuilder:
 
 
 async def counted(log: LogBuilder, **how: Any) -> MemoryViewStore:
-    return await Followed(log, fold=USAGE, **how).catch_up()
+    return await ViewsCell(log, fold=USAGE, **how).catch_up()
 
 
 def used(store: MemoryViewStore) -> dict[int, int]:
@@ -286,7 +286,7 @@ async def test_a_meter_that_starts_again_bills_nothing_twice(log: LogBuilder, cu
     whole = await counted(log)
     builder = LogBuilder()
     builder.entries = log.entries[:cut]
-    followed = Followed(builder, fold=USAGE, cached=5)
+    followed = ViewsCell(builder, fold=USAGE, cached=5)
     await followed.catch_up()
     followed.follower = followed.another()
     await followed.follower.start()
@@ -340,8 +340,8 @@ class Busy(MemoryViewStore):
             await step()
 
 
-async def busy(log: LogBuilder) -> tuple[Followed, Busy]:
-    followed = Followed(log, fold=USAGE)
+async def busy(log: LogBuilder) -> tuple[ViewsCell, Busy]:
+    followed = ViewsCell(log, fold=USAGE)
     followed.store = Busy(log.cell, followed.clock)
     await followed.catch_up()
     return followed, followed.store

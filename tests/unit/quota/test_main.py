@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.audit import assert_audit_clean
 from tests.support.toy_cell import CELL, DEADLINE_S, ToyCell, until
-from tests.unit.core.admission.desk import (
+from tests.unit.core.admission.admission_cell import (
     CELL_SETUP,
     LOG,
     OTHER_BODY,
@@ -42,14 +42,14 @@ from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 SHELL = (CycleCommittedV1, TermStartedV1, SnapshotTakenV1)
 
 
-class Cell(ToyCell):
+class QuotaCell(ToyCell):
     """A log with a cell that works, and a gateway that numbers what it asks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seq = 0
 
-    async def create(self) -> "Cell":
+    async def create(self) -> "QuotaCell":
         await super().create()
         await self.put("requests", [envelope(LOG, source="setup/dev")])
         return self
@@ -124,15 +124,15 @@ class Cell(ToyCell):
 
 
 @pytest.fixture
-async def cell() -> Cell:
-    return await Cell().create()
+async def cell() -> QuotaCell:
+    return await QuotaCell().create()
 
 
 def job_id(number: int) -> str:
     return f"{number:012d}"
 
 
-async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: Cell) -> None:
+async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: QuotaCell) -> None:
     async with cell.served():
         await cell.asks(*CELL_SETUP)
         await cell.submits(job())
@@ -143,7 +143,7 @@ async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: Cell) -> 
     await cell.proved()
 
 
-async def test_pools_are_checked_with_the_schedulers_policies(cell: Cell) -> None:
+async def test_pools_are_checked_with_the_schedulers_policies(cell: QuotaCell) -> None:
     async with cell.served():
         await cell.asks(
             pool("a", policy=r.PolicyRef(name="no-such-policy")),
@@ -160,7 +160,7 @@ async def test_pools_are_checked_with_the_schedulers_policies(cell: Cell) -> Non
     await cell.proved()
 
 
-async def test_a_killed_service_continues_where_it_was(cell: Cell) -> None:
+async def test_a_killed_service_continues_where_it_was(cell: QuotaCell) -> None:
     await cell.asks(*CELL_SETUP)
     for life in range(3):
         async with cell.served():
@@ -170,7 +170,7 @@ async def test_a_killed_service_continues_where_it_was(cell: Cell) -> None:
     await cell.proved()
 
 
-async def test_a_killed_service_continues_from_a_snapshot(cell: Cell, tmp_path: Path) -> None:
+async def test_a_killed_service_continues_from_a_snapshot(cell: QuotaCell, tmp_path: Path) -> None:
     store = SnapshotStore(str(tmp_path))
     limits = SnapshotLimits(every_cycles=1)
     await cell.asks(*CELL_SETUP)
@@ -184,7 +184,7 @@ async def test_a_killed_service_continues_from_a_snapshot(cell: Cell, tmp_path: 
 
 
 async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_decided(
-    cell: Cell,
+    cell: QuotaCell,
 ) -> None:
     cordon = r.NodeCordonRequestedV1(node="gpu-07")
     await cell.put(
@@ -210,7 +210,7 @@ async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_deci
     await cell.proved()
 
 
-async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: Cell) -> None:
+async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: QuotaCell) -> None:
     await cell.asks(*CELL_SETUP)
     await cell.submits(*(job(job_id(n)) for n in range(20)))
     async with cell.served(cycle={"max_decisions": 3}):
@@ -224,7 +224,7 @@ async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: Cell) -> No
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.LATE])
 @pytest.mark.parametrize("nth", range(1, 5))
 async def test_an_append_of_unknown_outcome_loses_no_request_and_decides_none_twice(
-    cell: Cell, kind: FaultKind, nth: int
+    cell: QuotaCell, kind: FaultKind, nth: int
 ) -> None:
     fault = Fault(topic="admissions", nth=nth, kind=kind, after_operations=2 * nth)
     plan = FaultPlan(cell.clock, [fault])
@@ -242,13 +242,13 @@ async def test_an_append_of_unknown_outcome_loses_no_request_and_decides_none_tw
     await cell.proved()
 
 
-async def admitted(cell: Cell) -> list[str]:
+async def admitted(cell: QuotaCell) -> list[str]:
     """Jobs that count as admitted: a fenced leader's verdicts do not."""
     fold = await cell.fold(QuotaMachine(check))
     return [name for name, _ in fold.state.jobs.items()]
 
 
-async def until_admitted(cell: Cell, count: int) -> None:
+async def until_admitted(cell: QuotaCell, count: int) -> None:
     for _ in range(500):
         if len(await admitted(cell)) >= count:
             return
@@ -257,7 +257,7 @@ async def until_admitted(cell: Cell, count: int) -> None:
     raise AssertionError(f"{await admitted(cell)}, {count} expected")
 
 
-async def test_two_services_fit_in_one_process_and_one_of_them_counts(cell: Cell) -> None:
+async def test_two_services_fit_in_one_process_and_one_of_them_counts(cell: QuotaCell) -> None:
     await cell.asks(*CELL_SETUP)
     async with cell.served(), cell.served():
         await cell.submits(job())
@@ -267,7 +267,7 @@ async def test_two_services_fit_in_one_process_and_one_of_them_counts(cell: Cell
     await cell.proved()
 
 
-async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(cell: Cell) -> None:
+async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(cell: QuotaCell) -> None:
     await cell.asks(*CELL_SETUP)
     await cell.submits(job(), job(), job(body=OTHER_BODY))
     async with cell.served():
@@ -278,7 +278,7 @@ async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(cell:
     await cell.proved()
 
 
-async def test_an_admission_that_contradicts_the_log_stops_the_service(cell: Cell) -> None:
+async def test_an_admission_that_contradicts_the_log_stops_the_service(cell: QuotaCell) -> None:
     """A verdict without a request, in a batch that counts: as a quota with a fault would write."""
 
     class Faulty(QuotaMachine):

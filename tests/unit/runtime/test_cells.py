@@ -32,7 +32,7 @@ CELLS = ("main", "east")
 PAUSE_S = 6.0
 
 
-class World:
+class TwoCells:
     """A log with two cells, and the group of those that lead them."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class World:
         self.group = MemoryGroup()
         self.requested = dict.fromkeys(CELLS, 0)
 
-    async def create(self) -> "World":
+    async def create(self) -> "TwoCells":
         await self.log.create_topics(list(TOPICS.values()), partitions=len(CELLS))
         return self
 
@@ -75,18 +75,18 @@ class World:
 class Replica:
     """One process of the service, while it runs; `end` leaves in order, `kill` does not."""
 
-    def __init__(self, world: World, log: EventLog | None = None) -> None:
-        self.world = world
+    def __init__(self, toy: TwoCells, log: EventLog | None = None) -> None:
+        self.toy = toy
         self.lines = io.StringIO()
-        self.member = world.group.member()
+        self.member = toy.group.member()
         self.candidates: dict[str, Candidate[Any]] = {}
         self.ports = Ports(
-            log=log or world.log.handle(),
-            clock=world.clock,
-            chance=world.chance,
-            telemetry=Telemetry("toy", now_ms=world.clock.now_ms, stream=self.lines),
+            log=log or toy.log.handle(),
+            clock=toy.clock,
+            chance=toy.chance,
+            telemetry=Telemetry("toy", now_ms=toy.clock.now_ms, stream=self.lines),
             elections=lambda partition: GroupElection(
-                self.member, partition, world.clock, pause_s=PAUSE_S
+                self.member, partition, toy.clock, pause_s=PAUSE_S
             ),
         )
 
@@ -110,8 +110,8 @@ class Replica:
 
 
 @pytest.fixture
-async def world() -> World:
-    return await World().create()
+async def toy() -> TwoCells:
+    return await TwoCells().create()
 
 
 @asynccontextmanager
@@ -124,137 +124,137 @@ async def running(*replicas: Replica) -> AsyncIterator[list[asyncio.Task[None]]]
             task.cancel()
 
 
-async def led(world: World, *want: tuple[Replica, set[str]]) -> None:
-    await until(lambda: all(replica.leads() == cells for replica, cells in want), world.clock)
+async def led(toy: TwoCells, *want: tuple[Replica, set[str]]) -> None:
+    await until(lambda: all(replica.leads() == cells for replica, cells in want), toy.clock)
 
 
 async def test_two_cells_spread_over_two_replicas_and_move_when_a_replica_leaves(
-    world: World,
+    toy: TwoCells,
 ) -> None:
-    first, second = Replica(world), Replica(world)
+    first, second = Replica(toy), Replica(toy)
     async with running(first):
-        await led(world, (first, set(CELLS)))
+        await led(toy, (first, set(CELLS)))
         async with running(second) as (task,):
-            await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
+            await until(lambda: len(first.leads()) == len(second.leads()) == 1, toy.clock)
             assert first.leads() | second.leads() == set(CELLS)
             for cell in CELLS:
-                await world.ask(cell)
-            await world.until_answered(*CELLS)
+                await toy.ask(cell)
+            await toy.until_answered(*CELLS)
             # Killed: the group notices later.
             task.cancel()
             await asyncio.sleep(0)
-            world.group.expire(second.member)
-            await led(world, (first, set(CELLS)))
+            toy.group.expire(second.member)
+            await led(toy, (first, set(CELLS)))
             for cell in CELLS:
-                await world.ask(cell)
-            await world.until_answered(*CELLS)
-        third = Replica(world)
+                await toy.ask(cell)
+            await toy.until_answered(*CELLS)
+        third = Replica(toy)
         async with running(third):
-            await until(lambda: len(first.leads()) == len(third.leads()) == 1, world.clock)
+            await until(lambda: len(first.leads()) == len(third.leads()) == 1, toy.clock)
             for cell in CELLS:
-                await world.ask(cell)
-            await world.until_answered(*CELLS)
+                await toy.ask(cell)
+            await toy.until_answered(*CELLS)
 
 
-async def test_standbys_of_all_cells_follow_the_log(world: World) -> None:
-    first, second = Replica(world), Replica(world)
+async def test_standbys_of_all_cells_follow_the_log(toy: TwoCells) -> None:
+    first, second = Replica(toy), Replica(toy)
     async with running(first, second):
-        await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
+        await until(lambda: len(first.leads()) == len(second.leads()) == 1, toy.clock)
         for cell in CELLS:
-            await world.ask(cell)
-        await world.until_answered(*CELLS)
+            await toy.ask(cell)
+        await toy.until_answered(*CELLS)
         for replica in (first, second):
             for cell in CELLS:
-                assert replica.sample("term", cell=cell) == (await world.fold(cell)).reader.term
+                assert replica.sample("term", cell=cell) == (await toy.fold(cell)).reader.term
         assert [replica.sample("leading", cell="main") for replica in (first, second)].count(1) == 1
 
 
 async def test_a_batch_written_after_the_takeover_is_dropped_and_its_leader_is_fenced(
-    world: World,
+    toy: TwoCells,
 ) -> None:
     # The leader of `main` is stopped while its first cycle is on its way to the log.
     plan = FaultPlan(
-        world.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.STALLED, after_s=30)]
+        toy.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.STALLED, after_s=30)]
     )
-    slow, other = Replica(world, FaultyLog(world.log.handle(), plan)), Replica(world)
+    slow, other = Replica(toy, FaultyLog(toy.log.handle(), plan)), Replica(toy)
     async with running(slow):
-        await led(world, (slow, set(CELLS)))
-        await world.ask("main")
+        await led(toy, (slow, set(CELLS)))
+        await toy.ask("main")
         await until(lambda: bool(plan.happened))
         async with running(other):
             # Its session ends; nothing tells it so.
-            world.group.expire(slow.member)
+            toy.group.expire(slow.member)
             await until(lambda: other.leads() == set(CELLS))
-            await world.ask("main")
-            await world.until_answered("main")
-            before = (await world.fold("main")).dump()
-            dropped = (await world.fold("main")).reader.dropped
-            world.clock.advance(30)
+            await toy.ask("main")
+            await toy.until_answered("main")
+            before = (await toy.fold("main")).dump()
+            dropped = (await toy.fold("main")).reader.dropped
+            toy.clock.advance(30)
             await until(lambda: ("main", "fenced") in slow.codes())
-            after = await world.fold("main")
+            after = await toy.fold("main")
             assert after.reader.dropped > dropped, "the batch did land"
             assert after.dump()["state"] == before["state"]
             assert after.dump()["digest"] == before["digest"]
             # It believes that the cell is its, but the group does not confirm it.
-            world.clock.advance(5 * PAUSE_S)
+            toy.clock.advance(5 * PAUSE_S)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert slow.member.assigned.partitions == {0, 1}
             assert "main" not in slow.leads()
             assert other.leads() == set(CELLS)
             # Back in the group it shares again.
-            world.group.rebalance(slow.member)
-            await until(lambda: len(slow.leads()) == len(other.leads()) == 1, world.clock)
+            toy.group.rebalance(slow.member)
+            await until(lambda: len(slow.leads()) == len(other.leads()) == 1, toy.clock)
             for cell in CELLS:
-                await world.ask(cell)
-            await world.until_answered(*CELLS)
+                await toy.ask(cell)
+            await toy.until_answered(*CELLS)
 
 
-async def test_a_fenced_leader_leads_again_when_the_other_is_gone(world: World) -> None:
-    first, second = Replica(world), Replica(world)
+async def test_a_fenced_leader_leads_again_when_the_other_is_gone(toy: TwoCells) -> None:
+    first, second = Replica(toy), Replica(toy)
     async with running(first):
-        await led(world, (first, set(CELLS)))
+        await led(toy, (first, set(CELLS)))
         async with running(second):
-            world.group.expire(first.member)
-            await led(world, (second, set(CELLS)))
-            await until(lambda: first.leads() == set(), world.clock)
+            toy.group.expire(first.member)
+            await led(toy, (second, set(CELLS)))
+            await until(lambda: first.leads() == set(), toy.clock)
         # Both were killed as far as the group knows; then the first is heard again.
-        world.group.expire(second.member)
-        world.group.rebalance(first.member)
-        await led(world, (first, set(CELLS)))
-        await world.ask("east")
-        await world.until_answered("east")
+        toy.group.expire(second.member)
+        toy.group.rebalance(first.member)
+        await led(toy, (first, set(CELLS)))
+        await toy.ask("east")
+        await toy.until_answered("east")
 
 
 async def test_a_stopped_machine_leaves_only_its_own_cell_to_others(
-    world: World,
+    toy: TwoCells,
 ) -> None:
-    first, second = Replica(world), Replica(world)
+    first, second = Replica(toy), Replica(toy)
     async with running(first, second):
-        await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
-        await until(lambda: not first.ports.health.reasons, world.clock)
+        await until(lambda: len(first.leads()) == len(second.leads()) == 1, toy.clock)
+        await until(lambda: not first.ports.health.reasons, toy.clock)
         # No reader can pass this record: every machine that leads `east` stops.
-        await world.log.append(Partition("admissions", 1), [Record(b"east", b"junk")])
-        await until(lambda: bool(first.codes("machine_stopped")), world.clock)
-        await until(lambda: bool(second.codes("machine_stopped")), world.clock)
+        await toy.log.append(Partition("admissions", 1), [Record(b"east", b"junk")])
+        await until(lambda: bool(first.codes("machine_stopped")), toy.clock)
+        await until(lambda: bool(second.codes("machine_stopped")), toy.clock)
         for replica in (first, second):
             assert replica.codes("machine_stopped") == [("east", ForeignRecord.code)]
             assert list(replica.ports.health.reasons) == ["cell east"]
             assert replica.sample("stopped", cell="east") == 1
             assert replica.sample("stopped", cell="main") == 0
-        await until(lambda: first.leads() | second.leads() == {"main"}, world.clock)
-        await world.ask("main")
-        await world.until_answered("main")
+        await until(lambda: first.leads() | second.leads() == {"main"}, toy.clock)
+        await toy.ask("main")
+        await toy.until_answered("main")
 
 
-async def test_a_process_ends_when_the_last_of_its_machines_has_stopped(world: World) -> None:
-    replica = Replica(world)
+async def test_a_process_ends_when_the_last_of_its_machines_has_stopped(toy: TwoCells) -> None:
+    replica = Replica(toy)
 
     async def spoil() -> None:
         for number, cell in enumerate(CELLS):
-            await led(world, (replica, set(CELLS[number:])))
+            await led(toy, (replica, set(CELLS[number:])))
             record = Record(cell.encode(), b"junk")
-            await world.log.append(Partition("admissions", number), [record])
+            await toy.log.append(Partition("admissions", number), [record])
 
     async with asyncio.TaskGroup() as group:
         group.create_task(spoil())
@@ -263,13 +263,13 @@ async def test_a_process_ends_when_the_last_of_its_machines_has_stopped(world: W
     assert replica.codes("machine_stopped") == [(cell, ForeignRecord.code) for cell in CELLS]
 
 
-async def test_samples_and_log_lines_name_their_cell(world: World) -> None:
-    replica = Replica(world)
+async def test_samples_and_log_lines_name_their_cell(toy: TwoCells) -> None:
+    replica = Replica(toy)
     async with running(replica):
-        await led(world, (replica, set(CELLS)))
-        await world.ask("east")
-        await world.until_answered("east")
-        await until(lambda: bool(replica.sample("cycles_total", cell="east")), world.clock)
+        await led(toy, (replica, set(CELLS)))
+        await toy.ask("east")
+        await toy.until_answered("east")
+        await until(lambda: bool(replica.sample("cycles_total", cell="east")), toy.clock)
     assert replica.sample("cycles_total", cell="main") == 0
     assert replica.sample("inputs_total", cell="east", topic="requests") == 1
     text = replica.ports.telemetry.exposition().decode()
@@ -279,16 +279,16 @@ async def test_samples_and_log_lines_name_their_cell(world: World) -> None:
     assert {line["cell"] for line in lines if line["event"] == "term_started"} == set(CELLS)
 
 
-async def test_a_leader_that_must_restore_leaves_its_cell_to_a_standby(world: World) -> None:
-    plan = FaultPlan(world.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.LOST)])
-    first, second = Replica(world, FaultyLog(world.log.handle(), plan)), Replica(world)
+async def test_a_leader_that_must_restore_leaves_its_cell_to_a_standby(toy: TwoCells) -> None:
+    plan = FaultPlan(toy.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.LOST)])
+    first, second = Replica(toy, FaultyLog(toy.log.handle(), plan)), Replica(toy)
     async with running(first):
-        await led(world, (first, set(CELLS)))
+        await led(toy, (first, set(CELLS)))
         async with running(second):
-            await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
+            await until(lambda: len(first.leads()) == len(second.leads()) == 1, toy.clock)
             (cell,) = first.leads()
-            await world.ask(cell)
-            await until(lambda: (cell, "append_outcome_unknown") in first.codes(), world.clock)
+            await toy.ask(cell)
+            await until(lambda: (cell, "append_outcome_unknown") in first.codes(), toy.clock)
             # It pauses before it restores: meanwhile the standby takes the cell.
             await until(lambda: cell in second.leads())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cell_world import AtOnce, World, job, of, submission
+from tests.support.cell_world import SynchronousExecutor, World, job, of, submission
 from tests.support.logs import joined
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.machine import SchedulerMachine
@@ -111,7 +111,7 @@ async def test_both_machines_continue_on_the_shorter_log(world: World, tmp_path:
     middle = (await planned(world.log)).cycle // 2
     plan = await planned(world.log, cycle=middle)
     world.log = await shortened(world.log, ends_of(plan))
-    world.snapshots = SnapshotStore(str(tmp_path / "after"), executor=AtOnce())
+    world.snapshots = SnapshotStore(str(tmp_path / "after"), executor=SynchronousExecutor())
     async with world.running():
         await world.happens(lambda seen: len(of(TaskEndedV1, seen)) == len(ended))
     await world.prove()
@@ -129,7 +129,7 @@ async def test_requests_that_took_the_place_of_lost_ones_are_judged_after_a_cut(
     plan = await planned(world.log)
     assert plan.broken is not None
     world.log = await shortened(world.log, ends_of(plan))
-    world.snapshots = SnapshotStore(str(tmp_path / "after"), executor=AtOnce())
+    world.snapshots = SnapshotStore(str(tmp_path / "after"), executor=SynchronousExecutor())
     async with world.running():
         await world.run_for_half_a_second()
         await world.run_for_half_a_second()

@@ -12,7 +12,7 @@ from yardmaster_runtime.telemetry.library_logs import REPEAT_S, LibraryLogs
 from yardmaster_runtime.telemetry.port import Telemetry
 
 
-class Rig:
+class CapturedLogs:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.out = io.StringIO()
@@ -28,53 +28,57 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    rig.logger.addHandler(rig.handler)
-    rig.logger.propagate = False
-    yield rig
-    rig.logger.removeHandler(rig.handler)
-    rig.logger.propagate = True
+def captured() -> Iterator[CapturedLogs]:
+    captured = CapturedLogs()
+    captured.logger.addHandler(captured.handler)
+    captured.logger.propagate = False
+    yield captured
+    captured.logger.removeHandler(captured.handler)
+    captured.logger.propagate = True
 
 
-def test_a_librarys_error_is_a_line_with_its_logger(rig: Rig) -> None:
-    rig.complain("a")
-    (line,) = rig.lines()
+def test_a_librarys_error_is_a_line_with_its_logger(captured: CapturedLogs) -> None:
+    captured.complain("a")
+    (line,) = captured.lines()
     assert (line["level"], line["event"], line["logger"]) == ("error", "library", "somelib.client")
     assert line["found"] == "cannot connect to a"
 
 
-def test_records_below_warning_are_not_written(rig: Rig) -> None:
-    rig.logger.setLevel(logging.DEBUG)
-    rig.logger.info("all is well")
-    assert rig.lines() == []
+def test_records_below_warning_are_not_written(captured: CapturedLogs) -> None:
+    captured.logger.setLevel(logging.DEBUG)
+    captured.logger.info("all is well")
+    assert captured.lines() == []
 
 
-def test_repeated_lines_are_written_at_a_limited_rate_and_all_are_counted(rig: Rig) -> None:
+def test_repeated_lines_are_written_at_a_limited_rate_and_all_are_counted(
+    captured: CapturedLogs,
+) -> None:
     for _ in range(50):
-        rig.complain("a")
-    assert len(rig.lines()) == 1
-    rig.clock.advance(REPEAT_S)
-    rig.complain("b")
-    assert [line["left_out"] for line in rig.lines()] == [0, 49]
-    assert b'yard_quota_library_lines_total{library="somelib"} 51.0' in rig.telemetry.exposition()
+        captured.complain("a")
+    assert len(captured.lines()) == 1
+    captured.clock.advance(REPEAT_S)
+    captured.complain("b")
+    assert [line["left_out"] for line in captured.lines()] == [0, 49]
+    assert (
+        b'yard_quota_library_lines_total{library="somelib"} 51.0' in captured.telemetry.exposition()
+    )
 
 
-def test_an_exception_is_written_with_its_traceback(rig: Rig) -> None:
+def test_an_exception_is_written_with_its_traceback(captured: CapturedLogs) -> None:
     try:
         raise OSError("gone")
     except OSError:
-        rig.logger.exception("failed")
-    (line,) = rig.lines()
+        captured.logger.exception("failed")
+    (line,) = captured.lines()
     assert "OSError: gone" in str(line["trace"])
 
 
 def test_a_line_that_cannot_be_written_does_not_fail_the_library(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    captured: CapturedLogs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig.handler.emit(logging.makeLogRecord({"msg": "two: %s %s", "args": ("one",)}))
+    captured.handler.emit(logging.makeLogRecord({"msg": "two: %s %s", "args": ("one",)}))
     assert "Logging error" in capsys.readouterr().err
-    rig.out.close()
+    captured.out.close()
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    rig.complain("a")
+    captured.complain("a")
     assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cell_world import AtOnce, World, job, submission
+from tests.support.cell_world import SynchronousExecutor, World, job, submission
 from tests.support.logs import joined
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
@@ -38,13 +38,13 @@ ROUNDS = 6
 NODE_EVENTS = Partition("node-events")
 
 
-class Cell:
+class ExpiredLog:
     """A whole log, the same log without the first node events, and the snapshots of both."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
         self.folder = folder
-        self.store = SnapshotStore(str(folder), executor=AtOnce())
+        self.store = SnapshotStore(str(folder), executor=SynchronousExecutor())
         self.whole: EventLog = world.log
         self.log: EventLog = world.log
         #: Of the scheduler's snapshots: by cycle, the node events that it covers; oldest first.
@@ -109,7 +109,7 @@ async def in_a_file(log: EventLog, firsts: Mapping[str, int], path: Path) -> Sql
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def cell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cell]:
+async def cell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ExpiredLog]:
     """The oldest snapshot of the scheduler does not cover what has expired, the others do."""
     world = World(tmp_path / "snapshots")
     await world.create()
@@ -121,7 +121,7 @@ async def cell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             if number % 2:
                 await world.request(CancelRequestedV1(job_id=job(number)))
                 await world.run_for_half_a_second()
-    cell = Cell(world, tmp_path / "snapshots")
+    cell = ExpiredLog(world, tmp_path / "snapshots")
     for cycle in reversed(await cell.store.cycles("scheduler", "main")):
         snapshot = await cell.store.load("scheduler", "main", cycle)
         inputs = {one[0]: one[2] for one in json.loads(snapshot.payload)["reader"]["inputs"]}
@@ -144,17 +144,17 @@ def all_named(error: LogBeginsLater, *wanted: str) -> bool:
     return all(one in str(error) for one in wanted)
 
 
-async def digest_of_the_whole_log(cell: Cell) -> str:
+async def digest_of_the_whole_log(cell: ExpiredLog) -> str:
     return (await state_at(cell.whole, SchedulerMachine(), "main")).state.digest()
 
 
-async def test_a_start_with_a_snapshot_that_covers_what_has_expired_works(cell: Cell) -> None:
+async def test_a_start_with_a_snapshot_that_covers_what_has_expired_works(cell: ExpiredLog) -> None:
     fold = await cell.restored(SchedulerMachine())
     assert fold.state.digest() == await digest_of_the_whole_log(cell)
     assert (await cell.restored(QuotaMachine(check))).origin is not None
 
 
-async def test_a_snapshot_of_each_cycle_is_proved_by_its_commit(cell: Cell) -> None:
+async def test_a_snapshot_of_each_cycle_is_proved_by_its_commit(cell: ExpiredLog) -> None:
     """Also where the end of the cycle removed a group whose last task has started."""
     fold: Fold[Any] = Fold(cell.whole, SchedulerMachine(), "main")
     removed = 0
@@ -169,7 +169,7 @@ async def test_a_snapshot_of_each_cycle_is_proved_by_its_commit(cell: Cell) -> N
     assert removed > 0, "for this test"
 
 
-async def test_a_start_without_a_snapshot_names_what_is_missing(cell: Cell) -> None:
+async def test_a_start_without_a_snapshot_names_what_is_missing(cell: ExpiredLog) -> None:
     cell.remove_snapshots()
     with pytest.raises(LogBeginsLater) as raised:
         await cell.restored(SchedulerMachine())
@@ -184,7 +184,7 @@ async def test_a_start_without_a_snapshot_names_what_is_missing(cell: Cell) -> N
     assert (await cell.restored(QuotaMachine(check))).origin is None, "quota reads no node events"
 
 
-async def test_a_start_names_why_each_snapshot_was_skipped(cell: Cell) -> None:
+async def test_a_start_names_why_each_snapshot_was_skipped(cell: ExpiredLog) -> None:
     oldest, *others = cell.covered
     for cycle in others:
         path = cell.folder / "scheduler" / "main" / f"{cycle:016d}.snapshot"
@@ -195,7 +195,7 @@ async def test_a_start_names_why_each_snapshot_was_skipped(cell: Cell) -> None:
     assert all_named(raised.value, f"cycle {oldest}: Offset {cell.covered[oldest]} of node-events")
 
 
-async def test_a_machine_whose_commit_has_expired_needs_another_snapshot(cell: Cell) -> None:
+async def test_a_machine_whose_commit_has_expired_needs_another_snapshot(cell: ExpiredLog) -> None:
     end = await cell.whole.end(Partition("decisions"))
     log = await in_memory(cell.whole, {"decisions": end})
     cell.log = log
@@ -203,7 +203,7 @@ async def test_a_machine_whose_commit_has_expired_needs_another_snapshot(cell: C
         await cell.restored(SchedulerMachine())
 
 
-async def test_verify_proves_every_cycle_after_the_oldest_usable_snapshot(cell: Cell) -> None:
+async def test_verify_proves_every_cycle_after_the_oldest_usable_snapshot(cell: ExpiredLog) -> None:
     report = await cell.verified()
     assert [one for one in report.findings if one.topic != "details"] == []
     quota, scheduler = report.proved
@@ -213,7 +213,7 @@ async def test_verify_proves_every_cycle_after_the_oldest_usable_snapshot(cell: 
     assert report.expired == {NODE_EVENTS: cell.first}
 
 
-async def test_verify_finds_a_change_after_the_snapshot(cell: Cell) -> None:
+async def test_verify_finds_a_change_after_the_snapshot(cell: ExpiredLog) -> None:
     stored = await cell.whole.read(Partition("decisions"), 0, max_records=100_000)
     changed = MemoryLog(ManualClock())
     await changed.create_topics(list(TOPICS.values()))
@@ -228,7 +228,7 @@ async def test_verify_finds_a_change_after_the_snapshot(cell: Cell) -> None:
     assert found.offset == stored[-1].offset
 
 
-async def test_nothing_that_needs_every_record_says_ok_without_them(cell: Cell) -> None:
+async def test_nothing_that_needs_every_record_says_ok_without_them(cell: ExpiredLog) -> None:
     with pytest.raises(LogBeginsLater, match="The audit needs every record"):
         await audit_log(cell.log)
     cell.remove_snapshots()
@@ -241,7 +241,7 @@ async def test_nothing_that_needs_every_record_says_ok_without_them(cell: Cell) 
 
 
 async def test_the_state_at_each_cycle_after_the_snapshot_is_that_of_the_whole_log(
-    cell: Cell,
+    cell: ExpiredLog,
 ) -> None:
     first, last = cell.usable[0], (await cell.planned()).cycle
     assert last > first
@@ -262,7 +262,7 @@ async def test_the_state_at_each_cycle_after_the_snapshot_is_that_of_the_whole_l
             await state_at(cell.log, SchedulerMachine(), "main", snapshots=cell.store, **bound)
 
 
-async def test_a_cut_keeps_the_same_records_as_one_of_the_whole_log(cell: Cell) -> None:
+async def test_a_cut_keeps_the_same_records_as_one_of_the_whole_log(cell: ExpiredLog) -> None:
     machines = (QuotaMachine(check), SchedulerMachine())
     last = (await cell.planned()).cycle
     for cycle in range(cell.usable[0], last + 1):
@@ -272,7 +272,7 @@ async def test_a_cut_keeps_the_same_records_as_one_of_the_whole_log(cell: Cell) 
         await cell.planned(cycle=cell.usable[0] - 1)
 
 
-async def test_a_log_that_lost_both_its_start_and_its_end_is_cut(cell: Cell) -> None:
+async def test_a_log_that_lost_both_its_start_and_its_end_is_cut(cell: ExpiredLog) -> None:
     end = await cell.whole.end(Partition("decisions"))
     short = await in_memory(cell.whole, {"node-events": cell.first}, {"decisions": end - 3})
     plan = await cell.planned(short)
@@ -286,7 +286,7 @@ async def test_a_log_that_lost_both_its_start_and_its_end_is_cut(cell: Cell) -> 
 
 
 @pytest.mark.parametrize("topic", ["requests", "admissions", "decisions"])
-async def test_each_topic_may_begin_later(cell: Cell, topic: str) -> None:
+async def test_each_topic_may_begin_later(cell: ExpiredLog, topic: str) -> None:
     """Records are lost up to the commits of the newest snapshots of both machines."""
     firsts = []
     for machine in ("quota", "scheduler"):

@@ -53,7 +53,7 @@ def task(number: int) -> str:
     return f"job{number:09d}.0"
 
 
-class Rig:
+class RelayCell:
     """A log written by hand, and a relay that reads it."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Rig:
         self.builder = LogBuilder()
         self.written = 0
 
-    async def create(self) -> "Rig":
+    async def create(self) -> "RelayCell":
         await self.log.create_topics(list(TOPICS.values()))
         return self
 
@@ -105,8 +105,8 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> Rig:
-    return await Rig().create()
+async def cell() -> RelayCell:
+    return await RelayCell().create()
 
 
 @asynccontextmanager
@@ -117,169 +117,173 @@ async def running(relay: Relay, nodes: list[str], origin: Any = None) -> AsyncIt
         work.cancel()
 
 
-async def idle(rig: Rig) -> None:
+async def idle(cell: RelayCell) -> None:
     for _ in range(300):
         await asyncio.sleep(0)
-    del rig
+    del cell
 
 
-async def test_each_decision_is_copied_to_the_nodes_that_must_act_and_to_no_other(rig: Rig) -> None:
-    rig.builder.scheduler.cycle(
+async def test_each_decision_is_copied_to_the_nodes_that_must_act_and_to_no_other(
+    cell: RelayCell,
+) -> None:
+    cell.builder.scheduler.cycle(
         allocated(task(1), placed("a", 0), placed("b", 0, replica=1)),
         allocated(task(2), placed("b", 1)),
     )
-    rig.builder.scheduler.cycle(
+    cell.builder.scheduler.cycle(
         TaskEndedV1(task_id=task(2), attempt=1, outcome=Outcome.FAILED, code=EndCode.EXIT),
         NodeLostV1(node="a", incarnation=incarnation(), cause=LossCause.SILENT, last_heard_at_ms=5),
     )
-    await rig.write()
-    async with running(rig.relay(), ["a", "b", "c"]):
-        await idle(rig)
-    assert await rig.relayed("a") == [1, 5]
-    assert await rig.relayed("b") == [1, 2]
-    assert await rig.relayed("c") == []
+    await cell.write()
+    async with running(cell.relay(), ["a", "b", "c"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [1, 5]
+    assert await cell.relayed("b") == [1, 2]
+    assert await cell.relayed("c") == []
 
 
-async def test_a_copy_is_the_record_with_its_offset(rig: Rig) -> None:
-    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
-    await rig.write()
-    async with running(rig.relay(), ["a"]):
-        await idle(rig)
-    (copy,) = await rig.copies("a")
-    original = rig.builder.of("decisions")[1].record
+async def test_a_copy_is_the_record_with_its_offset(cell: RelayCell) -> None:
+    cell.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await cell.write()
+    async with running(cell.relay(), ["a"]):
+        await idle(cell)
+    (copy,) = await cell.copies("a")
+    original = cell.builder.of("decisions")[1].record
     assert copy.record.key == original.key
     assert copy.record.value == original.value
     assert copy.record.headers == (*original.headers, (OFFSET_HEADER, b"1"))
 
 
 async def test_a_copy_of_a_stop_names_the_replicas_that_have_not_started_on_its_node(
-    rig: Rig,
+    cell: RelayCell,
 ) -> None:
     stop = Stop(code=StopCode.START_TIMEOUT)
-    rig.builder.scheduler.cycle(
+    cell.builder.scheduler.cycle(
         allocated(task(1), placed("a", 0), placed("b", 0, replica=1), placed("b", 1, replica=2)),
     )
-    rig.builder.scheduler.cycle(
+    cell.builder.scheduler.cycle(
         AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop),
     )
-    await rig.write()
+    await cell.write()
 
     def unstarted(task_id: str, attempt: int) -> dict[str, tuple[str, list[int]]]:
         assert (task_id, attempt) == (task(1), 1)
         return {"b": (incarnation(), [1, 2])}
 
-    async with running(rig.relay(unstarted=unstarted), ["a", "b"]):
-        await idle(rig)
-    a, b = [(await rig.copies(node))[1].record.headers[-1] for node in ("a", "b")]
+    async with running(cell.relay(unstarted=unstarted), ["a", "b"]):
+        await idle(cell)
+    a, b = [(await cell.copies(node))[1].record.headers[-1] for node in ("a", "b")]
     assert a == (OFFSET_HEADER, b"3")
     assert b == (OFFSET_HEADER, b"3 000000000001 1,2")
     assert relayed_from(b[1]) == RelayedFrom(3, incarnation(), (1, 2))
-    rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
-    await rig.write()
-    async with running(rig.relay(), ["a", "b"]):
-        await idle(rig)
-    assert await rig.relayed("b") == [1, 3, 3], "a relay that takes over begins with that copy"
+    cell.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
+    await cell.write()
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+    assert await cell.relayed("b") == [1, 3, 3], "a relay that takes over begins with that copy"
 
 
-async def test_a_cycle_reaches_no_node_before_its_commit(rig: Rig) -> None:
-    rig.builder.scheduler.cycle(
+async def test_a_cycle_reaches_no_node_before_its_commit(cell: RelayCell) -> None:
+    cell.builder.scheduler.cycle(
         allocated(task(1), placed("a", 0)), allocated(task(2), placed("a", 1))
     )
-    entries = rig.builder.of("decisions")
-    async with running(rig.relay(), ["a"]):
+    entries = cell.builder.of("decisions")
+    async with running(cell.relay(), ["a"]):
         for entry in entries[:-1]:
-            await rig.log.append(Partition("decisions"), [entry.record])
-        await idle(rig)
-        assert await rig.relayed("a") == []
-        await rig.log.append(Partition("decisions"), [entries[-1].record])
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 2]
+            await cell.log.append(Partition("decisions"), [entry.record])
+        await idle(cell)
+        assert await cell.relayed("a") == []
+        await cell.log.append(Partition("decisions"), [entries[-1].record])
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 2]
 
 
-async def test_a_fenced_leaders_batch_reaches_no_node(rig: Rig) -> None:
-    rig.builder.scheduler.start_term(incarnation(1))
-    old = rig.builder.scheduler.writer
-    rig.builder.scheduler.start_term(incarnation(2))
-    rig.builder.append("decisions", old.envelope(allocated(task(1), placed("a", 0)), "x"))
-    rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
-    await rig.write()
-    async with running(rig.relay(), ["a"]):
-        await idle(rig)
-    assert await rig.relayed("a") == [3]
+async def test_a_fenced_leaders_batch_reaches_no_node(cell: RelayCell) -> None:
+    cell.builder.scheduler.start_term(incarnation(1))
+    old = cell.builder.scheduler.writer
+    cell.builder.scheduler.start_term(incarnation(2))
+    cell.builder.append("decisions", old.envelope(allocated(task(1), placed("a", 0)), "x"))
+    cell.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
+    await cell.write()
+    async with running(cell.relay(), ["a"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [3]
 
 
-async def test_nodes_that_join_get_a_topic_before_a_task_is_placed_there(rig: Rig) -> None:
-    relay = rig.relay()
+async def test_nodes_that_join_get_a_topic_before_a_task_is_placed_there(cell: RelayCell) -> None:
+    relay = cell.relay()
     async with running(relay, []):
-        await idle(rig)
-        claim = rig.builder.claim(joined("new")).envelope
+        await idle(cell)
+        claim = cell.builder.claim(joined("new")).envelope
         assert claim is not None
         relay.on_cycle([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
-        await idle(rig)
-        assert await rig.log.end(Partition("assignments.new")) == 0
+        await idle(cell)
+        assert await cell.log.end(Partition("assignments.new")) == 0
 
 
-async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(rig: Rig) -> None:
-    relay = rig.relay()
+async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(
+    cell: RelayCell,
+) -> None:
+    relay = cell.relay()
     enrollment = Enrollment(pool="default", gpus=8)
     async with running(relay, []):
-        await idle(rig)
-        rig.builder.request(log_created())
-        rig.builder.judged(
+        await idle(cell)
+        cell.builder.request(log_created())
+        cell.builder.judged(
             NodeEnrolRequestedV1(node="new", enrollment=enrollment),
             NodeEnrolledV1(node="new", enrollment=enrollment, revision=1),
         )
-        verdict = rig.builder.of("admissions")[-2]
+        verdict = cell.builder.of("admissions")[-2]
         assert verdict.envelope is not None
         relay.on_cycle([verdict.envelope], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
-        await idle(rig)
-        assert await rig.log.end(Partition("assignments.new")) == 0
+        await idle(cell)
+        assert await cell.log.end(Partition("assignments.new")) == 0
 
 
-async def test_a_node_without_a_topic_gets_one_when_a_decision_needs_it(rig: Rig) -> None:
-    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
-    await rig.write()
-    async with running(rig.relay(), []):
-        await idle(rig)
-    assert await rig.relayed("a") == [1]
+async def test_a_node_without_a_topic_gets_one_when_a_decision_needs_it(cell: RelayCell) -> None:
+    cell.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await cell.write()
+    async with running(cell.relay(), []):
+        await idle(cell)
+    assert await cell.relayed("a") == [1]
 
 
 async def test_a_new_relay_continues_with_the_newest_copied_cycle_and_repeats_only_that_one(
-    rig: Rig,
+    cell: RelayCell,
 ) -> None:
     for number in range(3):
-        rig.builder.scheduler.cycle(
+        cell.builder.scheduler.cycle(
             allocated(task(2 * number), placed("a", number)),
             allocated(task(2 * number + 1), placed("b", number)),
         )
-    await rig.write()
+    await cell.write()
     # A relay that fell after the second cycle reached `a` but not `b`.
-    await rig.log.create_topics([assignments("a"), assignments("b")])
-    first, second = (rig.builder.of("decisions")[at].record for at in (1, 4))
+    await cell.log.create_topics([assignments("a"), assignments("b")])
+    first, second = (cell.builder.of("decisions")[at].record for at in (1, 4))
     for node, copies in (("a", [(1, first), (4, second)]), ("b", [(2, first)])):
         for offset, record in copies:
             header = (OFFSET_HEADER, str(offset).encode())
             copy = Record(record.key, record.value, (*record.headers, header))
-            await rig.log.append(Partition(assignments(node).name), [copy])
-    async with running(rig.relay(), ["a", "b"]):
-        await idle(rig)
-    assert await rig.relayed("a") == [1, 4, 4, 7]
-    assert await rig.relayed("b") == [2, 5, 8]
+            await cell.log.append(Partition(assignments(node).name), [copy])
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [1, 4, 4, 7]
+    assert await cell.relayed("b") == [2, 5, 8]
 
 
 async def test_the_relay_starts_from_a_reader_that_is_early_enough(
-    rig: Rig, tmp_path: Path
+    cell: RelayCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))
     reader = CommitReader("scheduler", "main", "decisions")
     dumps = []
     for number in range(4):
-        rig.builder.scheduler.cycle(allocated(task(number), placed("a", number)))
-        for entry in rig.builder.of("decisions")[reader.next :]:
+        cell.builder.scheduler.cycle(allocated(task(number), placed("a", number)))
+        for entry in cell.builder.of("decisions")[reader.next :]:
             assert entry.envelope is not None
             reader.feed(entry.offset, entry.digest, entry.envelope)
         dumps.append(reader.dump())
-    await rig.write()
+    await cell.write()
     for cycle, dump in enumerate(dumps, 1):
         payload = json.dumps({"reader": dump}).encode()
         await store.save(
@@ -291,44 +295,46 @@ async def test_the_relay_starts_from_a_reader_that_is_early_enough(
                 payload=payload if cycle != 3 else b"{}",
             )
         )
-    relay = rig.relay(snapshots=store)
+    relay = cell.relay(snapshots=store)
     # Reached: the third cycle's decision, at offset 5; snapshots of cycles 3 and 4 come too late.
     found = await relay._reader_before(5, dumps[3])
     assert found.next == dumps[1]["next"]
     assert (await relay._reader_before(9, dumps[3])).next == dumps[3]["next"]
     assert (await relay._reader_before(8, dumps[3])).next == dumps[1]["next"], "3 is unreadable"
     assert (await relay._reader_before(-1, dumps[3])).next == 0
-    rig.log.lose_before(Partition("decisions"), dumps[1]["next"])
+    cell.log.lose_before(Partition("decisions"), dumps[1]["next"])
     for reached in (-1, 5):
         found = await relay._reader_before(reached, dumps[3])
         assert found.next == dumps[1]["next"], "earlier records have expired"
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.UNAVAILABLE])
-async def test_a_copy_of_unknown_outcome_is_repeated(rig: Rig, kind: FaultKind) -> None:
-    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
-    await rig.write()
+async def test_a_copy_of_unknown_outcome_is_repeated(cell: RelayCell, kind: FaultKind) -> None:
+    cell.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await cell.write()
     plan = FaultPlan(
-        rig.clock, [Fault(topic="assignments.a", nth=nth, kind=kind) for nth in (1, 2)]
+        cell.clock, [Fault(topic="assignments.a", nth=nth, kind=kind) for nth in (1, 2)]
     )
-    async with running(rig.relay(FaultyLog(rig.log, plan)), ["a"]):
+    async with running(cell.relay(FaultyLog(cell.log, plan)), ["a"]):
         copies: list[int] = []
 
         def arrived() -> bool:
             return len(plan.happened) == 2
 
-        await until(arrived, rig.clock)
+        await until(arrived, cell.clock)
         for _ in range(20):
-            rig.clock.advance(1)
-            await idle(rig)
-        copies = await rig.relayed("a")
+            cell.clock.advance(1)
+            await idle(cell)
+        copies = await cell.relayed("a")
     assert set(copies) == {1}
 
 
-async def test_a_record_that_cannot_be_decoded_stops_the_relay_with_a_named_error(rig: Rig) -> None:
-    await rig.log.append(Partition("decisions"), [Record(b"main", b"junk")])
+async def test_a_record_that_cannot_be_decoded_stops_the_relay_with_a_named_error(
+    cell: RelayCell,
+) -> None:
+    await cell.log.append(Partition("decisions"), [Record(b"main", b"junk")])
     with pytest.raises(ForeignRecord):
-        await rig.relay().run([], None)
+        await cell.relay().run([], None)
 
 
 def test_stops_and_revocations_are_copied_to_the_nodes_they_name() -> None:
@@ -342,105 +348,107 @@ def test_stops_and_revocations_are_copied_to_the_nodes_they_name() -> None:
     assert [*nodes_to_notify(revoked)] == ["c"]
 
 
-async def allocate_each(rig: Rig, numbers: range, node: str = "a") -> None:
+async def allocate_each(cell: RelayCell, numbers: range, node: str = "a") -> None:
     """One cycle for each task; the decisions have the offsets 1, 3, 5, ..."""
     for number in numbers:
-        rig.builder.scheduler.cycle(allocated(task(number), placed(node, number)))
-    await rig.write()
+        cell.builder.scheduler.cycle(allocated(task(number), placed(node, number)))
+    await cell.write()
 
 
-def delete_topic(rig: Rig, node: str) -> None:
-    del rig.log._shared.sequences[Partition(assignments(node).name)]
+def delete_topic(cell: RelayCell, node: str) -> None:
+    del cell.log._shared.sequences[Partition(assignments(node).name)]
 
 
-async def test_a_relay_copies_again_what_a_topic_lost_while_it_runs(rig: Rig) -> None:
-    await allocate_each(rig, range(4))
-    async with running(rig.relay(), ["a", "b"]):
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 3, 5, 7]
-        rig.log.cut(Partition(assignments("a").name), 2)
-        rig.clock.advance(30)
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 3, 5, 7]
-        rig.clock.advance(300)
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 3, 5, 7], "it copies once"
+async def test_a_relay_copies_again_what_a_topic_lost_while_it_runs(cell: RelayCell) -> None:
+    await allocate_each(cell, range(4))
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 3, 5, 7]
+        cell.log.cut(Partition(assignments("a").name), 2)
+        cell.clock.advance(30)
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 3, 5, 7]
+        cell.clock.advance(300)
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 3, 5, 7], "it copies once"
 
 
-async def test_a_relay_notices_at_an_append_that_a_topic_lost_copies(rig: Rig) -> None:
-    await allocate_each(rig, range(3))
-    async with running(rig.relay(), ["a"]):
-        await idle(rig)
-        rig.log.cut(Partition(assignments("a").name), 1)
-        await allocate_each(rig, range(3, 4))
-        await idle(rig)
-        assert sorted({*await rig.relayed("a")}) == [1, 3, 5, 7]
+async def test_a_relay_notices_at_an_append_that_a_topic_lost_copies(cell: RelayCell) -> None:
+    await allocate_each(cell, range(3))
+    async with running(cell.relay(), ["a"]):
+        await idle(cell)
+        cell.log.cut(Partition(assignments("a").name), 1)
+        await allocate_each(cell, range(3, 4))
+        await idle(cell)
+        assert sorted({*await cell.relayed("a")}) == [1, 3, 5, 7]
 
 
-async def test_a_new_relay_copies_again_what_a_topic_lost_while_none_ran(rig: Rig) -> None:
-    await allocate_each(rig, range(3))
-    await allocate_each(rig, range(3, 4), "b")
-    async with running(rig.relay(), ["a", "b", "c"]):
-        await idle(rig)
-    rig.log.cut(Partition(assignments("a").name), 1)
-    async with running(rig.relay(), ["a", "b", "c"]):
-        await idle(rig)
-    assert await rig.relayed("a") == [1, 3, 5]
-    assert await rig.relayed("b") == [7, 7], "the cycle of the newest copy is repeated"
-    async with running(rig.relay(), ["a", "b", "c"]):
-        await idle(rig)
-    assert await rig.relayed("a") == [1, 3, 5], "nothing is lost, nothing is copied again"
+async def test_a_new_relay_copies_again_what_a_topic_lost_while_none_ran(cell: RelayCell) -> None:
+    await allocate_each(cell, range(3))
+    await allocate_each(cell, range(3, 4), "b")
+    async with running(cell.relay(), ["a", "b", "c"]):
+        await idle(cell)
+    cell.log.cut(Partition(assignments("a").name), 1)
+    async with running(cell.relay(), ["a", "b", "c"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [1, 3, 5]
+    assert await cell.relayed("b") == [7, 7], "the cycle of the newest copy is repeated"
+    async with running(cell.relay(), ["a", "b", "c"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [1, 3, 5], "nothing is lost, nothing is copied again"
 
 
-async def test_a_relay_creates_a_deleted_topic_and_copies_again(rig: Rig) -> None:
-    await allocate_each(rig, range(3))
-    async with running(rig.relay(), ["a"]):
-        await idle(rig)
-        delete_topic(rig, "a")
-        rig.clock.advance(30)
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 3, 5]
+async def test_a_relay_creates_a_deleted_topic_and_copies_again(cell: RelayCell) -> None:
+    await allocate_each(cell, range(3))
+    async with running(cell.relay(), ["a"]):
+        await idle(cell)
+        delete_topic(cell, "a")
+        cell.clock.advance(30)
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 3, 5]
 
 
-async def test_the_topic_of_a_retired_node_that_was_deleted_is_not_created_again(rig: Rig) -> None:
-    await allocate_each(rig, range(3))
-    await allocate_each(rig, range(3, 4), "b")
-    async with running(rig.relay(), ["a", "b"]):
-        await idle(rig)
+async def test_the_topic_of_a_retired_node_that_was_deleted_is_not_created_again(
+    cell: RelayCell,
+) -> None:
+    await allocate_each(cell, range(3))
+    await allocate_each(cell, range(3, 4), "b")
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
     retired = ["a"]
-    async with running(rig.relay(retired=retired), ["a", "b"]):
-        await idle(rig)
-        delete_topic(rig, "a")
-        delete_topic(rig, "b")
-        rig.clock.advance(30)
-        await idle(rig)
-        assert await rig.relayed("b") == [7]
-    async with running(rig.relay(retired=retired), ["a", "b"]):
-        await idle(rig)
-        await allocate_each(rig, range(4, 5))
-        await idle(rig)
-        rig.clock.advance(30)
-        await idle(rig)
+    async with running(cell.relay(retired=retired), ["a", "b"]):
+        await idle(cell)
+        delete_topic(cell, "a")
+        delete_topic(cell, "b")
+        cell.clock.advance(30)
+        await idle(cell)
+        assert await cell.relayed("b") == [7]
+    async with running(cell.relay(retired=retired), ["a", "b"]):
+        await idle(cell)
+        await allocate_each(cell, range(4, 5))
+        await idle(cell)
+        cell.clock.advance(30)
+        await idle(cell)
     with pytest.raises(UnknownTopic):
-        await rig.copies("a")
+        await cell.copies("a")
 
 
-async def test_a_retired_node_that_joins_again_gets_a_topic_again(rig: Rig) -> None:
+async def test_a_retired_node_that_joins_again_gets_a_topic_again(cell: RelayCell) -> None:
     retired: set[str] = set()
-    relay = rig.relay(retired=retired)
-    await allocate_each(rig, range(1))
+    relay = cell.relay(retired=retired)
+    await allocate_each(cell, range(1))
     async with running(relay, ["a"]):
-        await idle(rig)
+        await idle(cell)
         retired.add("a")
-        delete_topic(rig, "a")
-        rig.clock.advance(30)
-        await idle(rig)
+        delete_topic(cell, "a")
+        cell.clock.advance(30)
+        await idle(cell)
         retired.clear()
-        claim = rig.builder.claim(joined("a")).envelope
+        claim = cell.builder.claim(joined("a")).envelope
         assert claim is not None
         relay.on_cycle([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
-        await idle(rig)
-        assert await rig.relayed("a") == []
+        await idle(cell)
+        assert await cell.relayed("a") == []
 
 
 class CountingLog(MemoryLog):
@@ -460,26 +468,26 @@ class CountingLog(MemoryLog):
 
 
 async def test_the_check_for_lost_copies_asks_nothing_about_nodes_that_never_had_a_copy(
-    rig: Rig,
+    cell: RelayCell,
 ) -> None:
-    rig.log = log = CountingLog(rig.clock)
-    await rig.create()
-    await allocate_each(rig, range(2))
-    async with running(rig.relay(), ["a", *(f"idle-{number}" for number in range(20))]):
-        await idle(rig)
+    cell.log = log = CountingLog(cell.clock)
+    await cell.create()
+    await allocate_each(cell, range(2))
+    async with running(cell.relay(), ["a", *(f"idle-{number}" for number in range(20))]):
+        await idle(cell)
         log.calls.clear()
         log.cut(Partition(assignments("a").name), 1)
-        rig.clock.advance(30)
-        await idle(rig)
-        assert await rig.relayed("a") == [1, 3], "the check has run"
+        cell.clock.advance(30)
+        await idle(cell)
+        assert await cell.relayed("a") == [1, 3], "the check has run"
         assert not log.calls
 
 
-async def test_lost_copies_are_copied_again_within_the_look_back_only(rig: Rig) -> None:
-    await allocate_each(rig, range(6))
-    async with running(rig.relay(limits=ShellLimits(relay_look_back=5)), ["a"]):
-        await idle(rig)
-        rig.log.cut(Partition(assignments("a").name), 0)
-        rig.clock.advance(30)
-        await idle(rig)
-        assert await rig.relayed("a") == [7, 9, 11]
+async def test_lost_copies_are_copied_again_within_the_look_back_only(cell: RelayCell) -> None:
+    await allocate_each(cell, range(6))
+    async with running(cell.relay(limits=ShellLimits(relay_look_back=5)), ["a"]):
+        await idle(cell)
+        cell.log.cut(Partition(assignments("a").name), 0)
+        cell.clock.advance(30)
+        await idle(cell)
+        assert await cell.relayed("a") == [7, 9, 11]

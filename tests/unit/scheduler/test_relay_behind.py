@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.logs import allocated, placed
-from tests.unit.scheduler.test_relay import Rig, idle, running, task
+from tests.unit.scheduler.test_relay import RelayCell, idle, running, task
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
@@ -26,8 +26,8 @@ from yardmaster_schemas.topics import TOPICS, Topic, assignments
 class NodesLog(MemoryLog):
     """A handle on the nodes' topics, some of which are `shut`, and a count of its calls."""
 
-    def __init__(self, rig: Rig) -> None:
-        super().__init__(rig.clock, rig.log._shared)
+    def __init__(self, cell: RelayCell) -> None:
+        super().__init__(cell.clock, cell.log._shared)
         self.shut: set[str] = set()
         self.refuses = False
         self.created: list[tuple[str, int]] = []
@@ -66,10 +66,10 @@ class NodesLog(MemoryLog):
         )
 
 
-class World(Rig):
-    """A rig whose relay has a handle of its own for the nodes' topics."""
+class SeparateRelayCell(RelayCell):
+    """A cell whose relay has a handle of its own for the nodes' topics."""
 
-    async def create(self) -> "World":
+    async def create(self) -> "SeparateRelayCell":
         await super().create()
         self.nodes = NodesLog(self)
         self.cycles = 0
@@ -113,129 +113,129 @@ class World(Rig):
 
 
 @pytest.fixture
-async def world() -> World:
-    return await World().create()
+async def cell() -> SeparateRelayCell:
+    return await SeparateRelayCell().create()
 
 
-async def test_a_nodes_topic_is_created_for_all_cells(world: World) -> None:
-    await world.place("b")
-    async with running(world.start(partition=0, partitions=3), ["a"]):
-        await world.seconds(1)
-    assert await world.log.end(Partition("assignments.a", 2)) == 0
-    assert await world.log.end(Partition("assignments.b", 2)) == 0
+async def test_a_nodes_topic_is_created_for_all_cells(cell: SeparateRelayCell) -> None:
+    await cell.place("b")
+    async with running(cell.start(partition=0, partitions=3), ["a"]):
+        await cell.seconds(1)
+    assert await cell.log.end(Partition("assignments.a", 2)) == 0
+    assert await cell.log.end(Partition("assignments.b", 2)) == 0
 
 
 async def test_a_topic_with_too_few_partitions_stops_no_cell_and_causes_no_busy_loop(
-    world: World,
+    cell: SeparateRelayCell,
 ) -> None:
-    await world.log.create_topics([assignments("n1")], 1)
-    log = MemoryLog(world.clock)
+    await cell.log.create_topics([assignments("n1")], 1)
+    log = MemoryLog(cell.clock)
     await log.create_topics(list(TOPICS.values()), 2)
-    world.builder.scheduler.cycle(
+    cell.builder.scheduler.cycle(
         allocated(task(1), placed("n1", 0)), allocated(task(2), placed("n2", 0))
     )
-    for entry in world.builder.of("decisions"):
+    for entry in cell.builder.of("decisions"):
         await log.append(Partition("decisions", 1), [entry.record])
-    relay = world.start(log, partition=1, partitions=2)
+    relay = cell.start(log, partition=1, partitions=2)
     async with running(relay, ["n1"]):
-        await world.seconds(4)
-    assert await world.log.end(Partition("assignments.n2", 1)) == 1
+        await cell.seconds(4)
+    assert await cell.log.end(Partition("assignments.n2", 1)) == 1
     assert set(relay._behind) == {"n1"}
-    assert 1 < world.metrics[0].relay_retries._value.get() < 12
+    assert 1 < cell.metrics[0].relay_retries._value.get() < 12
 
 
 async def test_a_topic_created_again_with_too_few_partitions_ends_no_leadership(
-    world: World,
+    cell: SeparateRelayCell,
 ) -> None:
-    await world.log.create_topics([assignments("n1"), assignments("n2")], 2)
-    log = MemoryLog(world.clock)
+    await cell.log.create_topics([assignments("n1"), assignments("n2")], 2)
+    log = MemoryLog(cell.clock)
     await log.create_topics(list(TOPICS.values()), 2)
-    world.builder.scheduler.cycle(
+    cell.builder.scheduler.cycle(
         allocated(task(1), placed("n1", 0)), allocated(task(2), placed("n2", 0))
     )
-    for entry in world.builder.of("decisions"):
+    for entry in cell.builder.of("decisions"):
         await log.append(Partition("decisions", 1), [entry.record])
-    relay = world.start(log, partition=1, partitions=2)
+    relay = cell.start(log, partition=1, partitions=2)
     async with running(relay, ["n1", "n2"]):
-        await world.seconds(1)
+        await cell.seconds(1)
         for node in ("n1", "n2"):
             for partition in range(2):
-                del world.log._shared.sequences[Partition(assignments(node).name, partition)]
-        await world.log.create_topics([assignments("n1")], 1)
-        await world.seconds(31)
-        assert await world.log.end(Partition("assignments.n2", 1)) == 1, "others are copied again"
+                del cell.log._shared.sequences[Partition(assignments(node).name, partition)]
+        await cell.log.create_topics([assignments("n1")], 1)
+        await cell.seconds(31)
+        assert await cell.log.end(Partition("assignments.n2", 1)) == 1, "others are copied again"
 
 
-async def test_a_node_whose_topic_refuses_appends_delays_no_other(world: World) -> None:
-    relay = world.start()
+async def test_a_node_whose_topic_refuses_appends_delays_no_other(cell: SeparateRelayCell) -> None:
+    relay = cell.start()
     async with running(relay, ["a", "b"]):
-        await world.seconds(1)
-        world.nodes.shut = {"assignments.a"}
-        missed = [await world.place("a", "b")]
+        await cell.seconds(1)
+        cell.nodes.shut = {"assignments.a"}
+        missed = [await cell.place("a", "b")]
         for _ in range(3):
-            await world.seconds(1)
-            missed.append(await world.place("a", "b"))
-        await world.seconds(2)
-        assert len(await world.relayed("b")) == 4
-        assert await world.relayed("a") == []
-        assert world.metrics[0].relay_behind._value.get() == 1
-        world.nodes.shut = set()
-        await world.seconds(2)
-        assert await world.relayed("a") == missed, "all, in order"
-        assert world.metrics[0].relay_behind._value.get() == 0
-        later = await world.place("a")
-        await world.seconds(1)
-        assert await world.relayed("a") == [*missed, later]
+            await cell.seconds(1)
+            missed.append(await cell.place("a", "b"))
+        await cell.seconds(2)
+        assert len(await cell.relayed("b")) == 4
+        assert await cell.relayed("a") == []
+        assert cell.metrics[0].relay_behind._value.get() == 1
+        cell.nodes.shut = set()
+        await cell.seconds(2)
+        assert await cell.relayed("a") == missed, "all, in order"
+        assert cell.metrics[0].relay_behind._value.get() == 0
+        later = await cell.place("a")
+        await cell.seconds(1)
+        assert await cell.relayed("a") == [*missed, later]
 
 
-async def test_a_new_relay_copies_what_a_node_missed_before(world: World) -> None:
-    async with running(world.start(), ["a", "b"]):
-        await world.seconds(1)
-        world.nodes.shut = {"assignments.a"}
-        missed = await world.place("a")
-        await world.seconds(2)
-        await world.place("b")
-        await world.seconds(1)
-    (copy,) = await world.copies("b")
+async def test_a_new_relay_copies_what_a_node_missed_before(cell: SeparateRelayCell) -> None:
+    async with running(cell.start(), ["a", "b"]):
+        await cell.seconds(1)
+        cell.nodes.shut = {"assignments.a"}
+        missed = await cell.place("a")
+        await cell.seconds(2)
+        await cell.place("b")
+        await cell.seconds(1)
+    (copy,) = await cell.copies("b")
     assert dict(copy.record.headers)[BEHIND_HEADER] == str(missed).encode()
     # The takeover finds the topic still away; then it is back.
-    async with running(world.start(), ["a", "b"]):
-        await world.seconds(2)
-        assert len(set(await world.relayed("b"))) == 1
-        world.nodes.shut = set()
-        await world.seconds(2)
-    assert set(await world.relayed("a")) == {missed}
+    async with running(cell.start(), ["a", "b"]):
+        await cell.seconds(2)
+        assert len(set(await cell.relayed("b"))) == 1
+        cell.nodes.shut = set()
+        await cell.seconds(2)
+    assert set(await cell.relayed("a")) == {missed}
 
 
-async def test_topics_that_cannot_be_created_end_no_leadership(world: World) -> None:
-    await world.log.create_topics([assignments("a")])
-    world.nodes.refuses = True
-    at = await world.place("a")
-    async with running(world.start(), ["a", "new"]):
-        await world.seconds(2)
-        assert await world.relayed("a") == [at]
-        world.nodes.refuses = False
-        await world.seconds(1)
-        assert await world.log.end(Partition("assignments.new")) == 0
+async def test_topics_that_cannot_be_created_end_no_leadership(cell: SeparateRelayCell) -> None:
+    await cell.log.create_topics([assignments("a")])
+    cell.nodes.refuses = True
+    at = await cell.place("a")
+    async with running(cell.start(), ["a", "new"]):
+        await cell.seconds(2)
+        assert await cell.relayed("a") == [at]
+        cell.nodes.refuses = False
+        await cell.seconds(1)
+        assert await cell.log.end(Partition("assignments.new")) == 0
 
 
-async def test_the_relay_has_its_own_handle_on_the_log(world: World) -> None:
+async def test_the_relay_has_its_own_handle_on_the_log(cell: SeparateRelayCell) -> None:
     opened: list[MemoryLog] = []
 
     async def another_log() -> EventLog:
-        opened.append(world.log.handle())
+        opened.append(cell.log.handle())
         return opened[-1]
 
     ports = Ports(
-        log=world.log,
-        clock=world.clock,
+        log=cell.log,
+        clock=cell.clock,
         chance=SeededChance(1),
-        telemetry=Telemetry("scheduler", now_ms=world.clock.now_ms, stream=io.StringIO()),
+        telemetry=Telemetry("scheduler", now_ms=cell.clock.now_ms, stream=io.StringIO()),
         another_log=another_log,
     )
     async with asyncio.TaskGroup() as group:
         work = group.create_task(schedule(ports, RuntimeSettings()))
-        await world.seconds(1)
+        await cell.seconds(1)
         assert not work.done()
         work.cancel()
     assert len(opened) == 1

@@ -26,7 +26,7 @@ from yardmaster_schemas.topics import HEARTBEATS
 LIFE, OTHER = "0" * 12, "1" * 12
 
 
-class Rig:
+class SilenceCell:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.log = MemoryLog(self.clock)
@@ -78,71 +78,71 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> Any:
-    rig = Rig()
-    await rig.log.create_topics([HEARTBEATS])
+async def cell() -> Any:
+    cell = SilenceCell()
+    await cell.log.create_topics([HEARTBEATS])
     async with asyncio.TaskGroup() as group:
-        work = group.create_task(rig.watch.run())
+        work = group.create_task(cell.watch.run())
         for _ in range(30):
             await asyncio.sleep(0)
-        yield rig
+        yield cell
         work.cancel()
 
 
-async def test_a_node_is_silent_when_its_pools_timeout_has_passed(rig: Rig) -> None:
-    start_ms = rig.clock.now_ms()
+async def test_a_node_is_silent_when_its_pools_timeout_has_passed(cell: SilenceCell) -> None:
+    start_ms = cell.clock.now_ms()
     for _ in range(15):
-        await rig.beat("a")
-        await rig.passes(1)
-    assert rig.silent() == [("b", start_ms)]
+        await cell.beat("a")
+        await cell.passes(1)
+    assert cell.silent() == [("b", start_ms)]
 
 
-async def test_silence_counts_from_the_start_of_this_watch(rig: Rig) -> None:
-    await rig.passes(10)
-    assert rig.silent() == []
-    await rig.passes(1)
-    assert {node for node, _ in rig.silent()} == {"a", "b"}
+async def test_silence_counts_from_the_start_of_this_watch(cell: SilenceCell) -> None:
+    await cell.passes(10)
+    assert cell.silent() == []
+    await cell.passes(1)
+    assert {node for node, _ in cell.silent()} == {"a", "b"}
 
 
-async def test_the_observation_names_the_last_heartbeat(rig: Rig) -> None:
-    await rig.passes(5)
-    await rig.beat("a")
-    await rig.passes(1)
-    heard_ms = rig.clock.now_ms()
-    await rig.passes(12)
-    (found,) = [at_ms for node, at_ms in rig.silent() if node == "a"]
+async def test_the_observation_names_the_last_heartbeat(cell: SilenceCell) -> None:
+    await cell.passes(5)
+    await cell.beat("a")
+    await cell.passes(1)
+    heard_ms = cell.clock.now_ms()
+    await cell.passes(12)
+    (found,) = [at_ms for node, at_ms in cell.silent() if node == "a"]
     assert abs(found - heard_ms) <= 1000
 
 
-async def test_a_node_that_joins_gets_its_full_timeout(rig: Rig) -> None:
-    await rig.passes(8)
-    rig.nodes = [*rig.nodes, LiveNode("c", LIFE, 10)]
-    await rig.passes(8)
-    assert {node for node, _ in rig.silent()} == {"a", "b"}
+async def test_a_node_that_joins_gets_its_full_timeout(cell: SilenceCell) -> None:
+    await cell.passes(8)
+    cell.nodes = [*cell.nodes, LiveNode("c", LIFE, 10)]
+    await cell.passes(8)
+    assert {node for node, _ in cell.silent()} == {"a", "b"}
 
 
-async def test_heartbeats_of_other_incarnations_or_nodes_do_not_count(rig: Rig) -> None:
+async def test_heartbeats_of_other_incarnations_or_nodes_do_not_count(cell: SilenceCell) -> None:
     for _ in range(13):
-        await rig.beat("a", by="b")
-        await rig.beat("b", OTHER)
-        await rig.beat("unknown")
-        await rig.log.append(Partition("heartbeats"), [Record(b"a", b"junk")])
-        await rig.passes(1)
-    assert {node for node, _ in rig.silent()} == {"a", "b"}
-    assert len(rig.watch._heard) == 2, "what is not live takes no memory"
+        await cell.beat("a", by="b")
+        await cell.beat("b", OTHER)
+        await cell.beat("unknown")
+        await cell.log.append(Partition("heartbeats"), [Record(b"a", b"junk")])
+        await cell.passes(1)
+    assert {node for node, _ in cell.silent()} == {"a", "b"}
+    assert len(cell.watch._heard) == 2, "what is not live takes no memory"
 
 
-async def test_the_same_silence_is_queued_once(rig: Rig) -> None:
-    await rig.passes(20)
-    assert len(rig.silent()) == 2
-    assert rig.metrics.silences._value.get() == 2
+async def test_the_same_silence_is_queued_once(cell: SilenceCell) -> None:
+    await cell.passes(20)
+    assert len(cell.silent()) == 2
+    assert cell.metrics.silences._value.get() == 2
 
 
-async def test_nodes_that_are_no_longer_live_are_forgotten(rig: Rig) -> None:
-    rig.nodes = []
-    await rig.passes(20)
-    assert rig.silent() == []
-    await until(lambda: not rig.watch._heard, rig.clock)
+async def test_nodes_that_are_no_longer_live_are_forgotten(cell: SilenceCell) -> None:
+    cell.nodes = []
+    await cell.passes(20)
+    assert cell.silent() == []
+    await until(lambda: not cell.watch._heard, cell.clock)
 
 
 class Away:
@@ -164,67 +164,69 @@ class Away:
 
 @pytest.fixture
 async def away() -> Any:
-    """A rig whose log goes away: set `rig.log.away` to have it back."""
-    rig = Rig()
-    await rig.log.create_topics([HEARTBEATS])
-    log: Any = Away(rig.log, rig.clock)
-    rig.watch._log = log
+    """A cell whose log goes away: set `cell.log.away` to have it back."""
+    cell = SilenceCell()
+    await cell.log.create_topics([HEARTBEATS])
+    log: Any = Away(cell.log, cell.clock)
+    cell.watch._log = log
     async with asyncio.TaskGroup() as group:
-        work = group.create_task(rig.watch.run())
+        work = group.create_task(cell.watch.run())
         for _ in range(30):
             await asyncio.sleep(0)
-        yield rig, log.away
+        yield cell, log.away
         work.cancel()
 
 
 async def test_while_the_log_is_unavailable_no_node_becomes_silent(away: Any) -> None:
-    rig, there = away
-    await rig.passes(4)
+    cell, there = away
+    await cell.passes(4)
     there.clear()
-    await rig.passes(100)
-    assert rig.silent() == []
+    await cell.passes(100)
+    assert cell.silent() == []
     there.set()
-    await rig.passes(1)
-    assert rig.silent() == [], "they could not be heard"
-    await rig.beat("a")
-    await rig.passes(4)
-    assert {node for node, _ in rig.silent()} == {"b"}, "4 s, 5 s that are not forgiven, and these"
+    await cell.passes(1)
+    assert cell.silent() == [], "they could not be heard"
+    await cell.beat("a")
+    await cell.passes(4)
+    assert {node for node, _ in cell.silent()} == {"b"}, "4 s, 5 s that are not forgiven, and these"
 
 
 async def test_a_heartbeat_that_was_written_but_not_read_yet_counts(away: Any) -> None:
-    rig, there = away
+    cell, there = away
     for _ in range(9):
-        await rig.beat("b")
-        await rig.passes(1)
+        await cell.beat("b")
+        await cell.passes(1)
     there.clear()
-    await rig.beat("a")
-    await rig.passes(3)
+    await cell.beat("a")
+    await cell.passes(3)
     there.set()
-    await rig.passes(1)
-    assert rig.silent() == [], "a was last read 13 s ago, but its heartbeat lay there unread"
+    await cell.passes(1)
+    assert cell.silent() == [], "a was last read 13 s ago, but its heartbeat lay there unread"
 
 
 async def test_after_a_loss_of_heartbeats_the_watch_continues_at_the_end_of_the_topic(
-    rig: Rig,
+    cell: SilenceCell,
 ) -> None:
     for _ in range(30):
-        await rig.beat("a")
-        await rig.beat("b")
-        await rig.passes(1)
-    rig.log.cut(Partition(HEARTBEATS.name), 20)
+        await cell.beat("a")
+        await cell.beat("b")
+        await cell.passes(1)
+    cell.log.cut(Partition(HEARTBEATS.name), 20)
     for _ in range(15):
-        await rig.beat("a")
-        await rig.passes(1)
-    assert {node for node, _ in rig.silent()} == {"b"}, "b is silent, and a was heard"
-    assert rig.metrics.heartbeats_lost._value.get() == 1
+        await cell.beat("a")
+        await cell.passes(1)
+    assert {node for node, _ in cell.silent()} == {"b"}, "b is silent, and a was heard"
+    assert cell.metrics.heartbeats_lost._value.get() == 1
 
 
-async def test_after_a_loss_of_heartbeats_every_node_gets_its_full_timeout_again(rig: Rig) -> None:
-    await rig.beat("a")
-    await rig.beat("b")
-    await rig.passes(9)
-    rig.log.cut(Partition(HEARTBEATS.name), 1)
-    await rig.passes(9)
-    assert rig.silent() == []
-    await rig.passes(3)
-    assert {node for node, _ in rig.silent()} == {"a", "b"}
+async def test_after_a_loss_of_heartbeats_every_node_gets_its_full_timeout_again(
+    cell: SilenceCell,
+) -> None:
+    await cell.beat("a")
+    await cell.beat("b")
+    await cell.passes(9)
+    cell.log.cut(Partition(HEARTBEATS.name), 1)
+    await cell.passes(9)
+    assert cell.silent() == []
+    await cell.passes(3)
+    assert {node for node, _ in cell.silent()} == {"a", "b"}

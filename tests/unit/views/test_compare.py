@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support import logs
 from tests.support.logs import LogBuilder
-from tests.support.views import Followed, telemetry
+from tests.support.views import ViewsCell, telemetry
 from tests.unit.projections.test_cached import story
 from yardmaster_projections.fold import USAGE, VIEWS, Fold
 from yardmaster_projections.memory import MemoryViewStore
@@ -17,7 +17,7 @@ from yardmaster_views.follower import Metrics
 TASK = "job000000001.0"
 
 
-async def compared(followed: Followed, store: MemoryViewStore | None = None) -> Compared:
+async def compared(followed: ViewsCell, store: MemoryViewStore | None = None) -> Compared:
     return await Comparison(
         log=followed.log,
         store=store or followed.store,
@@ -31,7 +31,7 @@ async def compared(followed: Followed, store: MemoryViewStore | None = None) -> 
 
 async def test_views_that_were_folded_from_the_log_differ_nowhere() -> None:
     for fold in (VIEWS, USAGE):
-        followed = Followed(story(), fold=fold)
+        followed = ViewsCell(story(), fold=fold)
         await followed.catch_up()
         found = await compared(followed)
         assert found.ok, found.differences
@@ -40,7 +40,7 @@ async def test_views_that_were_folded_from_the_log_differ_nowhere() -> None:
 
 
 async def test_views_that_lag_behind_the_log_are_compared_where_they_are() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     await followed.catch_up()
     rest = LogBuilder()
     longer = story(9)
@@ -52,7 +52,7 @@ async def test_views_that_lag_behind_the_log_are_compared_where_they_are() -> No
 
 
 async def test_each_row_that_differs_is_named() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     store = await followed.catch_up()
     task = store.find(TaskRow, TASK)
     assert task is not None
@@ -71,7 +71,7 @@ async def test_each_row_that_differs_is_named() -> None:
 
 
 async def test_a_trail_in_another_order_is_the_same_trail() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     store = await followed.catch_up()
     history = store.find(HistoryRow, TASK)
     assert history is not None
@@ -82,7 +82,7 @@ async def test_a_trail_in_another_order_is_the_same_trail() -> None:
 
 
 async def test_views_of_a_future_that_the_log_does_not_have_are_named() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     store = await followed.catch_up()
     position = await store.position()
     await store.apply([], position.at("decisions", 999), {})
@@ -93,7 +93,7 @@ async def test_views_of_a_future_that_the_log_does_not_have_are_named() -> None:
 class Busy(MemoryViewStore):
     """A store whose writer continues while it is read."""
 
-    followed: Followed
+    followed: ViewsCell
     entries: list[Any]
 
     async def page(self, kind: type[Any], query: Query) -> Page[Any]:
@@ -108,9 +108,9 @@ class Busy(MemoryViewStore):
 
 
 async def test_views_are_compared_while_their_writer_goes_on() -> None:
-    def of(fold: Fold) -> Followed:
+    def of(fold: Fold) -> ViewsCell:
         builder = LogBuilder()
-        followed = Followed(builder, fold=fold)
+        followed = ViewsCell(builder, fold=fold)
         busy = Busy("main", followed.clock)
         followed.store = busy
         entries = story(12).entries

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.logs import LogBuilder
-from tests.support.views import Followed, telemetry
+from tests.support.views import ViewsCell, telemetry
 from yardmaster_core.errors import ChainBroken, ForeignRecord
 from yardmaster_eventlog.errors import LogTruncated, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
@@ -56,7 +56,7 @@ async def rows(store: MemoryViewStore) -> list[Any]:
 
 
 async def test_the_position_covers_what_the_rows_show() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     store = await followed.catch_up()
     assert await store.position() == Position(
         cell="main", requests=2, admissions=7, node_events=4, decisions=6
@@ -64,11 +64,11 @@ async def test_the_position_covers_what_the_rows_show() -> None:
 
 
 async def test_any_split_of_the_log_over_steps_gives_the_same_views() -> None:
-    whole = await Followed(story()).catch_up()
+    whole = await ViewsCell(story()).catch_up()
     entries = story().entries
     for step in (1, 2, 3, 5):
         builder = LogBuilder()
-        followed = Followed(builder)
+        followed = ViewsCell(builder)
         for index in range(0, len(entries), step):
             builder.entries = entries[: index + step]
             await followed.catch_up()
@@ -78,12 +78,12 @@ async def test_any_split_of_the_log_over_steps_gives_the_same_views() -> None:
 
 
 async def test_a_follower_that_starts_again_goes_on_where_the_store_is() -> None:
-    whole = await Followed(story()).catch_up()
+    whole = await ViewsCell(story()).catch_up()
     entries = story().entries
     for cut in range(len(entries)):
         builder = LogBuilder()
         builder.entries = entries[:cut]
-        followed = Followed(builder)
+        followed = ViewsCell(builder)
         await followed.catch_up()
         again = followed.another()
         await again.start()
@@ -95,7 +95,7 @@ async def test_a_follower_that_starts_again_goes_on_where_the_store_is() -> None
 
 async def test_an_effect_never_shows_before_its_cause() -> None:
     builder = story()
-    followed = Followed(builder)
+    followed = ViewsCell(builder)
     positions: list[Position] = []
     phases: list[Phase] = []
     apply = followed.store.apply
@@ -119,7 +119,7 @@ async def test_what_is_no_request_is_passed_over() -> None:
     log = story()
     log.raw("requests")
     log.append("requests", log.gateway.envelope(logs.joined("n9"), "n9"))
-    store = await Followed(log).catch_up()
+    store = await ViewsCell(log).catch_up()
     assert (await store.position()).requests == 4
     assert await store.get(NodeRow, "n9") is None
 
@@ -128,21 +128,21 @@ async def test_what_cannot_be_read_in_a_machines_topic_stops_the_views() -> None
     log = story()
     log.raw("decisions")
     with pytest.raises(ForeignRecord, match="decisions offset 6"):
-        await Followed(log).catch_up()
+        await ViewsCell(log).catch_up()
 
 
 async def test_a_broken_chain_stops_the_views() -> None:
     log = story()
     log.scheduler.cycle(commit={"prev": "0" * 64})
     with pytest.raises(ChainBroken):
-        await Followed(log).catch_up()
+        await ViewsCell(log).catch_up()
 
 
 async def test_a_log_that_lost_what_a_cycle_took_stops_the_views() -> None:
     builder = story()
     builder.entries = [e for e in builder.entries if (e.topic, e.offset) != ("node-events", 3)]
     with pytest.raises(LogTruncated, match="node-events"):
-        await Followed(builder).catch_up()
+        await ViewsCell(builder).catch_up()
 
 
 @pytest.mark.parametrize("grown", [False, True])
@@ -151,7 +151,7 @@ async def test_a_log_that_lost_what_a_cycle_took_stops_the_views() -> None:
 async def test_views_do_not_start_on_a_log_that_lost_what_they_contain(
     topic: str, cached: int, grown: bool
 ) -> None:
-    followed = Followed(story(), cached=cached)
+    followed = ViewsCell(story(), cached=cached)
     store = await followed.catch_up()
     position, partition = await store.position(), Partition(topic)
     followed.log.cut(partition, await followed.log.end(partition) - 1)
@@ -178,7 +178,7 @@ async def test_details_count_only_under_their_digest() -> None:
             job_id=JOB, salt="0" * 32, name="sft", user="Nina", run=Run(command=("a",))
         )
         record = encode(log.gateway.envelope(details, JOB), JOB)
-        followed = Followed(log)
+        followed = ViewsCell(log)
         await followed.catch_up()
         offset = await followed.log.append(Partition("details"), [record])
         digest = sha256(record.value or b"").hexdigest() if honest else "f" * 64
@@ -218,7 +218,7 @@ async def test_the_service_survives_a_log_that_is_away_for_a_while() -> None:
     await story().write_to(log)
     store = MemoryViewStore("main", clock)
     ports = ViewsPorts(log=log, views=Views(store, store), clock=clock, telemetry=telemetry())
-    whole = await Followed(story()).catch_up()
+    whole = await ViewsCell(story()).catch_up()
     async with asyncio.TaskGroup() as group:
         service = group.create_task(run(ports, ViewsSettings()))
         for _ in range(200):
@@ -243,7 +243,7 @@ async def test_the_service_stops_loudly_at_damage() -> None:
 
 async def test_lag_is_measured() -> None:
     builder = story()
-    followed = Followed(builder)
+    followed = ViewsCell(builder)
     await followed.catch_up()
     await followed.log.append(Partition("decisions"), [builder.of("decisions")[0].record])
     assert followed.follower is not None
@@ -253,8 +253,8 @@ async def test_lag_is_measured() -> None:
 
 
 async def test_what_is_far_behind_is_caught_up_in_rounds() -> None:
-    whole = await Followed(story()).catch_up()
-    followed = Followed(LogBuilder())
+    whole = await ViewsCell(story()).catch_up()
+    followed = ViewsCell(LogBuilder())
     await followed.catch_up()
     await story().write_to(followed.log)
     follower = followed.follower
@@ -275,7 +275,7 @@ async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
     log.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
     jobs = [f"{number:012d}" for number in range(5)]
     causes = [log.request(logs.submitted(job, tasks=MAX_TASKS // 2)) for job in jobs]
-    followed = Followed(log)
+    followed = ViewsCell(log)
     steps: list[tuple[int, int]] = []
     apply = followed.store.apply
 
@@ -292,7 +292,7 @@ async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
     # Also where a cycle of quota's takes them all.
     rejected = TaskRejectedV1(job_id=jobs[0], code=AdmissionCode.PROJECT_UNKNOWN)
     log.quota.cycle((rejected, causes[0]))
-    again = Followed(log)
+    again = ViewsCell(log)
     await again.catch_up()
     assert await again.store.position() == Position(
         cell="main", requests=6, admissions=7, node_events=0, decisions=0
@@ -300,7 +300,7 @@ async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
 
 
 async def test_views_that_lack_records_which_have_expired_name_them() -> None:
-    followed = Followed(story())
+    followed = ViewsCell(story())
     store = await followed.catch_up()
     whole = await rows(store)
     followed.log.lose_before(Partition("node-events"), 2)

@@ -89,7 +89,7 @@ class Away(MemoryViewStore):
         self._change([Put(row)])
 
 
-class World:
+class HostCell:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.log = MemoryLog(self.clock)
@@ -143,23 +143,23 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def views() -> HostCell:
+    return HostCell()
 
 
-async def until(world: World, host: Host, change: Callable[[], Awaitable[None]]) -> None:
+async def until(views: HostCell, host: Host, change: Callable[[], Awaitable[None]]) -> None:
     """Run a host, make a change when it has caught up, and wait until it has again."""
-    end = Position(cell="main", **_ends(world.builder))
+    end = Position(cell="main", **_ends(views.builder))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(host.run())
-        await world.happens(lambda: host.progress.position != Position.start("main"))
+        await views.happens(lambda: host.progress.position != Position.start("main"))
         await change()
-        await world.happens(lambda: _at(world, end))
+        await views.happens(lambda: _at(views, end))
         running.cancel()
 
 
-def _at(world: World, end: Position) -> bool:
-    return world.store._position == end
+def _at(views: HostCell, end: Position) -> bool:
+    return views.store._position == end
 
 
 def _ends(builder: LogBuilder) -> dict[str, int]:
@@ -167,110 +167,112 @@ def _ends(builder: LogBuilder) -> dict[str, int]:
     return {name.replace("-", "_"): builder.end(name) for name in names}
 
 
-async def test_a_store_that_is_away_is_waited_for(world: World) -> None:
-    await world.write(20)
-    host = world.host()
+async def test_a_store_that_is_away_is_waited_for(views: HostCell) -> None:
+    await views.write(20)
+    host = views.host()
 
     async def change() -> None:
-        world.store.away = True
-        await world.write()
-        await world.happens(lambda: bool(world.health.reasons))
-        assert "views_unavailable" in world.health.reasons["views main"]
-        world.store.away = False
+        views.store.away = True
+        await views.write()
+        await views.happens(lambda: bool(views.health.reasons))
+        assert "views_unavailable" in views.health.reasons["views main"]
+        views.store.away = False
 
-    await until(world, host, change)
-    assert world.health.reasons == {}
+    await until(views, host, change)
+    assert views.health.reasons == {}
     retries = host._metrics.store_retries._value.get()
     assert 1 <= retries < 400
 
 
-async def test_a_store_that_was_emptied_is_filled_again_without_a_new_record(world: World) -> None:
-    await world.write()
-    host = world.host()
+async def test_a_store_that_was_emptied_is_filled_again_without_a_new_record(
+    views: HostCell,
+) -> None:
+    await views.write()
+    host = views.host()
     before: dict[str, Any] = {}
 
     async def change() -> None:
-        await world.happens(lambda: host.progress.position.covers(world.store._position))
-        before.update(all_rows(world.store))
-        world.store.lose()
+        await views.happens(lambda: host.progress.position.covers(views.store._position))
+        before.update(all_rows(views.store))
+        views.store.lose()
 
-    await until(world, host, change)
-    assert all_rows(world.store) == before
+    await until(views, host, change)
+    assert all_rows(views.store) == before
     assert host._metrics.moved._value.get() == 1
 
 
 async def test_heartbeats_that_keep_coming_do_not_hide_that_a_store_was_emptied(
-    world: World,
+    views: HostCell,
 ) -> None:
-    await world.write()
-    host = world.host()
-    world.beating = True
+    await views.write()
+    host = views.host()
+    views.beating = True
 
     async def change() -> None:
-        await world.happens(lambda: host.progress.position.covers(world.store._position))
-        world.store.lose()
+        await views.happens(lambda: host.progress.position.covers(views.store._position))
+        views.store.lose()
 
-    await until(world, host, change)
+    await until(views, host, change)
     assert host._metrics.moved._value.get() == 1
 
 
-async def test_a_store_that_was_rebuilt_at_the_same_position_is_noticed(world: World) -> None:
-    await world.write(25)
-    host = world.host()
+async def test_a_store_that_was_rebuilt_at_the_same_position_is_noticed(views: HostCell) -> None:
+    await views.write(25)
+    host = views.host()
 
     async def change() -> None:
-        await world.happens(lambda: host.progress.position.covers(world.store._position))
-        node = world.store.find(NodeRow, "n1")
+        await views.happens(lambda: host.progress.position.covers(views.store._position))
+        node = views.store.find(NodeRow, "n1")
         assert node is not None
-        world.store.rebuild(replace(node, reason="repaired"))
-        await world.write()
+        views.store.rebuild(replace(node, reason="repaired"))
+        await views.write()
 
-    await until(world, host, change)
-    node = world.store.find(NodeRow, "n1")
+    await until(views, host, change)
+    node = views.store.find(NodeRow, "n1")
     assert node is not None
     assert node.reason == "repaired"
     assert host._metrics.moved._value.get() == 1
 
 
-async def test_a_store_that_was_restored_old_is_brought_up_to_date(world: World) -> None:
-    older = World()
+async def test_a_store_that_was_restored_old_is_brought_up_to_date(views: HostCell) -> None:
+    older = HostCell()
     await older.write(25)
     follower = older.host()._follower
     await follower.start()
     await follower.catch_up()
-    await world.write()
-    host = world.host()
+    await views.write()
+    host = views.host()
     before: dict[str, Any] = {}
 
     async def change() -> None:
-        await world.happens(lambda: host.progress.position.covers(world.store._position))
-        before.update(all_rows(world.store))
-        vars(world.store).update(vars(older.store) | {"_waiters": {}})
+        await views.happens(lambda: host.progress.position.covers(views.store._position))
+        before.update(all_rows(views.store))
+        vars(views.store).update(vars(older.store) | {"_waiters": {}})
 
-    await until(world, host, change)
-    assert all_rows(world.store) == before
+    await until(views, host, change)
+    assert all_rows(views.store) == before
 
 
-async def test_two_that_follow_one_cell_lose_and_double_nothing(world: World) -> None:
-    await world.write(15)
-    alone = World()
+async def test_two_that_follow_one_cell_lose_and_double_nothing(views: HostCell) -> None:
+    await views.write(15)
+    alone = HostCell()
     await alone.write()
     single = alone.host()
     await until(alone, single, lambda: asyncio.sleep(0))
-    first, second = world.host(), world.host()
-    end = Position(cell="main", **_ends(world.builder))
+    first, second = views.host(), views.host()
+    end = Position(cell="main", **_ends(views.builder))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(host.run()) for host in (first, second)]
-        await world.happens(lambda: world.store._position != Position.start("main"))
-        for cut in range(20, len(world.builder.entries), 5):
-            await world.write(cut)
+        await views.happens(lambda: views.store._position != Position.start("main"))
+        for cut in range(20, len(views.builder.entries), 5):
+            await views.write(cut)
             for _ in range(7):
                 await asyncio.sleep(0)
-        await world.write()
-        await world.happens(lambda: _at(world, end))
+        await views.write()
+        await views.happens(lambda: _at(views, end))
         for task in tasks:
             task.cancel()
-    assert all_rows(world.store) == all_rows(alone.store)
+    assert all_rows(views.store) == all_rows(alone.store)
 
 
 # --- progress and cells -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from tests.support import logs
 from tests.support.events import sample
 from tests.support.logs import LogBuilder
-from tests.support.views import Followed
+from tests.support.views import ViewsCell
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition
 from yardmaster_projections.errors import ViewsMoved
@@ -23,8 +23,8 @@ TASK = f"{JOB}.0"
 KEY = f"{TASK}/1"
 
 
-class Said:
-    """A cell with a job, of which a node says something."""
+class OutputCell:
+    """A cell with a job, whose node writes output."""
 
     def __init__(self) -> None:
         self.builder = LogBuilder()
@@ -34,10 +34,10 @@ class Said:
         self.builder.scheduler.cycle()
         self.builder.judged(logs.submitted(JOB), logs.admitted(JOB))
         self.builder.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
-        self.followed = Followed(self.builder)
+        self.followed = ViewsCell(self.builder)
         self.seq = 0
 
-    async def says(self) -> int:
+    async def append_output(self) -> int:
         """Append a piece of output; return its offset."""
         self.seq += 1
         data = replace(sample(TaskOutputV1).data, task_id=TASK, attempt=1, node="n1")
@@ -56,52 +56,52 @@ class Said:
 
 
 @pytest.fixture
-async def said() -> Said:
-    said = Said()
-    await said.followed.catch_up()
-    return said
+async def cell() -> OutputCell:
+    cell = OutputCell()
+    await cell.followed.catch_up()
+    return cell
 
 
-async def test_a_worker_that_is_late_does_not_set_back_where_output_ends(said: Said) -> None:
-    late = await said.another()
-    first = await said.says()
-    get_all = said.followed.store.get_all
+async def test_a_worker_that_is_late_does_not_set_back_where_output_ends(cell: OutputCell) -> None:
+    late = await cell.another()
+    first = await cell.append_output()
+    get_all = cell.followed.store.get_all
 
     async def overtaken(wanted):
         """Another worker notes all there is after the late one has looked."""
-        said.followed.store.get_all = get_all  # type: ignore[method-assign]
+        cell.followed.store.get_all = get_all  # type: ignore[method-assign]
         found = await get_all(wanted)
-        await said.followed.catch_up()
-        await said.says()
-        await said.followed.catch_up()
+        await cell.followed.catch_up()
+        await cell.append_output()
+        await cell.followed.catch_up()
         return found
 
-    said.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    cell.followed.store.get_all = overtaken  # type: ignore[method-assign]
     with pytest.raises(ViewsMoved):
         await late.catch_up()
-    assert said.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=first + 1)
-    assert (await said.followed.store.notes())[TASK_LOGS.name] == first + 2
+    assert cell.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=first + 1)
+    assert (await cell.followed.store.notes())[TASK_LOGS.name] == first + 2
     await late.start()
-    last = await said.says()
+    last = await cell.append_output()
     await late.catch_up()
-    assert said.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=last)
+    assert cell.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=last)
 
 
-async def test_output_of_a_job_that_is_erased_does_not_come_back(said: Said) -> None:
-    await said.says()
-    await said.followed.catch_up()
-    assert isinstance(said.output(), OutputRow)
-    said.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
-    await said.followed.catch_up()
-    assert said.output() is None
-    last = await said.says()
-    await said.followed.catch_up()
-    assert said.output() is None
-    assert (await said.followed.store.notes())[TASK_LOGS.name] == last + 1
+async def test_output_of_a_job_that_is_erased_does_not_come_back(cell: OutputCell) -> None:
+    await cell.append_output()
+    await cell.followed.catch_up()
+    assert isinstance(cell.output(), OutputRow)
+    cell.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
+    await cell.followed.catch_up()
+    assert cell.output() is None
+    last = await cell.append_output()
+    await cell.followed.catch_up()
+    assert cell.output() is None
+    assert (await cell.followed.store.notes())[TASK_LOGS.name] == last + 1
 
     # Also in a new fold, where the output is read after its erasure.
-    refolded = Followed(said.builder)
-    refolded.log = said.followed.log
+    refolded = ViewsCell(cell.builder)
+    refolded.log = cell.followed.log
     follower = refolded.another()
     await follower.start()
     await follower.catch_up()
@@ -111,19 +111,19 @@ async def test_output_of_a_job_that_is_erased_does_not_come_back(said: Said) -> 
     assert refolded.store.find(OutputRow, KEY) is None
 
 
-async def test_a_worker_that_is_late_brings_no_erased_output_back(said: Said) -> None:
-    await said.says()
-    late = await said.another()
-    get_all = said.followed.store.get_all
+async def test_a_worker_that_is_late_brings_no_erased_output_back(cell: OutputCell) -> None:
+    await cell.append_output()
+    late = await cell.another()
+    get_all = cell.followed.store.get_all
 
     async def overtaken(wanted):
-        said.followed.store.get_all = get_all  # type: ignore[method-assign]
+        cell.followed.store.get_all = get_all  # type: ignore[method-assign]
         found = await get_all(wanted)
-        said.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
-        await said.followed.catch_up()
+        cell.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
+        await cell.followed.catch_up()
         return found
 
-    said.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    cell.followed.store.get_all = overtaken  # type: ignore[method-assign]
     with pytest.raises(ViewsMoved):
         await late.catch_up()
-    assert said.output() is None
+    assert cell.output() is None

@@ -36,7 +36,7 @@ def test_a_task_is_described_by_its_phase_and_reason(
     assert describe(shown_task(**given)) == line
 
 
-class Cell:
+class WaitedTask:
     """The reads of a waiting command: a task whose phase the test changes."""
 
     def __init__(self) -> None:
@@ -70,33 +70,33 @@ class Cell:
 
 @pytest.mark.parametrize("ref", [JOB, f"{JOB}.0"])
 def test_a_wait_on_a_terminal_reports_each_change_of_phase_and_reason(ref: str) -> None:
-    cell = Cell()
-    with answering(choose=cell.answer) as server:
+    task = WaitedTask()
+    with answering(choose=task.answer) as server:
         args = ["wait", ref, "--server", server.url]
         with on_terminal(args, ENV) as terminal:
             terminal.until(f"{JOB}.0 pending: insufficient_free\n")
-            cell.becomes(phase="running", wait=None, nodes=["n1"])
+            task.becomes(phase="running", wait=None, nodes=["n1"])
             terminal.until(f"{JOB}.0 running on n1\n")
-            cell.becomes(phase="succeeded", nodes=[])
+            task.becomes(phase="succeeded", nodes=[])
             assert terminal.end() == 0
     assert terminal.text.count("pending") == 1
     assert terminal.text.endswith(f"{JOB}.0 succeeded\n")
 
 
 def test_a_wait_for_a_job_of_several_tasks_reports_their_phases_and_the_reasons() -> None:
-    cell = Cell()
-    cell.others = {"running": 8}
+    task = WaitedTask()
+    task.others = {"running": 8}
     with (
-        answering(choose=cell.answer) as server,
+        answering(choose=task.answer) as server,
         on_terminal(["wait", JOB, "--server", server.url], ENV) as terminal,
     ):
         terminal.until(f"{JOB} has 9 tasks: 8 running, 1 pending (insufficient_free)\n")
 
 
 def test_a_wait_in_a_pipe_reports_the_end_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    cell = Cell()
-    cell.becomes(phase="succeeded")
-    with answering(choose=cell.answer) as server:
+    task = WaitedTask()
+    task.becomes(phase="succeeded")
+    with answering(choose=task.answer) as server:
         assert run(["wait", JOB, "--server", server.url]) == 0
     assert capsys.readouterr().err == f"{JOB}.0 succeeded\n"
 
@@ -115,10 +115,10 @@ def test_a_wait_in_a_pipe_reports_the_end_alone(capsys: pytest.CaptureFixture[st
 def test_the_wait_for_a_task_that_failed_says_why_or_where_its_output_is(
     end: dict[str, Any], shown: str, hint: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cell = Cell()
+    task = WaitedTask()
     row = {"outcome": "failed", "signal": None, "cycle": 5, "ended_at": "2026-01-01T09:00:00Z"}
-    cell.becomes(phase="failed", attempt=1, wait=None, end={**row, **end})
-    with answering(choose=cell.answer) as server:
+    task.becomes(phase="failed", attempt=1, wait=None, end={**row, **end})
+    with answering(choose=task.answer) as server:
         run(["wait", f"{JOB}.0", "--server", server.url])
         more = f"hint: the last lines of its output: yard show {JOB}.0 --server {server.url}"
     said = capsys.readouterr().err.splitlines()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import logs
-from tests.support.gateway import JSON, TestCell, test_cell
+from tests.support.gateway import JSON, GatewayCell, gateway_cell
 from tests.support.kept_logs import KEPT, kept_log
 from tests.support.simulated import Ran, job, node, ran
 from yardmaster_cli.log.explanation import explain_at
@@ -27,12 +27,12 @@ CELL = "main"
 WHOLE = replace(VIEWS, soft_state=False)
 
 
-async def shown(cell: TestCell, task_id: str) -> Any:
+async def shown(cell: GatewayCell, task_id: str) -> Any:
     """The answer of the gateway."""
     return await cell.call("GET", f"/v1/tasks/{task_id}/explain", run=False)
 
 
-async def read(cell: TestCell, task_id: str, **moment: Any) -> Any:
+async def read(cell: GatewayCell, task_id: str, **moment: Any) -> Any:
     """The answer from the log."""
     return (await explain_at(cell.log, CELL, task_id, **moment)).model_dump(mode="json")
 
@@ -43,7 +43,7 @@ def codes(answer: Any) -> list[str]:
 
 async def test_the_log_at_its_newest_moment_and_the_gateway_explain_every_task_alike() -> None:
     clock = ManualClock()
-    async with test_cell(clock=clock) as cell:
+    async with gateway_cell(clock=clock) as cell:
         array = {"matrix": {"seed": [1, 2]}, "max_concurrent": 1}
         large = await cell.submit(resources={"gpus": 2}, priority=60)
         await cell.starts(f"{large}.0")
@@ -98,7 +98,7 @@ async def test_the_log_at_its_newest_moment_and_the_gateway_explain_every_task_a
 
 async def test_a_past_moment_is_explained_as_the_gateway_explained_it_then() -> None:
     clock = ManualClock()
-    async with test_cell(clock=clock) as cell:
+    async with gateway_cell(clock=clock) as cell:
         low = await cell.submit(resources={"gpus": 4}, priority=60)
         await cell.starts(f"{low}.0")
         clock.advance(1)
@@ -124,7 +124,7 @@ async def test_a_past_moment_is_explained_as_the_gateway_explained_it_then() -> 
 
 async def test_a_back_off_is_over_at_a_time_after_its_end() -> None:
     clock = ManualClock()
-    async with test_cell(clock=clock) as cell:
+    async with gateway_cell(clock=clock) as cell:
         task_id = f"{await cell.submit()}.0"
         await cell.claim(logs.released(task_id, "n1", never_started=True))
         await cell.run_until_idle()
@@ -139,7 +139,7 @@ async def test_a_back_off_is_over_at_a_time_after_its_end() -> None:
 
 async def test_a_moment_before_the_log_and_a_task_that_does_not_exist_by_then_are_errors() -> None:
     clock = ManualClock()
-    async with test_cell(clock=clock) as cell:
+    async with gateway_cell(clock=clock) as cell:
         before_ms = clock.now_ms()
         clock.advance(1)
         task_id = f"{await cell.submit()}.0"

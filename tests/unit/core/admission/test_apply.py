@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.unit.core.admission.desk import (
+from tests.unit.core.admission.admission_cell import (
     BODY,
     CELL_SETUP,
     DETAILS,
     JOB,
     OTHER,
-    Desk,
+    AdmissionCell,
     envelope,
     job,
     pool,
@@ -43,18 +43,18 @@ def test_every_published_admission_has_an_applier_or_is_listed_without_one():
     assert not set(VERDICTS) & IGNORED
 
 
-def waiting(desk, *requests):
+def waiting(quota, *requests):
     for seq, request in enumerate(requests, start=1000):
         record = envelope(request, seq=seq)
-        desk.state = desk.machine.apply(desk.state, record.data, record.id)
-    return desk
+        quota.state = quota.machine.apply(quota.state, record.data, record.id)
+    return quota
 
 
-def impossible(desk, verdict):
-    before = desk.dumped()
+def impossible(quota, verdict):
+    before = quota.dumped()
     with pytest.raises(ImpossibleEvent) as caught:
-        desk.machine.apply(desk.state, verdict, OWN)
-    assert desk.dumped() == before, "a refused record changed the state"
+        quota.machine.apply(quota.state, verdict, OWN)
+    assert quota.dumped() == before, "a refused record changed the state"
     return str(caught.value)
 
 
@@ -63,7 +63,7 @@ def refusal_of(cls):
 
 
 def test_a_verdict_without_a_request_is_impossible():
-    message = impossible(Desk(), a.NodeCordonedV1(node="gpu-07"))
+    message = impossible(AdmissionCell(), a.NodeCordonedV1(node="gpu-07"))
     assert "no request is pending" in message
     assert "yard replay verify" in message
 
@@ -94,7 +94,9 @@ def test_a_verdict_without_a_request_is_impossible():
     ids=lambda e: type(e).__name__,
 )
 def test_a_verdict_that_does_not_answer_the_first_request_is_impossible(request_, verdict):
-    assert "the request" in impossible(waiting(Desk(*CELL_SETUP, job()), request_), verdict)
+    assert "the request" in impossible(
+        waiting(AdmissionCell(*CELL_SETUP, job()), request_), verdict
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,23 +131,23 @@ def test_a_verdict_that_does_not_answer_the_first_request_is_impossible(request_
     ids=lambda e: type(e).__name__,
 )
 def test_a_verdict_that_contradicts_the_state_is_impossible(request_, verdict):
-    impossible(waiting(Desk(*CELL_SETUP, job()), request_), verdict)
+    impossible(waiting(AdmissionCell(*CELL_SETUP, job()), request_), verdict)
 
 
 def test_a_job_admitted_twice_is_impossible():
-    desk = Desk(*CELL_SETUP)
-    admitted = desk.one(job())
+    quota = AdmissionCell(*CELL_SETUP)
+    admitted = quota.one(job())
     assert admitted.details == DETAILS
-    waiting(desk, job(body=BODY))
-    impossible(desk, admitted)
+    waiting(quota, job(body=BODY))
+    impossible(quota, admitted)
 
 
 def test_the_shells_records_do_not_change_the_digest():
-    desk = Desk(*CELL_SETUP)
-    before = desk.state.digest()
+    quota = AdmissionCell(*CELL_SETUP)
+    before = quota.state.digest()
     for event in (
         TermStartedV1(cell="main", machine="quota", term=1, incarnation="0" * 12),
         SnapshotTakenV1(cycle=1, state_digest="0" * 64),
     ):
-        desk.state = desk.machine.apply(desk.state, event, OWN)
-    assert desk.state.digest() == before
+        quota.state = quota.machine.apply(quota.state, event, OWN)
+    assert quota.state.digest() == before

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.admission.desk import (
+from tests.unit.core.admission.admission_cell import (
     CELL_SETUP,
     JOB,
     LOG,
     OTHER,
-    Desk,
+    AdmissionCell,
     department,
     job,
     pool,
@@ -30,7 +30,7 @@ def refused(verdict, code, **numbers):
 
 
 def with_job(**spec):
-    return Desk(*CELL_SETUP, job(**spec))
+    return AdmissionCell(*CELL_SETUP, job(**spec))
 
 
 # Jobs ----------------------------------------------------------------------------------------
@@ -48,21 +48,21 @@ REQUESTS_OF_A_JOB = [
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
 def test_a_request_about_an_unknown_job_is_refused(request_):
-    verdict = refused(Desk(*CELL_SETUP).one(request_), AdmissionCode.JOB_UNKNOWN)
+    verdict = refused(AdmissionCell(*CELL_SETUP).one(request_), AdmissionCode.JOB_UNKNOWN)
     assert (verdict.about, verdict.request_type) == (JOB, request_.TYPE)
 
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
 def test_no_change_is_accepted_after_a_whole_job_was_cancelled(request_):
-    desk = with_job()
-    desk.one(r.CancelRequestedV1(job_id=JOB))
-    refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
+    quota = with_job()
+    quota.one(r.CancelRequestedV1(job_id=JOB))
+    refused(quota.one(request_), AdmissionCode.WRONG_PHASE)
 
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
 def test_no_change_is_accepted_for_a_rejected_job(request_):
-    desk = Desk(*CELL_SETUP, job(project="ghost"))
-    refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
+    quota = AdmissionCell(*CELL_SETUP, job(project="ghost"))
+    refused(quota.one(request_), AdmissionCode.WRONG_PHASE)
 
 
 def test_a_cancel_is_accepted_with_the_requested_fields():
@@ -79,50 +79,50 @@ def test_a_task_that_the_job_does_not_have_is_unknown(cls):
 
 
 def test_a_job_whose_tasks_were_cancelled_one_by_one_is_cancelled():
-    desk = with_job(tasks=2)
-    desk.ask(*(r.CancelRequestedV1(job_id=JOB, index=i) for i in range(2)))
-    refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    quota = with_job(tasks=2)
+    quota.ask(*(r.CancelRequestedV1(job_id=JOB, index=i) for i in range(2)))
+    refused(quota.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
 
 
 def test_an_immediate_cancel_may_follow_a_cancel():
-    desk = with_job(tasks=2)
-    desk.one(r.CancelRequestedV1(job_id=JOB))
-    refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    quota = with_job(tasks=2)
+    quota.one(r.CancelRequestedV1(job_id=JOB))
+    refused(quota.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
     at_once = r.CancelRequestedV1(job_id=JOB, immediate=True)
-    assert desk.one(at_once) == a.CancelAcceptedV1(job_id=JOB, immediate=True)
+    assert quota.one(at_once) == a.CancelAcceptedV1(job_id=JOB, immediate=True)
 
 
 def test_a_cancelled_task_does_not_affect_the_others():
-    desk = with_job(tasks=2)
-    desk.one(r.CancelRequestedV1(job_id=JOB, index=0))
-    verdict = refused(desk.one(r.PauseRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
+    quota = with_job(tasks=2)
+    quota.one(r.CancelRequestedV1(job_id=JOB, index=0))
+    verdict = refused(quota.one(r.PauseRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
     assert verdict.about == f"{JOB}.0"
-    assert desk.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
-    assert desk.one(r.CancelRequestedV1(job_id=JOB)) == a.CancelAcceptedV1(job_id=JOB)
+    assert quota.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
+    assert quota.one(r.CancelRequestedV1(job_id=JOB)) == a.CancelAcceptedV1(job_id=JOB)
 
 
 def test_a_job_is_paused_once_and_resumed_once():
-    desk = with_job()
-    refused(desk.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
-    assert desk.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
-    refused(desk.one(r.PauseRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
-    assert desk.one(r.ResumeRequestedV1(job_id=JOB)) == a.TaskResumedV1(job_id=JOB)
-    refused(desk.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    quota = with_job()
+    refused(quota.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    assert quota.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
+    refused(quota.one(r.PauseRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    assert quota.one(r.ResumeRequestedV1(job_id=JOB)) == a.TaskResumedV1(job_id=JOB)
+    refused(quota.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
 
 
 def test_tasks_are_paused_and_resumed_one_by_one_within_a_job():
-    desk = with_job(tasks=3)
-    desk.one(r.PauseRequestedV1(job_id=JOB, index=1))
-    refused(desk.one(r.ResumeRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
-    assert isinstance(desk.one(r.PauseRequestedV1(job_id=JOB)), a.TaskPausedV1)
-    assert isinstance(desk.one(r.ResumeRequestedV1(job_id=JOB, index=0)), a.TaskResumedV1)
-    assert isinstance(desk.one(r.ResumeRequestedV1(job_id=JOB)), a.TaskResumedV1)
-    refused(desk.one(r.ResumeRequestedV1(job_id=JOB, index=1)), AdmissionCode.WRONG_PHASE)
+    quota = with_job(tasks=3)
+    quota.one(r.PauseRequestedV1(job_id=JOB, index=1))
+    refused(quota.one(r.ResumeRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
+    assert isinstance(quota.one(r.PauseRequestedV1(job_id=JOB)), a.TaskPausedV1)
+    assert isinstance(quota.one(r.ResumeRequestedV1(job_id=JOB, index=0)), a.TaskResumedV1)
+    assert isinstance(quota.one(r.ResumeRequestedV1(job_id=JOB)), a.TaskResumedV1)
+    refused(quota.one(r.ResumeRequestedV1(job_id=JOB, index=1)), AdmissionCode.WRONG_PHASE)
 
 
 def test_each_change_of_a_job_increments_its_revision():
-    desk = with_job()
-    assert desk.ask(
+    quota = with_job()
+    assert quota.ask(
         r.PriorityChangeRequestedV1(job_id=JOB, priority=10, if_revision=1),
         r.WeightChangeRequestedV1(job_id=JOB, weight=3, if_revision=2),
         r.MaxSlotsChangeRequestedV1(job_id=JOB, max_slots_milli=None, if_revision=3),
@@ -150,15 +150,15 @@ def test_the_loser_of_a_race_gets_both_revisions(request_):
 
 
 def test_a_priority_above_the_projects_current_best_is_refused():
-    desk = with_job(priority=5)
-    desk.one(project(best_priority=20))
+    quota = with_job(priority=5)
+    quota.one(project(best_priority=20))
     refused(
-        desk.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=19)),
+        quota.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=19)),
         AdmissionCode.PRIORITY_NOT_ALLOWED,
         priority=19,
         best_priority=20,
     )
-    assert desk.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=20)).revision == 2
+    assert quota.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=20)).revision == 2
 
 
 # Pools, departments, projects ------------------------------------------------------------------
@@ -178,38 +178,38 @@ KINDS: list[tuple[Any, str, Any, str, AdmissionCode]] = [
 
 @pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
 def test_revisions_of_a_configuration_count_from_one(make, name, _d, _f, _c):
-    desk = Desk(*CELL_SETUP)
-    assert desk.one(make(name)).revision == 2
-    assert desk.one(make(name, if_revision=2)).revision == 3
-    refused(desk.one(make(name, 2)), AdmissionCode.VERSION_MISMATCH, revision=3, if_revision=2)
+    quota = AdmissionCell(*CELL_SETUP)
+    assert quota.one(make(name)).revision == 2
+    assert quota.one(make(name, if_revision=2)).revision == 3
+    refused(quota.one(make(name, 2)), AdmissionCode.VERSION_MISMATCH, revision=3, if_revision=2)
 
 
 @pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
 def test_revision_0_means_that_the_entity_must_not_exist(make, name, _d, _f, _c):
-    desk = Desk(*CELL_SETUP)
-    refused(desk.one(make(name, 0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0)
-    assert desk.one(make("fresh", 0)).revision == 1
-    refused(desk.one(make("other", 1)), AdmissionCode.VERSION_MISMATCH, revision=0, if_revision=1)
+    quota = AdmissionCell(*CELL_SETUP)
+    refused(quota.one(make(name, 0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0)
+    assert quota.one(make("fresh", 0)).revision == 1
+    refused(quota.one(make("other", 1)), AdmissionCode.VERSION_MISMATCH, revision=0, if_revision=1)
 
 
 @pytest.mark.parametrize(
     ("make", "_n", "delete", "field", "code"), KINDS, ids=[k[3] for k in KINDS]
 )
 def test_an_unused_entity_is_deleted_once_and_may_be_created_again(make, _n, delete, field, code):
-    desk = Desk(*CELL_SETUP, make("fresh"))
+    quota = AdmissionCell(*CELL_SETUP, make("fresh"))
     refused(
-        desk.one(delete(**{field: "fresh"}, if_revision=2)),
+        quota.one(delete(**{field: "fresh"}, if_revision=2)),
         AdmissionCode.VERSION_MISMATCH,
         revision=1,
         if_revision=2,
     )
-    gone = desk.one(delete(**{field: "fresh"}, if_revision=1))
+    gone = quota.one(delete(**{field: "fresh"}, if_revision=1))
     if field == "pool":
         assert gone == a.PoolDeletedV1(pool="fresh")
     else:
         assert gone == a.EntitlementsChangedV1(level=a.Level(field), name="fresh", revision=2)
-    assert refused(desk.one(delete(**{field: "fresh"})), code).about == "fresh"
-    assert desk.one(make("fresh", 0)).revision == 1
+    assert refused(quota.one(delete(**{field: "fresh"})), code).about == "fresh"
+    assert quota.one(make("fresh", 0)).revision == 1
 
 
 @pytest.mark.parametrize(
@@ -223,29 +223,29 @@ def test_an_unused_entity_is_deleted_once_and_may_be_created_again(make, _n, del
     ids=["project pools", "project quota", "department quota", "job"],
 )
 def test_a_pool_in_use_cannot_be_deleted(user):
-    desk = Desk(pool("h100"), *CELL_SETUP, user)
-    refused(desk.one(r.PoolDeletionRequestedV1(pool="h100")), AdmissionCode.IN_USE, uses=1)
+    quota = AdmissionCell(pool("h100"), *CELL_SETUP, user)
+    refused(quota.one(r.PoolDeletionRequestedV1(pool="h100")), AdmissionCode.IN_USE, uses=1)
     free = r.CancelRequestedV1(job_id=JOB), department(), project()
-    desk.ask(*free)
-    assert isinstance(desk.one(r.PoolDeletionRequestedV1(pool="h100")), a.PoolDeletedV1)
+    quota.ask(*free)
+    assert isinstance(quota.one(r.PoolDeletionRequestedV1(pool="h100")), a.PoolDeletedV1)
 
 
 def test_a_department_with_projects_cannot_be_deleted():
-    desk = Desk(*CELL_SETUP, department("product"))
+    quota = AdmissionCell(*CELL_SETUP, department("product"))
     deletion = r.DepartmentDeletionRequestedV1(department="research")
-    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=1)
-    desk.one(project(department="product"))
-    assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
+    refused(quota.one(deletion), AdmissionCode.IN_USE, uses=1)
+    quota.one(project(department="product"))
+    assert isinstance(quota.one(deletion), a.EntitlementsChangedV1)
 
 
 def test_a_project_with_unfinished_jobs_cannot_be_deleted():
-    desk = Desk(*CELL_SETUP, job(tasks=2), job(OTHER))
+    quota = AdmissionCell(*CELL_SETUP, job(tasks=2), job(OTHER))
     deletion = r.ProjectDeletionRequestedV1(project="nlp")
-    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=2)
-    desk.ask(r.CancelRequestedV1(job_id=OTHER), r.CancelRequestedV1(job_id=JOB, index=0))
-    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=1)
-    desk.one(r.CancelRequestedV1(job_id=JOB, index=1))
-    assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
+    refused(quota.one(deletion), AdmissionCode.IN_USE, uses=2)
+    quota.ask(r.CancelRequestedV1(job_id=OTHER), r.CancelRequestedV1(job_id=JOB, index=0))
+    refused(quota.one(deletion), AdmissionCode.IN_USE, uses=1)
+    quota.one(r.CancelRequestedV1(job_id=JOB, index=1))
+    assert isinstance(quota.one(deletion), a.EntitlementsChangedV1)
 
 
 @pytest.mark.parametrize(
@@ -253,25 +253,25 @@ def test_a_project_with_unfinished_jobs_cannot_be_deleted():
 )
 def test_a_pool_whose_policy_does_not_pass_the_check_is_refused(code):
     machine = QuotaMachine(lambda config: code if config.policy.name == "odd" else None)
-    desk = Desk(*CELL_SETUP, machine=machine)
-    verdict = refused(desk.one(pool("h100", policy=r.PolicyRef(name="odd"))), code)
+    quota = AdmissionCell(*CELL_SETUP, machine=machine)
+    verdict = refused(quota.one(pool("h100", policy=r.PolicyRef(name="odd"))), code)
     assert verdict.about == "odd"
-    assert isinstance(desk.one(pool("h100")), a.PoolConfiguredV1)
+    assert isinstance(quota.one(pool("h100")), a.PoolConfiguredV1)
 
 
 def test_a_policy_for_simulations_is_accepted_in_a_simulated_log():
     code = AdmissionCode.POLICY_FOR_SIMULATIONS
     change = pool("h100", policy=r.PolicyRef(name="sjf"))
-    refused(Desk(*CELL_SETUP, machine=QuotaMachine(check)).one(change), code)
+    refused(AdmissionCell(*CELL_SETUP, machine=QuotaMachine(check)).one(change), code)
     simulated = replace(LOG, mode=r.LogMode.SIMULATED)
-    desk = Desk(*CELL_SETUP, machine=QuotaMachine(check), log=simulated)
-    assert isinstance(desk.one(change), a.PoolConfiguredV1)
+    quota = AdmissionCell(*CELL_SETUP, machine=QuotaMachine(check), log=simulated)
+    assert isinstance(quota.one(change), a.PoolConfiguredV1)
     odd = pool("h100", policy=r.PolicyRef(name="odd"))
-    refused(desk.one(odd), AdmissionCode.POLICY_UNKNOWN)
+    refused(quota.one(odd), AdmissionCode.POLICY_UNKNOWN)
 
 
 def test_a_project_of_an_unknown_department_is_refused():
-    verdict = Desk(*CELL_SETUP).one(project(department="ghost"))
+    verdict = AdmissionCell(*CELL_SETUP).one(project(department="ghost"))
     assert refused(verdict, AdmissionCode.DEPARTMENT_UNKNOWN).about == "ghost"
 
 
@@ -285,13 +285,13 @@ def test_a_project_of_an_unknown_department_is_refused():
     ids=["project pools", "project quota", "department quota"],
 )
 def test_entitlements_to_an_unknown_pool_are_refused(request_):
-    verdict = Desk(*CELL_SETUP).one(request_)
+    verdict = AdmissionCell(*CELL_SETUP).one(request_)
     assert refused(verdict, AdmissionCode.POOL_UNKNOWN).about == "moon"
 
 
 def test_a_project_whose_default_is_above_its_best_priority_is_refused():
     refused(
-        Desk(*CELL_SETUP).one(project(best_priority=20, default_priority=10)),
+        AdmissionCell(*CELL_SETUP).one(project(best_priority=20, default_priority=10)),
         AdmissionCode.PRIORITY_NOT_ALLOWED,
         priority=10,
         best_priority=20,
@@ -300,7 +300,7 @@ def test_a_project_whose_default_is_above_its_best_priority_is_refused():
 
 def test_entitlements_are_published_whole():
     quotas = {"default": r.Quota(deserved_milli=4000, limit_milli=8000)}
-    verdict = Desk(*CELL_SETUP).one(project(weight=2, quotas=quotas))
+    verdict = AdmissionCell(*CELL_SETUP).one(project(weight=2, quotas=quotas))
     assert verdict.project == r.ProjectConfig(department="research", weight=2, quotas=quotas)
     assert (verdict.level, verdict.name, verdict.department) == (a.Level.PROJECT, "nlp", None)
 
@@ -309,8 +309,8 @@ def test_entitlements_are_published_whole():
 
 
 def test_a_node_is_cordoned_drained_and_uncordoned_by_name():
-    desk = Desk()
-    assert desk.ask(
+    quota = AdmissionCell()
+    assert quota.ask(
         r.NodeCordonRequestedV1(node="gpu-07"),
         r.NodeDrainRequestedV1(node="gpu-07", deadline_at_ms=5),
         r.NodeDrainRequestedV1(node="gpu-07", deadline_at_ms=6),
@@ -324,17 +324,17 @@ def test_a_node_is_cordoned_drained_and_uncordoned_by_name():
 
 
 def test_a_node_that_is_not_cordoned_cannot_be_uncordoned():
-    desk = Desk()
+    quota = AdmissionCell()
     uncordon = r.NodeUncordonRequestedV1(node="gpu-07")
-    assert refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE).about == "gpu-07"
-    desk.ask(r.NodeCordonRequestedV1(node="gpu-07"), uncordon)
-    refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE)
+    assert refused(quota.one(uncordon), AdmissionCode.WRONG_PHASE).about == "gpu-07"
+    quota.ask(r.NodeCordonRequestedV1(node="gpu-07"), uncordon)
+    refused(quota.one(uncordon), AdmissionCode.WRONG_PHASE)
 
 
 def test_slots_of_any_node_are_disabled_as_requested():
-    desk = Desk()
+    quota = AdmissionCell()
     for disabled, stop in (((0, 3), True), ((), False)):
-        verdict = desk.one(
+        verdict = quota.one(
             r.NodeSlotsChangeRequestedV1(node="gpu-07", disabled=disabled, stop=stop)
         )
         assert verdict == a.NodeSlotsChangedV1(node="gpu-07", disabled=disabled, stop=stop)
@@ -355,52 +355,54 @@ def revoke(node: str = "gpu-07", if_revision: int | None = None) -> r.NodeRevoke
 
 
 def test_a_node_is_enrolled_as_requested_with_the_next_revision():
-    desk = Desk(*CELL_SETUP)
+    quota = AdmissionCell(*CELL_SETUP)
     request = enroll(labels={"rack": "r1"}, keys=("ab" * 32,), address="10.0.0.7")
-    assert desk.one(request) == a.NodeEnrolledV1(
+    assert quota.one(request) == a.NodeEnrolledV1(
         node="gpu-07", enrollment=request.enrollment, revision=1
     )
-    assert desk.one(enroll(gpus=4)).revision == 2
+    assert quota.one(enroll(gpus=4)).revision == 2
 
 
 def test_a_node_is_enrolled_only_into_an_existing_pool():
-    verdict = refused(Desk(*CELL_SETUP).one(enroll(pool="h100")), AdmissionCode.POOL_UNKNOWN)
+    verdict = refused(
+        AdmissionCell(*CELL_SETUP).one(enroll(pool="h100")), AdmissionCode.POOL_UNKNOWN
+    )
     assert verdict.about == "h100"
 
 
 def test_the_second_enrollment_on_the_same_revision_is_refused():
-    desk = Desk(*CELL_SETUP)
-    assert desk.one(enroll(if_revision=0)).revision == 1
+    quota = AdmissionCell(*CELL_SETUP)
+    assert quota.one(enroll(if_revision=0)).revision == 1
     refused(
-        desk.one(enroll(if_revision=0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0
+        quota.one(enroll(if_revision=0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0
     )
-    assert desk.one(enroll(if_revision=1)).revision == 2
+    assert quota.one(enroll(if_revision=1)).revision == 2
     refused(
-        desk.one(revoke(if_revision=1)), AdmissionCode.VERSION_MISMATCH, revision=2, if_revision=1
+        quota.one(revoke(if_revision=1)), AdmissionCode.VERSION_MISMATCH, revision=2, if_revision=1
     )
 
 
 def test_a_node_is_revoked_once_and_may_be_enrolled_again():
-    desk = Desk(*CELL_SETUP, enroll())
-    assert desk.one(revoke()) == a.NodeRevokedV1(node="gpu-07")
-    refused(desk.one(revoke()), AdmissionCode.NODE_UNKNOWN)
-    again = desk.one(enroll(if_revision=0))
+    quota = AdmissionCell(*CELL_SETUP, enroll())
+    assert quota.one(revoke()) == a.NodeRevokedV1(node="gpu-07")
+    refused(quota.one(revoke()), AdmissionCode.NODE_UNKNOWN)
+    again = quota.one(enroll(if_revision=0))
     assert again.revision == 2, "an ETag of before must not fit what came after"
 
 
 def test_a_node_that_was_never_enrolled_cannot_be_revoked():
-    refused(Desk(*CELL_SETUP).one(revoke()), AdmissionCode.NODE_UNKNOWN)
+    refused(AdmissionCell(*CELL_SETUP).one(revoke()), AdmissionCode.NODE_UNKNOWN)
 
 
 def test_a_pool_is_in_use_until_its_enrolled_nodes_are_revoked_or_moved():
-    desk = Desk(*CELL_SETUP, pool("a"), pool("b"), enroll(pool="a"))
+    quota = AdmissionCell(*CELL_SETUP, pool("a"), pool("b"), enroll(pool="a"))
     delete_a, delete_b = (r.PoolDeletionRequestedV1(pool=name) for name in "ab")
-    refused(desk.one(delete_a), AdmissionCode.IN_USE, uses=1)
-    desk.one(enroll(pool="b"))
-    assert desk.one(delete_a) == a.PoolDeletedV1(pool="a")
-    refused(desk.one(delete_b), AdmissionCode.IN_USE, uses=1)
-    desk.one(revoke())
-    assert desk.one(delete_b) == a.PoolDeletedV1(pool="b")
+    refused(quota.one(delete_a), AdmissionCode.IN_USE, uses=1)
+    quota.one(enroll(pool="b"))
+    assert quota.one(delete_a) == a.PoolDeletedV1(pool="a")
+    refused(quota.one(delete_b), AdmissionCode.IN_USE, uses=1)
+    quota.one(revoke())
+    assert quota.one(delete_b) == a.PoolDeletedV1(pool="b")
 
 
 # Erasure -------------------------------------------------------------------------------------
@@ -411,15 +413,15 @@ def erase(job_id: str = JOB) -> r.EraseRequestedV1:
 
 
 def test_the_details_of_a_judged_job_are_erased_at_each_request():
-    desk = with_job()
-    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
-    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+    quota = with_job()
+    assert quota.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+    assert quota.one(erase()) == a.DetailsErasedV1(job_id=JOB)
 
 
 def test_the_details_of_a_rejected_job_are_erased_too():
-    desk = Desk(*CELL_SETUP, job(project="ghost"))
-    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+    quota = AdmissionCell(*CELL_SETUP, job(project="ghost"))
+    assert quota.one(erase()) == a.DetailsErasedV1(job_id=JOB)
 
 
 def test_erasure_of_an_unknown_job_is_refused():
-    refused(Desk(*CELL_SETUP).one(erase()), AdmissionCode.JOB_UNKNOWN)
+    refused(AdmissionCell(*CELL_SETUP).one(erase()), AdmissionCode.JOB_UNKNOWN)

@@ -5,14 +5,14 @@ from random import Random
 
 import pytest
 
-from tests.unit.core.admission.desk import (
+from tests.unit.core.admission.admission_cell import (
     BODY,
     CELL_SETUP,
     JOB,
     LOG,
     OTHER,
     OTHER_BODY,
-    Desk,
+    AdmissionCell,
     department,
     job,
     pool,
@@ -33,41 +33,41 @@ def cell(**config):
 
 
 def test_a_project_takes_no_more_tasks_than_its_limit_until_some_have_ended():
-    desk = Desk(*CELL_SETUP, cell(project_tasks=3))
-    assert isinstance(desk.one(job(tasks=2)), a.TaskAdmittedV1)
-    verdict = desk.one(job(OTHER, tasks=2))
+    quota = AdmissionCell(*CELL_SETUP, cell(project_tasks=3))
+    assert isinstance(quota.one(job(tasks=2)), a.TaskAdmittedV1)
+    verdict = quota.one(job(OTHER, tasks=2))
     assert isinstance(verdict, a.TaskRejectedV1)
     assert (verdict.code, verdict.about) == (AdmissionCode.PROJECT_FULL, "nlp")
     assert verdict.numbers == {"tasks": 2, "unfinished": 2, "limit": 3}
-    desk.end(f"{JOB}.1")
-    assert isinstance(desk.one(job(THIRD, tasks=2)), a.TaskAdmittedV1)
+    quota.end(f"{JOB}.1")
+    assert isinstance(quota.one(job(THIRD, tasks=2)), a.TaskAdmittedV1)
 
 
 def test_a_project_s_own_limit_replaces_that_of_the_cell():
-    desk = Desk(*CELL_SETUP, cell(project_tasks=1), project(max_unfinished=2))
-    assert isinstance(desk.one(job(tasks=2)), a.TaskAdmittedV1)
-    assert desk.one(job(OTHER)).code is AdmissionCode.PROJECT_FULL
+    quota = AdmissionCell(*CELL_SETUP, cell(project_tasks=1), project(max_unfinished=2))
+    assert isinstance(quota.one(job(tasks=2)), a.TaskAdmittedV1)
+    assert quota.one(job(OTHER)).code is AdmissionCode.PROJECT_FULL
 
 
 def test_a_user_takes_no_more_tasks_than_the_limit_over_all_projects():
-    desk = Desk(*CELL_SETUP, project("vision"), cell(user_tasks=2))
-    assert isinstance(desk.one(job(tasks=2)), a.TaskAdmittedV1)
-    verdict = desk.one(job(OTHER, "vision"))
+    quota = AdmissionCell(*CELL_SETUP, project("vision"), cell(user_tasks=2))
+    assert isinstance(quota.one(job(tasks=2)), a.TaskAdmittedV1)
+    verdict = quota.one(job(OTHER, "vision"))
     assert (verdict.code, verdict.about) == (AdmissionCode.USER_FULL, None)
     assert verdict.numbers == {"tasks": 1, "unfinished": 2, "limit": 2}
-    assert isinstance(desk.one(job(THIRD, "vision"), user="bob"), a.TaskAdmittedV1)
+    assert isinstance(quota.one(job(THIRD, "vision"), user="bob"), a.TaskAdmittedV1)
 
 
 def test_a_user_can_have_a_limit_of_its_own():
-    desk = Desk(*CELL_SETUP, cell(user_tasks=1, tasks_of={"bob": 5}))
-    assert desk.one(job(tasks=2)).code is AdmissionCode.USER_FULL
-    assert isinstance(desk.one(job(OTHER, tasks=5), user="bob"), a.TaskAdmittedV1)
+    quota = AdmissionCell(*CELL_SETUP, cell(user_tasks=1, tasks_of={"bob": 5}))
+    assert quota.one(job(tasks=2)).code is AdmissionCode.USER_FULL
+    assert isinstance(quota.one(job(OTHER, tasks=5), user="bob"), a.TaskAdmittedV1)
 
 
 def test_without_a_configuration_of_the_cell_its_defaults_apply():
-    desk = Desk(*CELL_SETUP)
+    quota = AdmissionCell(*CELL_SETUP)
     ids = ["".join(Random(n).choices(DIGITS, k=12)) for n in range(11)]
-    verdicts = desk.ask(*(job(job_id, tasks=10_000) for job_id in ids))
+    verdicts = quota.ask(*(job(job_id, tasks=10_000) for job_id in ids))
     assert [type(v) for v in verdicts[:10]] == [a.TaskAdmittedV1] * 10
     refused = verdicts[10]
     assert isinstance(refused, a.TaskRejectedV1)
@@ -79,32 +79,32 @@ def test_a_simulated_cell_has_no_limit():
     log = r.LogCreatedV1(
         log_id=LOG.log_id, mode=r.LogMode.SIMULATED, cell=LOG.cell, format=LOG_FORMAT
     )
-    desk = Desk(*CELL_SETUP, cell(project_tasks=1), log=log)
-    assert isinstance(desk.one(job(tasks=2)), a.TaskAdmittedV1)
+    quota = AdmissionCell(*CELL_SETUP, cell(project_tasks=1), log=log)
+    assert isinstance(quota.one(job(tasks=2)), a.TaskAdmittedV1)
 
 
 def test_a_cancelled_task_counts_until_it_has_ended():
-    desk = Desk(*CELL_SETUP, cell(project_tasks=1), job())
-    desk.one(r.CancelRequestedV1(job_id=JOB))
-    assert desk.one(job(OTHER)).code is AdmissionCode.PROJECT_FULL
-    desk.end(f"{JOB}.0")
-    assert isinstance(desk.one(job(THIRD)), a.TaskAdmittedV1)
+    quota = AdmissionCell(*CELL_SETUP, cell(project_tasks=1), job())
+    quota.one(r.CancelRequestedV1(job_id=JOB))
+    assert quota.one(job(OTHER)).code is AdmissionCode.PROJECT_FULL
+    quota.end(f"{JOB}.0")
+    assert isinstance(quota.one(job(THIRD)), a.TaskAdmittedV1)
 
 
 def test_a_change_of_the_cell_names_its_revision():
-    desk = Desk(cell(user_tasks=5))
-    changed = desk.one(r.CellChangeRequestedV1(config=r.CellConfig(), if_revision=1))
+    quota = AdmissionCell(cell(user_tasks=5))
+    changed = quota.one(r.CellChangeRequestedV1(config=r.CellConfig(), if_revision=1))
     assert (changed.revision, changed.config.user_tasks) == (2, 100_000)
-    stale = desk.one(r.CellChangeRequestedV1(config=r.CellConfig(), if_revision=1))
+    stale = quota.one(r.CellChangeRequestedV1(config=r.CellConfig(), if_revision=1))
     assert stale.code is AdmissionCode.VERSION_MISMATCH
 
 
 @pytest.mark.parametrize(("body", "same"), [(BODY, 1), (OTHER_BODY, 0)])
 def test_the_id_of_an_ended_job_cannot_be_used_again(body, same):
-    desk = Desk(*CELL_SETUP, job(tasks=2))
-    desk.end(f"{JOB}.0", f"{JOB}.1")
-    assert desk.state.jobs.get(JOB) is None
-    verdict = desk.one(job(body=body))
+    quota = AdmissionCell(*CELL_SETUP, job(tasks=2))
+    quota.end(f"{JOB}.0", f"{JOB}.1")
+    assert quota.state.jobs.get(JOB) is None
+    verdict = quota.one(job(body=body))
     assert (verdict.code, verdict.about) == (AdmissionCode.DUPLICATE_ID, JOB)
     assert verdict.numbers == {"same_body": same}
 
@@ -124,46 +124,46 @@ def test_the_id_of_an_ended_job_cannot_be_used_again(body, same):
     ids=lambda request: request.TYPE,
 )
 def test_an_ended_job_cannot_be_changed(request_):
-    desk = Desk(*CELL_SETUP, job())
-    desk.end(f"{JOB}.0")
-    assert desk.one(request_).code is AdmissionCode.WRONG_PHASE
+    quota = AdmissionCell(*CELL_SETUP, job())
+    quota.end(f"{JOB}.0")
+    assert quota.one(request_).code is AdmissionCode.WRONG_PHASE
 
 
 def test_an_ended_job_can_be_erased():
-    desk = Desk(*CELL_SETUP, job())
-    desk.end(f"{JOB}.0")
+    quota = AdmissionCell(*CELL_SETUP, job())
+    quota.end(f"{JOB}.0")
     assert isinstance(
-        desk.one(r.EraseRequestedV1(job_id=JOB, partition=0, tombstone=3)), a.DetailsErasedV1
+        quota.one(r.EraseRequestedV1(job_id=JOB, partition=0, tombstone=3)), a.DetailsErasedV1
     )
 
 
 def test_of_a_job_with_an_ended_task_only_the_others_can_be_changed():
-    desk = Desk(*CELL_SETUP, job(tasks=2))
-    desk.end(f"{JOB}.0")
+    quota = AdmissionCell(*CELL_SETUP, job(tasks=2))
+    quota.end(f"{JOB}.0")
     for request in (r.CancelRequestedV1, r.PauseRequestedV1):
-        assert desk.one(request(job_id=JOB, index=0)).code is AdmissionCode.WRONG_PHASE
-    assert isinstance(desk.one(r.PauseRequestedV1(job_id=JOB)), a.TaskPausedV1)
-    desk.end(f"{JOB}.1")
-    assert desk.state.jobs.get(JOB) is None
+        assert quota.one(request(job_id=JOB, index=0)).code is AdmissionCode.WRONG_PHASE
+    assert isinstance(quota.one(r.PauseRequestedV1(job_id=JOB)), a.TaskPausedV1)
+    quota.end(f"{JOB}.1")
+    assert quota.state.jobs.get(JOB) is None
 
 
 def test_pool_department_and_project_can_be_deleted_once_their_jobs_have_ended():
-    desk = Desk(pool("default"), department(), project(), job())
+    quota = AdmissionCell(pool("default"), department(), project(), job())
     deletion = r.ProjectDeletionRequestedV1(project="nlp")
-    assert desk.one(deletion).code is AdmissionCode.IN_USE
-    desk.end(f"{JOB}.0")
-    assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
-    deleted = desk.one(r.DepartmentDeletionRequestedV1(department="research"))
+    assert quota.one(deletion).code is AdmissionCode.IN_USE
+    quota.end(f"{JOB}.0")
+    assert isinstance(quota.one(deletion), a.EntitlementsChangedV1)
+    deleted = quota.one(r.DepartmentDeletionRequestedV1(department="research"))
     assert isinstance(deleted, a.EntitlementsChangedV1)
-    assert isinstance(desk.one(r.PoolDeletionRequestedV1(pool="default")), a.PoolDeletedV1)
+    assert isinstance(quota.one(r.PoolDeletionRequestedV1(pool="default")), a.PoolDeletedV1)
 
 
 def test_a_snapshot_keeps_ended_tasks_users_and_the_ids_of_ended_jobs():
-    desk = Desk(*CELL_SETUP, cell(user_tasks=9), job(tasks=3), job(OTHER))
-    desk.end(f"{JOB}.1", f"{OTHER}.0")
-    desk.state = desk.machine.load("main", json.loads(desk.dumped()))
-    assert desk.state.unfinished("user", "ada") == desk.state.unfinished("project", "nlp") == 2
-    assert desk.one(job(OTHER)).code is AdmissionCode.DUPLICATE_ID
+    quota = AdmissionCell(*CELL_SETUP, cell(user_tasks=9), job(tasks=3), job(OTHER))
+    quota.end(f"{JOB}.1", f"{OTHER}.0")
+    quota.state = quota.machine.load("main", json.loads(quota.dumped()))
+    assert quota.state.unfinished("user", "ada") == quota.state.unfinished("project", "nlp") == 2
+    assert quota.one(job(OTHER)).code is AdmissionCode.DUPLICATE_ID
 
 
 def test_judged_ids_are_found_whatever_their_order_and_their_dump_does_not_depend_on_it():

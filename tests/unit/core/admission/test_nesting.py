@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.core.admission.desk import CELL_SETUP, Desk, department, project
+from tests.unit.core.admission.admission_cell import CELL_SETUP, AdmissionCell, department, project
 from yardmaster_core.admission.nesting import MAX_LEVELS, levels_of, path_of
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
@@ -28,81 +28,83 @@ def delete(name):
 
 
 def test_a_department_may_be_a_part_of_another_one():
-    desk = Desk(*CELL_SETUP)
-    verdict = desk.one(department("vision", parent="research", rank=200))
+    quota = AdmissionCell(*CELL_SETUP)
+    verdict = quota.one(department("vision", parent="research", rank=200))
     assert verdict.department == r.DepartmentConfig(parent="research", rank=200)
-    assert path_of(desk.state, "vision") == ["vision", "research"]
-    assert (levels_of(desk.state, "research"), levels_of(desk.state, "vision")) == (2, 1)
+    assert path_of(quota.state, "vision") == ["vision", "research"]
+    assert (levels_of(quota.state, "research"), levels_of(quota.state, "vision")) == (2, 1)
 
 
 def test_a_parent_must_exist():
-    verdict = Desk(*CELL_SETUP).one(department("vision", parent="ghost"))
+    verdict = AdmissionCell(*CELL_SETUP).one(department("vision", parent="ghost"))
     assert refused(verdict, AdmissionCode.DEPARTMENT_UNKNOWN).about == "ghost"
 
 
 @pytest.mark.parametrize("parent", ["d1", "d2", "d3"])
 def test_a_department_is_no_part_of_itself(parent):
-    desk = Desk(*CELL_SETUP, *chain(3))
-    verdict = refused(desk.one(department("d1", parent=parent)), AdmissionCode.DEPARTMENT_CYCLE)
+    quota = AdmissionCell(*CELL_SETUP, *chain(3))
+    verdict = refused(quota.one(department("d1", parent=parent)), AdmissionCode.DEPARTMENT_CYCLE)
     assert verdict.about == parent
 
 
 def test_a_new_department_is_no_part_of_itself():
-    verdict = Desk(*CELL_SETUP).one(department("new", parent="new"))
+    verdict = AdmissionCell(*CELL_SETUP).one(department("new", parent="new"))
     refused(verdict, AdmissionCode.DEPARTMENT_CYCLE)
 
 
 def test_requests_of_one_cycle_are_judged_one_after_the_other():
-    desk = Desk(*CELL_SETUP, department("a"), department("b"))
-    first, second = desk.ask(department("a", parent="b"), department("b", parent="a"))
+    quota = AdmissionCell(*CELL_SETUP, department("a"), department("b"))
+    first, second = quota.ask(department("a", parent="b"), department("b", parent="a"))
     assert isinstance(first, a.EntitlementsChangedV1)
     refused(second, AdmissionCode.DEPARTMENT_CYCLE)
 
 
 def test_departments_have_a_bounded_number_of_levels():
-    desk = Desk(*CELL_SETUP, *chain(MAX_LEVELS))
+    quota = AdmissionCell(*CELL_SETUP, *chain(MAX_LEVELS))
     deeper = department("d9", parent="d8")
     limits = {"levels": MAX_LEVELS + 1, "limit": MAX_LEVELS}
-    verdict = refused(desk.one(deeper), AdmissionCode.DEPARTMENT_TOO_DEEP, **limits)
+    verdict = refused(quota.one(deeper), AdmissionCode.DEPARTMENT_TOO_DEEP, **limits)
     assert verdict.about == "d8"
 
 
 def test_what_is_below_a_department_counts_when_it_moves():
-    desk = Desk(*CELL_SETUP, *chain(MAX_LEVELS - 1), department("top"), department("low"))
-    desk.one(department("low", parent="top"))
+    quota = AdmissionCell(*CELL_SETUP, *chain(MAX_LEVELS - 1), department("top"), department("low"))
+    quota.one(department("low", parent="top"))
     limits = {"levels": MAX_LEVELS + 1, "limit": MAX_LEVELS}
-    moved = desk.one(department("top", parent="d7"))
+    moved = quota.one(department("top", parent="d7"))
     refused(moved, AdmissionCode.DEPARTMENT_TOO_DEEP, **limits)
-    assert isinstance(desk.one(department("top", parent="d6")), a.EntitlementsChangedV1)
+    assert isinstance(quota.one(department("top", parent="d6")), a.EntitlementsChangedV1)
     refused(
-        desk.one(department("d1", parent="research")),
+        quota.one(department("d1", parent="research")),
         AdmissionCode.DEPARTMENT_TOO_DEEP,
         **limits,
     )
 
 
 def test_a_parent_cannot_be_deleted():
-    desk = Desk(*CELL_SETUP, department("vision", parent="research"), department("other"))
-    refused(desk.one(delete("research")), AdmissionCode.IN_USE, uses=2)
-    desk.one(project(department="other"))
-    refused(desk.one(delete("research")), AdmissionCode.IN_USE, uses=1)
-    desk.one(department("vision"))
-    assert isinstance(desk.one(delete("research")), a.EntitlementsChangedV1)
+    quota = AdmissionCell(*CELL_SETUP, department("vision", parent="research"), department("other"))
+    refused(quota.one(delete("research")), AdmissionCode.IN_USE, uses=2)
+    quota.one(project(department="other"))
+    refused(quota.one(delete("research")), AdmissionCode.IN_USE, uses=1)
+    quota.one(department("vision"))
+    assert isinstance(quota.one(delete("research")), a.EntitlementsChangedV1)
     refused(
-        desk.one(department("vision", parent="research")),
+        quota.one(department("vision", parent="research")),
         AdmissionCode.DEPARTMENT_UNKNOWN,
     )
 
 
 def test_the_uses_of_a_parent_survive_a_snapshot():
-    desk = Desk(*CELL_SETUP, *chain(3))
-    desk.state = desk.machine.load("main", desk.machine.dump(desk.state))
-    refused(desk.one(delete("d2")), AdmissionCode.IN_USE, uses=1)
+    quota = AdmissionCell(*CELL_SETUP, *chain(3))
+    quota.state = quota.machine.load("main", quota.machine.dump(quota.state))
+    refused(quota.one(delete("d2")), AdmissionCode.IN_USE, uses=1)
 
 
 @pytest.mark.parametrize("amount", [0, 4000])
 @pytest.mark.parametrize("make", [department, project])
 def test_a_quota_deserves_a_number_or_everything(make, amount):
     quotas = {"default": r.Quota(deserved_unlimited=True, deserved_milli=amount)}
-    verdict = refused(Desk(*CELL_SETUP).one(make(quotas=quotas)), AdmissionCode.QUOTA_INVALID)
+    verdict = refused(
+        AdmissionCell(*CELL_SETUP).one(make(quotas=quotas)), AdmissionCode.QUOTA_INVALID
+    )
     assert verdict.about == "default"

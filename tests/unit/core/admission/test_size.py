@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.core.admission.desk import CELL_SETUP, Desk, gpus, job
+from tests.unit.core.admission.admission_cell import CELL_SETUP, AdmissionCell, gpus, job
 from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import batch_bytes
@@ -64,7 +64,7 @@ def worst(replicas: int, slots: int) -> int:
 
 @pytest.mark.parametrize(("replicas", "each"), [(1, 0), (1, 8), (100, 1), (1900, 8), (2100, 0)])
 def test_no_allocation_is_larger_than_its_upper_bound(replicas: int, each: int) -> None:
-    verdict = Desk(*CELL_SETUP).one(
+    verdict = AdmissionCell(*CELL_SETUP).one(
         job(resources=gpus(each) if each else NO_GPU, replicas_min=replicas, replicas_max=replicas)
     )
     assert isinstance(verdict, TaskAdmittedV1)
@@ -72,7 +72,7 @@ def test_no_allocation_is_larger_than_its_upper_bound(replicas: int, each: int) 
 
 
 def test_a_gang_whose_allocation_exceeds_a_record_is_refused() -> None:
-    verdict = Desk(*CELL_SETUP).one(
+    verdict = AdmissionCell(*CELL_SETUP).one(
         job(resources=NO_GPU, replicas_min=2200, replicas_max=MAX_REPLICAS)
     )
     assert isinstance(verdict, TaskRejectedV1)
@@ -82,6 +82,6 @@ def test_a_gang_whose_allocation_exceeds_a_record_is_refused() -> None:
 
 
 def test_the_bound_of_a_task_on_whole_nodes_assumes_one_node_for_each_gpu() -> None:
-    verdict = Desk(*CELL_SETUP).one(job(resources=gpus(1024), layout=Layout.WHOLE_NODES))
+    verdict = AdmissionCell(*CELL_SETUP).one(job(resources=gpus(1024), layout=Layout.WHOLE_NODES))
     assert isinstance(verdict, TaskAdmittedV1)
     assert worst(1024, 1) <= allocation_bytes(verdict.spec)

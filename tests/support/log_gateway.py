@@ -24,7 +24,7 @@ from yardmaster_schemas.topics import DETAILS, REQUESTS
 CELL = "main"
 
 
-class Desk:
+class LogGateway:
     """Writes the records of a gateway, without HTTP: one batch per call."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -44,7 +44,7 @@ class Desk:
     ) -> list[str]:
         """Submit a job with one GPU per replica; return the ids of its tasks."""
         self._jobs += 1
-        job_id = f"desk{self._jobs:08d}"
+        job_id = f"gateway{self._jobs:08d}"
         details = JobDetailedV1(
             job_id=job_id, salt="0" * 32, name="a job", user="us", run=Run(command=tuple(command))
         )
@@ -76,7 +76,7 @@ class Desk:
         envelope = Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source="gateway/desk",
+            source="gateway/gateway",
             epoch=self._epoch,
             seq=self._seq,
             subject=subject,

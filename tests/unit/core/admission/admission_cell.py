@@ -103,7 +103,7 @@ def ended(task_id: str) -> TaskEndedV1:
     )
 
 
-class Desk:
+class AdmissionCell:
     """A cell's quota in memory: requests in, verdicts out."""
 
     def __init__(

@@ -1,9 +1,9 @@
 """A cell under faults and two reference cells without faults: all must decide the same.
 
-`FaultyWorld` sends every honest input to all three. The cell under test is restarted from
+`FaultyPlayer` sends every honest input to all three. The cell under test is restarted from
 snapshots, receives inputs again, applies each of its own decisions twice and receives hostile
 claims. The twin has none of these faults, nor has the third cell, which decides in place and
-applies nothing. After every cycle `FaultyWorld` compares their decisions and digests, the dumps of
+applies nothing. After every cycle `FaultyPlayer` compares their decisions and digests, the dumps of
 the twin and the third cell, and the indexes of the cell under test with values derived from its
 facts.
 """
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.histories.world import OPEN, World
+from tests.histories.player import OPEN, HistoryPlayer
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.state.tasks import Task
@@ -46,7 +46,7 @@ class InPlaceCell(Cell):
         return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
-class FaultyWorld(World):
+class FaultyPlayer(HistoryPlayer):
     """Cells with the same honest history."""
 
     def __init__(self) -> None:

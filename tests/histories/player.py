@@ -1,4 +1,4 @@
-"""`World`: plays the inputs of a history on a cell, and checks the decisions of every cycle."""
+"""Plays the inputs of a history on a cell, and checks the decisions of every cycle."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -27,8 +27,8 @@ from yardmaster_schemas.reasons import NUMBERS, PolicyStop, StartFailure
 OPEN: Final = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
 
 
-class World:
-    """A cell in a history.
+class HistoryPlayer:
+    """Plays a history on a cell.
 
     Each kind of input is a method. An input about a job, node or replica that does not exist (any
     more) does nothing, so that a history can be cut anywhere.
