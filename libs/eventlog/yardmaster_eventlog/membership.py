@@ -63,7 +63,7 @@ class Membership(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class CellClaim:
     """The cells that a member offers and holds, which it sends when it joins.
 
     Attributes:
@@ -77,7 +77,7 @@ class Claim:
     round: int = 0
 
 
-def spread(claims: Mapping[str, Claim]) -> dict[str, dict[int, int]]:
+def spread(claims: Mapping[str, CellClaim]) -> dict[str, dict[int, int]]:
     """Return the partitions of each member, with the round in which each was assigned to it.
 
     A partition stays with the member that got it last: a member that missed a round claims with an
@@ -111,7 +111,7 @@ def _least(given: Mapping[str, Mapping[int, int]], members: Iterable[str]) -> st
 
 
 def _next_move(
-    given: Mapping[str, Mapping[int, int]], claims: Mapping[str, Claim]
+    given: Mapping[str, Mapping[int, int]], claims: Mapping[str, CellClaim]
 ) -> tuple[str, int, str] | None:
     """Return a partition that should move: its holder, its number, its next holder."""
     for giver in sorted(given, key=lambda member: -len(given[member])):
@@ -160,7 +160,7 @@ class MemoryMembership:
 
     def __init__(self, group: MemoryGroup, name: str) -> None:
         self.name = name
-        self.claim = Claim()
+        self.claim = CellClaim()
         self._group = group
         self._news = AssignmentNews()
 
@@ -192,12 +192,12 @@ class MemoryMembership:
 
     def assign(self, partitions: Mapping[int, int], now: int) -> None:
         """Take the group's assignment: partitions with their rounds, and the current round."""
-        self.claim = Claim(self.claim.offers, dict(partitions), now)
+        self.claim = CellClaim(self.claim.offers, dict(partitions), now)
         self._news.publish(frozenset(partitions))
 
     def _offer(self, partitions: frozenset[int]) -> None:
         if partitions != self.claim.offers and not self._news.closed:
-            self.claim = Claim(partitions, self.claim.holds, self.claim.round)
+            self.claim = CellClaim(partitions, self.claim.holds, self.claim.round)
             self._group.rebalance(self)
 
 

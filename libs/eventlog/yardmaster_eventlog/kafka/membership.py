@@ -32,7 +32,7 @@ from pydantic_core import from_json, to_json
 from yardmaster_eventlog.errors import LogClosed
 from yardmaster_eventlog.kafka.clients import cancel_safe
 from yardmaster_eventlog.kafka.settings import KafkaSettings
-from yardmaster_eventlog.membership import Assignment, AssignmentNews, Claim, spread
+from yardmaster_eventlog.membership import Assignment, AssignmentNews, CellClaim, spread
 from yardmaster_eventlog.port import Clock
 
 HEARTBEAT_S: Final = 0.25
@@ -216,7 +216,7 @@ class Assignor:
         #: The offers that the group knows.
         self.published: frozenset[int] = frozenset()
         self._topic = topic
-        self._given = Claim()
+        self._given = CellClaim()
 
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """Return what this member sends when it joins."""
@@ -245,9 +245,9 @@ class Assignor:
         self._given = _claim(assignment.user_data)
 
 
-def _claim(user_data: bytes) -> Claim:
+def _claim(user_data: bytes) -> CellClaim:
     found = from_json(user_data)
-    return Claim(
+    return CellClaim(
         frozenset(found.get("offers", ())),
         {int(number): since for number, since in found["holds"].items()},
         found["round"],
