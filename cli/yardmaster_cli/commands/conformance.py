@@ -53,7 +53,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadUsage(f"cannot read {path}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadUsage(f"cannot read {path}: {why}") from None
 
 
 def _line(verdict: Verdict) -> str:

@@ -54,7 +54,7 @@ _COLORS: Final[Mapping[str, str]] = {
 #: The width of the labels of a text such as that of `yard explain`.
 LABEL_WIDTH: Final = 12
 #: The least width of the last column of a table within a text that continues on further lines.
-LEAST_ROOM: Final = 16
+LEAST_ROOM: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,3 +138,8 @@ def test_a_place_among_agents_of_one_name_is_skipped(
     code, out, _ = said(capsys, tmp_path / "some.jsonl", twice)
     assert code == 0
     assert out[0] == "skipped fits: two agents have the same id"
+
+
+def test_a_file_that_is_not_there_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["conformance", "nosuch.jsonl"]) == Exit.USAGE
+    assert capsys.readouterr().err == "error: cannot read nosuch.jsonl: No such file or directory\n"

@@ -191,3 +191,8 @@ def test_the_last_column_of_a_table_within_a_text_continues_on_further_lines() -
         "default     1 gpus, free 0, short 1,",
         "              used 4",
     ]
+
+
+def test_a_last_column_of_few_characters_leaves_nothing_out() -> None:
+    table = output(terminal=True, width=24).table(["POOL", "NUMBERS"], [["a" * 15, "free 0, b 1"]])
+    assert [line[16:] for line in table] == ["NUMBERS", "free 0,", "b 1"]
