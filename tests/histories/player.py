@@ -512,7 +512,7 @@ class HistoryPlayer:
                 continue
             if not group.queue.live:
                 continue
-            if group.shape.start_failed and index.preempts and not group.shape.preemptible:
+            if group.shape.start_failed and index.traits.preempts and not group.shape.preemptible:
                 continue  # it may not preempt, so later tasks do not wait for it
             first = group.queue.first
             if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:

@@ -136,7 +136,8 @@ def separation(state: ClusterState, task: Task) -> tuple[bool, bool]:
     """Whether a pool that the task may use is divided among jobs, and whether among users."""
     pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
     indexes = [REGISTRY.index(pool) for pool in pools]
-    return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
+    within = {index.traits.equal_within for index in indexes}
+    return "job" in within, "user" in within
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -395,7 +396,10 @@ def _owners(state: ClusterState, pool: Pool) -> None:
     assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
     for (_, name), owner in kept.owners.items():
         rank = (owner.allocated,) if owner.waiting else ()
-        recorded = kept.per_user or state.projects[name].ranks.get(pool.name, ()) == rank
+        recorded = (
+            kept.traits.equal_within == "user"
+            or state.projects[name].ranks.get(pool.name, ()) == rank
+        )
         assert recorded or name in kept.rank_stale, f"the rank of {name} in {pool.name} changed"
 
 
@@ -513,10 +517,7 @@ def _index(pool: Pool, tasks: list[Task]) -> None:
     """The index of the pool's policy gives the same answers as a new one."""
     kept, fresh = pool.index, REGISTRY.index(pool)
     assert type(kept) is type(fresh)
-    assert (kept.per_job, kept.strict) == (fresh.per_job, fresh.strict)
-    assert kept.per_user == fresh.per_user
-    assert (kept.preempts, kept.preempts_equals) == (fresh.preempts, fresh.preempts_equals)
-    assert kept.counts_preemptions == fresh.counts_preemptions
+    assert kept.traits == fresh.traits
     if isinstance(kept, PreemptibleIndex) and isinstance(fresh, PreemptibleIndex):
         _victims(kept, pool, tasks)
         _victims(fresh, pool, tasks)

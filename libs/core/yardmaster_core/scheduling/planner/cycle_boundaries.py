@@ -104,7 +104,8 @@ def due_ms(state: ClusterState) -> int | None:
     moments += (
         minute_ms
         for pool in state.pools.values()
-        if pool.index.follows_usage and next(state.wake_index.blocked(pool), None) is not None
+        if pool.index.traits.follows_usage
+        and next(state.wake_index.blocked(pool), None) is not None
     )
     return min(moments, default=None)
 
@@ -181,7 +182,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
         return state
     for pool in state.pools.values():
         if _shares_compared(state, pool):
-            pool.index.shares_compared()
+            pool.index.shares_stale = False
         pool.index.cycle_ended()
         state.cycle_due |= pool.index.due
     considered, state.node_attention = state.node_attention, {}

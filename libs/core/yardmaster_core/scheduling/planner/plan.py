@@ -185,7 +185,7 @@ class PoolPass:
             self._begun = True
             pool = self.pool
             index = pool.index
-            if index.due or index.follows_pools or pool.awake or pool.reconsidered:
+            if index.due or index.traits.follows_pools or pool.awake or pool.reconsidered:
                 self._reclaim()
             self._recheck()
             pool.woken.clear()
@@ -238,7 +238,7 @@ class PoolPass:
         if not self.draft.take_recheck(self.pool):
             return False
         wake_index = self.draft.state.wake_index
-        if self.pool.index.finds_fitting_groups:
+        if self.pool.index.traits.finds_fitting_groups:
             self.queue.offer_again()
         else:
             for group in chain(wake_index.blocked(self.pool), self.pool.reserved_groups):
@@ -276,7 +276,7 @@ class PoolPass:
         """Consider the group's tasks while the group is first in the queue."""
         self._capacity = None
         pool = self.pool
-        continue_on = _CONTINUE_STRICT if pool.index.strict else _CONTINUE
+        continue_on = _CONTINUE_STRICT if pool.index.traits.strict else _CONTINUE
         while True:
             result = self._consider(group, task, turn)
             if result is GroupResult.KEPT:

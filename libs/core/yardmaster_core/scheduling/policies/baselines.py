@@ -39,6 +39,7 @@ from yardmaster_core.scheduling.policies.strict import (
     wait_behind_first,
 )
 from yardmaster_core.scheduling.policies.strict_queues import QueuePosition, strict_queues
+from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -121,7 +122,10 @@ FIFO: Final = Policy(
 
 # The tasks of one group must have one estimate, so each job is a claimant of its own.
 SJF: Final = replace(
-    FIFO, name="sjf", index=strict_queues(by_estimate, per_job=True), simulation_only=True
+    FIFO,
+    name="sjf",
+    index=strict_queues(by_estimate, Traits(equal_within="job")),
+    simulation_only=True,
 )
 
 LONGEST_REMAINING: Final = PreemptionAction(
@@ -137,7 +141,7 @@ LRTP: Final = Policy(
     order=Order(key=by_queue_position),
     start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
     preemption=Preemption(actions=only(LONGEST_REMAINING), no_victims_wait=min_runtime_wait),
-    index=strict_queues(non_preemptible_first, preempts=True),
+    index=strict_queues(non_preemptible_first, Traits(preempts=True)),
     listing=Listing(place=non_preemptible_place),
 )
 

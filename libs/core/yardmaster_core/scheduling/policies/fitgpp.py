@@ -66,6 +66,7 @@ from yardmaster_core.scheduling.policies.strict import (
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
@@ -243,6 +244,6 @@ FITGPP: Final = Policy(
         actions=only(PreemptionAction(victims=best_victims, stop_reason=fitgpp_stop_reason)),
         no_victims_wait=min_runtime_wait,
     ),
-    index=strict_queues(non_preemptible_first, preempts=True, counts_preemptions=True),
+    index=strict_queues(non_preemptible_first, Traits(preempts=True, counts_preemptions=True)),
     listing=Listing(place=non_preemptible_place),
 )

@@ -1,11 +1,11 @@
 """The running tasks that may be preempted, by priority."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -36,28 +36,27 @@ class Victims(OrderedTasks[Task]):
 class PreemptibleIndex(PolicyIndex):
     """The preemptible tasks that hold slots of a pool, by priority."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, traits: Traits) -> None:
+        self.traits = traits
         self._pool_name = pool.name
         self.victims: dict[int, Victims] = {}
         holders = (task for node in pool.nodes.values() for task in node.open.values())
         for task in dict.fromkeys(holders):
             if task.job.spec.preemptible:
-                self.may_be_preempted(task)
+                self.victim_changed(task)
 
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+    def victim_changed(self, task: Task) -> Iterable[Victims]:
         priority = task.job.priority
         found = self.victims.get(priority)
         if found is None:
             found = self.victims[priority] = Victims(self._pool_name, priority)
         found.add(task)
-        return iter((found,))
+        return (found,)
 
 
 def preemptible_index(pool: Pool, _: Any) -> PreemptibleIndex:
     """Return the index of a policy under which tasks preempt others; it is a `Policy.index`."""
-    index = PreemptibleIndex(pool)
-    index.preempts = True
-    return index
+    return PreemptibleIndex(pool, Traits(preempts=True))
 
 
 def victims_of(view: PoolView) -> dict[int, Victims]:

@@ -49,6 +49,7 @@ from yardmaster_core.scheduling.planner.policy import (
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, victims_of
 from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -268,12 +269,10 @@ def actions(options: PriorityOptions) -> tuple[PreemptionAction, ...]:
     return (PREEMPT,) if options.preemption else ()
 
 
-class PriorityIndex(PreemptibleIndex):
-    """The running tasks that may be preempted; waiting tasks of their priority may preempt some."""
-
-    def __init__(self, pool: Pool, options: PriorityOptions) -> None:
-        super().__init__(pool)
-        self.preempts = self.preempts_equals = options.preemption
+def priority_index(pool: Pool, options: PriorityOptions) -> PreemptibleIndex:
+    """Return a new index of a pool with this policy."""
+    preempts = options.preemption
+    return PreemptibleIndex(pool, Traits(preempts=preempts, preempts_equals=preempts))
 
 
 PRIORITY: Final = Policy(
@@ -284,5 +283,5 @@ PRIORITY: Final = Policy(
     start=StartRules(must_wait=wait_behind_higher_priority, reason=start_reason),
     preemption=Preemption(actions=actions, no_victims_wait=min_runtime_wait),
     listing=Listing(place=priority_first),
-    index=PriorityIndex,
+    index=priority_index,
 )

@@ -83,7 +83,7 @@ def _may_be_passed(pool: Pool, group: Group) -> bool:
     True for a group that would preempt others but must not, because its last starts failed: it may
     wait for long.
     """
-    return group.shape.start_failed and pool.index.preempts and not group.shape.preemptible
+    return group.shape.start_failed and pool.index.traits.preempts and not group.shape.preemptible
 
 
 def running_victims(view: PoolView) -> list[Task]:

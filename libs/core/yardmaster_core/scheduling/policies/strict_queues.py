@@ -6,16 +6,16 @@ first group of each queue without visiting the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
+from yardmaster_core.scheduling.state.policy_index import PLAIN, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_core.scheduling.state.wait_codes import BEHIND, IN_STRICT_QUEUE
-from yardmaster_schemas.reasons import WaitCode
 
 #: The queue of a task, and its position in it. A smaller position comes first; no two are equal.
 QueuePosition = tuple[int, tuple[Any, ...]]
@@ -34,10 +34,8 @@ class StrictQueues(PreemptibleIndex):
     at the front of a queue, and everywhere once they may be the majority.
     """
 
-    strict = True
-
-    def __init__(self, pool: Pool, position_of: PositionOf) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: Pool, position_of: PositionOf, traits: Traits) -> None:
+        super().__init__(pool, traits)
         self.position_of = position_of
         self._classes = pool.queue_classes
         self._entries: dict[tuple[int, bool], list[Entry]] = {}
@@ -47,16 +45,12 @@ class StrictQueues(PreemptibleIndex):
             for group in queue_class.behind:
                 self._add(group)
 
-    def queue_changed(self, group: Group, _: Job) -> None:
+    def group_changed(self, group: Group, _: Job) -> None:
         if group.queue.live:
             self._add(group)
 
-    def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        if code in BEHIND:
-            self._add(group)
-
-    def wakes_behind(self, code: WaitCode) -> bool:
-        return code not in IN_STRICT_QUEUE
+    def wait_changed(self, group: Group) -> None:
+        self._add(group)
 
     def next_behind(self, _: Iterable[QueueClass]) -> Iterator[Group]:
         """Yield the first group of each queue."""
@@ -110,21 +104,12 @@ def strict_queues_of(view: PoolView) -> StrictQueues:
 
 
 def strict_queues(
-    position_of: PositionOf,
-    *,
-    preempts: bool = False,
-    per_job: bool = False,
-    counts_preemptions: bool = False,
+    position_of: PositionOf, traits: Traits = PLAIN
 ) -> Callable[[Pool, Any], StrictQueues]:
-    """Return the `Policy.index` of a policy with such queues, which gives the index these traits.
-
-    See `PolicyIndex` for the traits.
-    """
+    """Return the `Policy.index` of a policy with such queues and these other traits."""
+    strict = replace(traits, strict=True)
 
     def index(pool: Pool, _: Any) -> StrictQueues:
-        made = StrictQueues(pool, position_of)
-        made.preempts, made.per_job = preempts, per_job
-        made.counts_preemptions = counts_preemptions
-        return made
+        return StrictQueues(pool, position_of, strict)
 
     return index

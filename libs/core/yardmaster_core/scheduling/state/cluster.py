@@ -28,6 +28,7 @@ from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.task_counts import TaskCounts
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task, group_facts
+from yardmaster_core.scheduling.state.wait_codes import IN_STRICT_QUEUE
 from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.requests import PoolConfig
@@ -171,7 +172,8 @@ class ClusterState:
         queue_class = pool.queue_classes[group.shape.queue_class]
         before = queue_class.barriers
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        if pool.index.wakes_behind(wait.code) or before & ~queue_class.barriers:
+        passed = pool.index.traits.strict and wait.code not in IN_STRICT_QUEUE
+        if passed or before & ~queue_class.barriers:
             self.wake_index.wake_behind(pool)
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
@@ -184,6 +186,7 @@ class ClusterState:
         else:
             group.waits[pool.name] = record
             self.wake_index.store_wait(pool, group)
+        pool.index.wait_changed(group)
         self.dirty[group] = None
 
     def enqueue(self, task: Task) -> None:
@@ -227,7 +230,7 @@ class ClusterState:
         self.input_changed(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            if pool.index.strict:
+            if pool.index.traits.strict:
                 self.wake_index.wake_behind(pool)
                 if name not in group.waits:
                     # Its tasks waited for one of them to leave its reserved slots.
@@ -277,7 +280,9 @@ class ClusterState:
             if reserved:
                 self.pools[name].reserved_groups.pop(group, None)
             else:
-                self.wake_index.remove_wait(self.pools[name], group)
+                pool = self.pools[name]
+                self.wake_index.remove_wait(pool, group)
+                pool.index.wait_changed(group)
 
     def join_group(self, task: Task, group: Group) -> None:
         """Put `task` into `group`, among those with reserved slots if it has some.
@@ -297,7 +302,9 @@ class ClusterState:
             if reserved:
                 self.pools[name].reserved_groups[group] = None
             else:
-                self.wake_index.store_wait(self.pools[name], group)
+                pool = self.pools[name]
+                self.wake_index.store_wait(pool, group)
+                pool.index.wait_changed(group)
 
     def _waits_for_protected(self, task: Task) -> bool:
         """Whether `task` may pass no task that waits for protected victims."""
@@ -308,13 +315,14 @@ class ClusterState:
         for name in shape.pools:
             pool = self.pools[name]
             pool.queue_classes[shape.queue_class].first_changed(group.priority)
-            pool.index.queue_changed(group, job)
+            pool.index.group_changed(group, job)
 
     def forget(self, group: Group) -> None:
         """Remove a group that has no pending task."""
         for name in group.shape.pools:
             pool = self.pools[name]
             self.wake_index.remove_wait(pool, group)
+            pool.index.wait_changed(group)
             pool.groups.pop(group.key, None)
             pool.awake.pop(group, None)
         self.dirty.pop(group, None)
@@ -349,8 +357,9 @@ class ClusterState:
 
     def separation(self, pools: Iterable[str]) -> tuple[bool, bool]:
         """Whether any of these pools is divided among jobs, and whether any is among users."""
-        indexes = [self.pools[name].index for name in pools if name in self.pools]
-        return any(index.per_job for index in indexes), any(index.per_user for index in indexes)
+        found = (self.pools.get(name) for name in pools)
+        within = {pool.index.traits.equal_within for pool in found if pool is not None}
+        return "job" in within, "user" in within
 
     def chain_of(self, department: Department) -> tuple[str, ...]:
         """The names of a department and of the departments above it."""
@@ -446,10 +455,10 @@ class ClusterState:
         job = task.job
         project = job.project
         name = pool.name
-        pool.index.allocation_changed(task)
         if milli:
-            for tasks in pool.add_usage(task, milli):
-                self.journal.prune(tasks)
+            pool.add_usage(task, milli)
+        self.allocation_changed(task, pool)
+        if milli:
             self.recount(job)
         reservation = task.reserved
         if reservation is not None and reservation.pool_name == name:
@@ -459,11 +468,16 @@ class ClusterState:
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project] = None
-        if pool.index.usage_half_life_ms:
+        if pool.index.traits.usage_half_life_ms:
             self.usage_due[pool, project] = None
         held = project.department.used_milli
         held[name] = held.get(name, 0) + milli
         self.dirty[project.department] = None
+
+    def allocation_changed(self, task: Task, pool: Pool) -> None:
+        """Tell the policy of `pool` that `task` holds, releases or has reserved other slots."""
+        for tasks in pool.index.allocation_changed(task):
+            self.journal.prune(tasks)
 
     def recount(self, job: Job) -> None:
         """Tell the policies of the job's pools that its demand, its held amount or a limit changed.
@@ -476,17 +490,17 @@ class ClusterState:
 
     def may_be_preempted(self, task: Task, pool: Pool) -> None:
         """Note that a preemptible task holds slots of `pool`, or that others may preempt it."""
-        if pool.index.finds_fitting_groups and task.run is not None:
+        if pool.index.traits.finds_fitting_groups and task.run is not None:
             for name in task.run.nodes:
                 pool.index.node_changed(self.nodes[name])
-        for tasks in pool.index.may_be_preempted(task):
+        for tasks in pool.index.victim_changed(task):
             self.journal.prune(tasks)
 
     def note_releasing(self, task: Task) -> None:
         """Note that `task` began to release its slots, or that this was undone."""
         assert task.run is not None
         pool = self.pools[task.run.pool_name]
-        pool.index.allocation_changed(task)
+        self.allocation_changed(task, pool)
         if pool.count_releasing(task):
             self.recount(task.job)
 

@@ -1,12 +1,11 @@
 """Pools: nodes, the free capacity on them, and the pending tasks that may use it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
-from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.queue_class import QueueClass
@@ -167,8 +166,8 @@ class Pool:
             else:
                 del held[owner]
 
-    def add_usage(self, task: Task, milli: int) -> Iterable[OrderedTasks[Task]]:
-        """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""
+    def add_usage(self, task: Task, milli: int) -> None:
+        """Add to the gpu_milli that `task` holds (or subtract)."""
         job, project = task.job, task.job.project
         self.used_milli += milli
         project_usage = self.usage_by_project.get(project)
@@ -189,7 +188,6 @@ class Pool:
             del project_usage.jobs[job]
             if not project_usage.jobs:
                 del self.usage_by_project[project]
-        return self.index.usage_changed(task)
 
     def count_releasing(self, task: Task) -> bool:
         """Count what `task` is about to release; return whether it holds GPUs of the pool."""

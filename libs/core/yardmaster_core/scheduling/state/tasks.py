@@ -452,6 +452,13 @@ class Group:
         reserved = self.reserved.first
         return min(reserved, self.queue.first) if self.queue.live else reserved
 
+    def wait_code(self, pool: str) -> WaitCode | None:
+        """The recorded wait code of the tasks without reserved slots in a pool, if there are such
+        tasks and a code.
+        """
+        record = self.waits.get(pool)
+        return record[0].code if record is not None and self.queue.live else None
+
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
         return group_facts(self.key, self.waits)

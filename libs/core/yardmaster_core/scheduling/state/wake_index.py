@@ -58,7 +58,7 @@ class WakeIndex:
 
         A policy that finds these groups itself wakes them instead.
         """
-        if pool.index.finds_fitting_groups:
+        if pool.index.traits.finds_fitting_groups:
             return
         for group in self.blocked(pool):
             self.wake(pool, group)
@@ -84,7 +84,7 @@ class WakeIndex:
 
     def wake_earlier_equals(self, pool: Pool, task: Task) -> None:
         """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on."""
-        if not pool.index.preempts_equals:
+        if not pool.index.traits.preempts_equals:
             return
         job = task.job
         queue_class = pool.queue_classes[job.shape.queue_class]
@@ -145,12 +145,10 @@ class WakeIndex:
             self.limited.setdefault(owner, {})[pool, group] = None
         if code in UNTIL:
             pool.protected[group] = None
-        pool.index.wait_recorded(group, code)
 
     def remove_wait(self, pool: Pool, group: Group) -> None:
         """Remove `group` from the collections of its recorded wait in `pool`."""
         pool.queue_classes[group.shape.queue_class].remove(group)
-        pool.index.wait_cleared(group)
         pool.protected.pop(group, None)
         record = group.waits.get(pool.name)
         owner = _limit_owner(group, record[0]) if record is not None else None

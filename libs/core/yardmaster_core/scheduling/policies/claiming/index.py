@@ -7,7 +7,7 @@ of the state, when the policy next reads it. So the cost of a cycle depends on t
 changes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from yardmaster_core.scheduling.planner.policy import PoolView
@@ -25,7 +25,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
 )
 from yardmaster_core.scheduling.policies.preemptible import Victims
 from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import PolicyStop
@@ -70,9 +70,8 @@ def counted(task: Task, pool: str) -> Counted:
 class ClaimingIndex(PolicyIndex, Generic[O]):
     """The stale tasks and groups of owners, and the tasks that may be preempted."""
 
-    preempts = True
-
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, traits: Traits) -> None:
+        self.traits = traits
         self._pool = pool
         #: Whether all tasks and groups were counted once; until then none are marked as stale.
         self._built = False
@@ -82,8 +81,7 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         self.victims: dict[O, dict[int, Victims]] = {}
         for task in holders(pool):
             if task.job.spec.preemptible:
-                for _ in self._may_be_preempted(task):
-                    pass
+                self._add_victim(task)
         #: Whether a task may claim more than before.
         self._due = CarriedOverFlag("due")
         #: Whether a task may find other victims than before: tasks hold other slots, or others may
@@ -115,30 +113,31 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             # entries that the collection had before.
             yield from (task for task in scan if task not in view.placed)
 
-    def allocation_changed(self, task: Task) -> None:
+    def allocation_changed(self, task: Task) -> Iterable[Victims]:
         self._due.set()
         self._victims_due.set()
         if self._built:
             self._stale_tasks[task] = None
+        return ()
 
-    def queue_changed(self, group: Group, job: Job) -> None:
+    def group_changed(self, group: Group, job: Job) -> None:
         self._due.set()
         if self._built:
             self._stale_groups[group] = None
 
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+    def victim_changed(self, task: Task) -> Iterable[Victims]:
         self._due.set()
         self._victims_due.set()
-        return self._may_be_preempted(task)
+        return (self._add_victim(task),)
 
-    def _may_be_preempted(self, task: Task) -> Iterator[Victims]:
+    def _add_victim(self, task: Task) -> Victims:
         priority = task.job.priority
         of = self.victims.setdefault(self.owner_of(task.job), {})
         found = of.get(priority)
         if found is None:
             found = of[priority] = Victims(self._pool.name, priority)
         found.add(task)
-        return iter((found,))
+        return found
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
         if from_next_cycle:

@@ -8,7 +8,7 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
-from yardmaster_core.scheduling.state.policy_index import PolicyIndex
+from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import WaitCode
@@ -38,7 +38,8 @@ class FairShareIndex(PolicyIndex):
     """The demands of a pool's claimants, and whether the pool must be divided again."""
 
     def __init__(self, pool: Pool, among: str, *, whole_tasks: bool) -> None:
-        self.per_job = among == "job"
+        if among == "job":
+            self.traits = Traits(equal_within="job")
         self._pool = pool
         self._among = among
         self._whole_tasks = whole_tasks
@@ -49,9 +50,7 @@ class FairShareIndex(PolicyIndex):
         #: Groups that wait because their claimant has its share.
         self.over_share: dict[Group, None] = {}
         for group in pool.groups.values():
-            record = group.waits.get(pool.name)
-            if record is not None and group.queue.live:
-                self.wait_recorded(group, record[0].code)
+            self.wait_changed(group)
         #: Whether an input of the division changed.
         self._due = CarriedOverFlag("due")
         self._due.set_for_this_cycle()
@@ -83,7 +82,7 @@ class FairShareIndex(PolicyIndex):
             jobs = list(holders.jobs) if holders is not None else []
         return [task for job in jobs if job.spec.preemptible for task in usage[job].tasks]
 
-    def queue_changed(self, group: Group, job: Job) -> None:
+    def group_changed(self, group: Group, job: Job) -> None:
         if self.demands is not None:
             self.demands.stale[group if group.shape.job_id is None else job] = None
 
@@ -91,16 +90,14 @@ class FairShareIndex(PolicyIndex):
         if self.demands is not None:
             self.demands.stale[job] = None
 
-    def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        if code is WaitCode.OVER_FAIR_SHARE:
+    def wait_changed(self, group: Group) -> None:
+        self.over_share.pop(group, None)
+        if group.wait_code(self._pool.name) is WaitCode.OVER_FAIR_SHARE:
             self.over_share[group] = None
 
-    def wait_cleared(self, group: Group) -> None:
-        self.over_share.pop(group, None)
-
-    def usage_changed(self, task: Task) -> list[OrderedTasks[Task]]:
+    def allocation_changed(self, task: Task) -> list[OrderedTasks[Task]]:
         changed: list[OrderedTasks[Task]] = []
-        if not self.reclaimable:
+        if not self.reclaimable or not task.job.shape.queue_class:
             return changed
         job, project = task.job, task.job.project
         if job.spec.preemptible:
@@ -115,7 +112,7 @@ class FairShareIndex(PolicyIndex):
                 self.reclaimable.pop(project, None)
         return changed
 
-    def claimants_changed(self) -> None:
+    def owners_changed(self) -> None:
         self.demands = None
 
     def input_changed(self, *, from_next_cycle: bool) -> None:

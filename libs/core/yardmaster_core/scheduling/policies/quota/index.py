@@ -1,16 +1,16 @@
 """The index of `quota`: the tree of queues with the amounts that their tasks hold and request, the
 tasks that may be preempted, and the groups that did not fit.
 
-Hooks only mark tasks and groups as stale: `allocation_changed` a task; `queue_changed`,
-`wait_recorded` and `wait_cleared` a group. Their amounts are counted again, from the facts of the
+Hooks only mark tasks and groups as stale: `allocation_changed` a task; `group_changed` and
+`wait_changed` a group. Their amounts are counted again, from the facts of the
 state, when the policy next reads the tree. So the cost of a cycle depends on the number of changes.
 
 | cache | follows from | is brought up to date |
 | --- | --- | --- |
-| the tree and its settings | departments, projects, quotas | after `claimants_changed`, at a read |
+| the tree and its settings | departments, projects, quotas | after `owners_changed`, at a read |
 | held, leaving, reserved amounts | slots held by and reserved for tasks | stale tasks, at a read |
 | pending amounts | pending tasks, the nodes they fit on | stale groups, at a read |
-| `usage_milli` of queues | decayed usages of projects | after `usages_counted`, at a read |
+| `usage_milli` of queues | decayed usages of projects | after `usages_changed`, at a read |
 | `fair`, `allocatable` of queues | settings, demands, usages, nodes | by `divide` |
 | `place` of queues | amounts, shares | queues in `rank_stale`, by `ranks.py` |
 | `blocked` of queues, `by_request` | waits, reserved slots | stale groups, at a read |
@@ -23,7 +23,7 @@ The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A pr
 queue gets one when it is read. After a change of nodes all groups are stale.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final
 
@@ -63,11 +63,11 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, d
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
-from yardmaster_schemas.reasons import WaitCode
 
 #: The number of sets of requests for which the order of blocked groups is kept.
 MAX_ORDERS: Final = 32
@@ -75,9 +75,6 @@ MAX_ORDERS: Final = 32
 
 class QuotaIndex(ClaimingIndex[Project]):
     """The tree of queues of a pool, and the caches that the table above lists."""
-
-    follows_pools = True
-    finds_fitting_groups = True
 
     def __init__(
         self,
@@ -87,11 +84,16 @@ class QuotaIndex(ClaimingIndex[Project]):
         usage_half_life_ms: int = 0,
         usage_weight: Fraction = NO_USAGE,
     ) -> None:
-        super().__init__(pool)
         self._by_weight = by_weight
-        self.usage_half_life_ms = usage_half_life_ms
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
-        self.follows_usage = bool(self._usage_weight)
+        traits = Traits(
+            preempts=True,
+            finds_fitting_groups=True,
+            follows_pools=True,
+            usage_half_life_ms=usage_half_life_ms,
+            follows_usage=bool(self._usage_weight),
+        )
+        super().__init__(pool, traits)
         #: Whether the usages of projects changed since the queues got theirs.
         self._usage_stale = True
         #: The root of the tree, built at the first read.
@@ -137,8 +139,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Ordinals of nodes with another capacity, or other tasks that may be preempted.
         self._changed_nodes = CarriedOver[int]("changed_nodes", ascending=True)
         self._carried += self._reallocated, self._changed, self.reconfigured, self._changed_nodes
-        #: Whether the shares may differ from those that were recorded.
-        self._shares_stale = True
+        self.shares_stale = True
 
     # Reading
 
@@ -283,7 +284,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.may_preempt_own.clear()
         self.reason_stale.clear()
         self._unchecked.clear()
-        self._usage_stale = bool(self.usage_half_life_ms)
+        self._usage_stale = bool(self.traits.usage_half_life_ms)
         self._add_queues(state, root)
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
@@ -357,7 +358,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         queues = (root, *self._queues.values())
         for queue in queues:
             queue.usage_milli = 0
-            if self.follows_usage:
+            if self.traits.follows_usage:
                 queue.divided, queue.needs_division_below = False, True
         for project in state.projects.values():
             usage = project.usage.get(self._pool.name)
@@ -457,12 +458,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     # Changes
 
-    def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        self._project_changed(group.shape.project)
-        if self._built:
-            self._stale_groups[group] = None
-
-    def wait_cleared(self, group: Group) -> None:
+    def wait_changed(self, group: Group) -> None:
         self._project_changed(group.shape.project)
         if self._built:
             self._stale_groups[group] = None
@@ -473,60 +469,53 @@ class QuotaIndex(ClaimingIndex[Project]):
     def owner_of(self, job: Job) -> Project:
         return job.project
 
-    def allocation_changed(self, task: Task) -> None:
-        super().allocation_changed(task)
-        self._shares_stale = True
+    def allocation_changed(self, task: Task) -> Iterable[Victims]:
+        self.shares_stale = True
         name = task.job.project.name
         self._reallocated.add(name)
         self._project_changed(name)
+        return super().allocation_changed(task)
 
-    def may_be_preempted(self, task: Task) -> Iterator[Victims]:
+    def victim_changed(self, task: Task) -> Iterable[Victims]:
         # Other tasks of its project may preempt it.
         self._project_changed(task.job.project.name)
         queue = self._queues.get(task.job.project)
         if queue is not None:
             self._unchecked[queue] = None
-        return super().may_be_preempted(task)
+        return super().victim_changed(task)
 
     def _project_changed(self, project: str) -> None:
         self._changed.add(project)
 
-    def queue_changed(self, group: Group, job: Job) -> None:
-        super().queue_changed(group, job)
-        self._shares_stale = True
+    def group_changed(self, group: Group, job: Job) -> None:
+        super().group_changed(group, job)
+        self.shares_stale = True
         self._project_changed(group.shape.project)
 
-    def claimants_changed(self) -> None:
+    def owners_changed(self) -> None:
         self._root = None
         self._built = False
-        self._shares_stale = True
+        self.shares_stale = True
         self.reconfigured.set()
 
-    def usages_counted(self) -> None:
-        self._usage_stale = self._shares_stale = True
-        if self.follows_usage:
+    def usages_changed(self) -> None:
+        self._usage_stale = self.shares_stale = True
+        if self.traits.follows_usage:
             self._due.set_for_this_cycle()
 
     def nodes_changed(self) -> None:
-        self._shares_stale = True
-
-    @property
-    def shares_stale(self) -> bool:
-        return self._shares_stale
-
-    def shares_compared(self) -> None:
-        self._shares_stale = False
+        self.shares_stale = True
 
     def cycle_ended(self) -> None:
         super().cycle_ended()
         self.changed_leaves.clear()
 
     def dump(self) -> Mapping[str, Any]:
-        return {**super().dump(), "shares_stale": self._shares_stale}
+        return {**super().dump(), "shares_stale": self.shares_stale}
 
     def load(self, dump: Mapping[str, Any]) -> None:
         super().load(dump)
-        self._shares_stale = dump["shares_stale"]
+        self.shares_stale = dump["shares_stale"]
 
 
 def _demand_changed(queue: Queue, before: Amounts) -> None:

@@ -28,7 +28,7 @@ def queue_shares(view: PoolView) -> Iterator[QueueShare]:
             kept.update(queue.path)
     for queue in _below(root):
         if queue in kept:
-            yield _share(queue, has_usage=bool(index.usage_half_life_ms))
+            yield _share(queue, has_usage=bool(index.traits.usage_half_life_ms))
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ from yardmaster_core.scheduling.policies.claiming.index import (
     usable,
 )
 from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_level
+from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -64,8 +65,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     """The owners of a pool."""
 
     def __init__(self, pool: Pool, *, by_user: bool) -> None:
-        self.per_user = by_user
-        super().__init__(pool)
+        self._by_user = by_user
+        super().__init__(pool, Traits(equal_within="user" if by_user else "pool", preempts=True))
         #: Owners that hold or request something, or have pending tasks.
         self.owners: dict[OwnerName, Owner] = {}
         #: These owners by the amount that they hold, then by name.
@@ -87,8 +88,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         #: Groups that a limit keeps from starting.
         self._limited: dict[Group, None] = {}
         for group in pool.groups.values():
-            if group.queue.live and pool.name in group.waits:
-                self.wait_recorded(group, group.waits[pool.name][0].code)
+            self.wait_changed(group)
         #: Owners whose amounts changed in this cycle, in the order of the changes. An `OwnerOrder`
         #: remembers up to where it has read them.
         self.changed_owners: list[Owner] = []
@@ -97,7 +97,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     def owner_of(self, job: Job) -> OwnerName:
         """Return the submitting user; or the project, also of a job whose user is not known."""
-        if self.per_user and job.user is not None:
+        if self._by_user and job.user is not None:
             return "user", job.user
         return "project", job.project.name
 
@@ -269,7 +269,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         ):
             self._level = None
         self.changed_owners.append(owner)
-        if not self.per_user:
+        if not self._by_user:
             self.rank_stale[owner.name[1]] = None
         if not now and not owner.waiting:
             del self.owners[owner.name]
@@ -277,22 +277,19 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     # Changes
 
-    def wait_recorded(self, group: Group, code: WaitCode) -> None:
-        if code in AT_LIMIT:
+    def wait_changed(self, group: Group) -> None:
+        limited = group.wait_code(self._pool.name) in AT_LIMIT
+        if not limited and group not in self._limited:
+            return
+        if limited:
             self._limited[group] = None
-            self._limits_changed(group)
-
-    def wait_cleared(self, group: Group) -> None:
-        if group in self._limited:
+        else:
             del self._limited[group]
-            self._limits_changed(group)
-
-    def _limits_changed(self, group: Group) -> None:
         self._due.set()
         if self._built:
             self._stale_groups[group] = None
 
-    def claimants_changed(self) -> None:
+    def owners_changed(self) -> None:
         self._built = False
 
     def nodes_changed(self) -> None:

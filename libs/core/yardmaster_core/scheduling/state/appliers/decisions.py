@@ -104,7 +104,7 @@ def _stop(
     state.journal.put(task, "phase", Phase.STOPPING)
     state.journal.put(run, "stop_deadline_ms", deadline_ms)
     begin_stop(state, task, run, stop)
-    if stop.for_task is not None and state.pools[run.pool_name].index.counts_preemptions:
+    if stop.for_task is not None and state.pools[run.pool_name].index.traits.counts_preemptions:
         state.journal.put(task, "preemptions", task.preemptions + 1)
     # The groups behind a higher-priority task were considered before it. A preemption for an equal
     # task may free slots that they could not have freed themselves.
@@ -183,7 +183,7 @@ def _let_pass(state: ClusterState, pool: Pool) -> None:
     """
     for task in pool.started:
         run = task.run
-        if run is not None and task.job.spec.preemptible and pool.index.preempts:
+        if run is not None and task.job.spec.preemptible and pool.index.traits.preempts:
             state.journal.put(run, "passed_others", True)
             state.dirty[task] = None
             state.may_be_preempted(task, pool)

@@ -40,19 +40,19 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """Give the pool the index of its policy, and regroup tasks if other tasks are equal now."""
-    former = pool.index
+    former = pool.index.traits
     pool.index = state.policies.index(pool)
     follow_half_life(state, pool, former.usage_half_life_ms)
-    if former.follows_pools or pool.index.follows_pools:
+    if former.follows_pools or pool.index.traits.follows_pools:
         for other in state.pools.values():
-            if other.index.follows_pools:
+            if other.index.traits.follows_pools:
                 other.index.input_changed(from_next_cycle=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
-    if (pool.index.per_job, pool.index.per_user) == (former.per_job, former.per_user):
+    if pool.index.traits.equal_within == former.equal_within:
         return
     for other in state.pools.values():
-        other.index.claimants_changed()
+        other.index.owners_changed()
     for job in state.jobs.values():
         separation = state.separation(job.spec.pools)
         if separation == (job.separate, job.by_user):
@@ -97,7 +97,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         project.revision = event.revision
         state.dirty[project] = None
     for pool in state.pools.values():
-        pool.index.claimants_changed()
+        pool.index.owners_changed()
         pool.index.input_changed(from_next_cycle=False)
         for group in pool.groups.values():
             if event.name in state.owners_of(state.projects[group.shape.project]):

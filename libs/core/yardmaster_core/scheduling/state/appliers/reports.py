@@ -28,7 +28,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
             pool = state.pools[run.pool_name]
             if run.passed_others:
                 # From now on it may be preempted for others, which it has passed.
-                if pool.index.preempts:
+                if pool.index.traits.preempts:
                     state.may_be_preempted(task, pool)
                     state.wake_index.wake_blocked(pool)
                 pool.index.input_changed(from_next_cycle=False)

@@ -111,7 +111,7 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     usage = pool.usage_by_job.get(task.job)
     held = usage.tasks.get(task, 0) if usage is not None else 0
     pool.count_reserved(task, reservation, reservation.gpu_milli - held)
-    pool.index.allocation_changed(task)
+    state.allocation_changed(task, pool)
 
 
 def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
@@ -123,7 +123,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
         if reservation.free[replica]:
             set_free(pool, reservation, replica, is_free=False)
     pool.count_reserved(task, reservation, -reservation.counted)
-    pool.index.allocation_changed(task)
+    state.allocation_changed(task, pool)
     _shift(state, reservation, take=False)
 
 

@@ -13,7 +13,7 @@ MINUTE_MS: Final = 60_000
 def follow_held(state: ClusterState) -> None:
     """Update the decayed usage of each project whose held amount changed in this cycle."""
     for pool, project in state.usage_due:
-        half_life_ms = pool.index.usage_half_life_ms
+        half_life_ms = pool.index.traits.usage_half_life_ms
         former = project.usage.get(pool.name)
         known = former or DecayedUsage(0, 0, state.now_ms)
         held_milli = project.used_milli.get(pool.name, 0)
@@ -39,7 +39,7 @@ def count_usages(state: ClusterState, before_ms: int) -> None:
     if before_ms >= minute_ms:
         return
     for pool in state.pools.values():
-        half_life_ms = pool.index.usage_half_life_ms
+        half_life_ms = pool.index.traits.usage_half_life_ms
         if not half_life_ms:
             continue
         changed = False
@@ -58,7 +58,7 @@ def count_usages(state: ClusterState, before_ms: int) -> None:
             state.dirty[project] = None
             changed = True
         if changed:
-            pool.index.usages_counted()
+            pool.index.usages_changed()
 
 
 def follow_half_life(state: ClusterState, pool: Pool, before_ms: int) -> None:
@@ -66,7 +66,7 @@ def follow_half_life(state: ClusterState, pool: Pool, before_ms: int) -> None:
 
     `before_ms`: the half-life until now; 0: none.
     """
-    after_ms = pool.index.usage_half_life_ms
+    after_ms = pool.index.traits.usage_half_life_ms
     if after_ms == before_ms:
         return
     for project in state.projects.values():
