@@ -8,7 +8,7 @@ its fraction of the pool's largest GPUs until it is placed, and then as the amou
 
 from collections.abc import Iterable
 
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Job, Task
@@ -21,7 +21,7 @@ def is_allowed(project: Project, pool: Pool) -> bool:
     return config is None or not config.pools or pool.name in config.pools
 
 
-def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
+def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
     """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
@@ -59,7 +59,7 @@ def limit_reached(state: ClusterState, pool: Pool, task: Task) -> Wait | None:
     return None
 
 
-def _departments(state: ClusterState, project: Project) -> Iterable[Department]:
+def _departments(state: CellView, project: Project) -> Iterable[Department]:
     """The departments whose limits a project counts towards, from the bottom."""
     own = project.department
     if own.config is None or own.config.parent is None:
@@ -77,7 +77,7 @@ def _own_reserved(pool: Pool, task: Task) -> int:
     return own.counted if own is not None and own.pool_name == pool.name else 0
 
 
-def _reserved(state: ClusterState, task: Task, owner: Job | Project) -> int:
+def _reserved(state: CellView, task: Task, owner: Job | Project) -> int:
     return sum(
         reserved_for(pool, task, owner) for pool in state.pools.values() if pool.reserved_milli
     )

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Project
@@ -113,12 +113,9 @@ class StopReason:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The data that a policy's functions may read.
+    """All that the functions of a policy may read: the cell, one pool, and the options there."""
 
-    The state with the decisions of the cycle so far, one pool, and the policy's options.
-    """
-
-    state: ClusterState
+    state: CellView
     pool: Pool
     options: Any
     #: Values that the policy keeps for this cycle.

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
-def min_runtime_until_ms(state: ClusterState, victim: Task, least_s: int = 0) -> int:
+def min_runtime_until_ms(state: CellView, victim: Task, least_s: int = 0) -> int:
     """Return the moment (ms since the epoch) until which a task must not be preempted; 0: it may
     be.
 

@@ -42,7 +42,7 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
 )
 from yardmaster_core.scheduling.policies.fair_share.demand import Demand, DemandSum, capped
 from yardmaster_core.scheduling.policies.fair_share.shares import Shares
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
@@ -88,7 +88,7 @@ class DemandTracker:
     limit.
     """
 
-    def __init__(self, state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> None:
+    def __init__(self, state: CellView, pool: Pool, among: str, *, whole_tasks: bool) -> None:
         self.pool = pool
         self.among = among
         self.whole_tasks = whole_tasks
@@ -122,7 +122,7 @@ class DemandTracker:
         self._removals: dict[ClaimantKind, list[Age]] = {}
         self._insertions: dict[ClaimantKind, list[Age]] = {}
 
-    def update(self, state: ClusterState) -> None:
+    def update(self, state: CellView) -> None:
         """Count the marked claimants again."""
         self._recheck_fits()
         self._recheck_limits(state.pools)
@@ -247,7 +247,7 @@ class DemandTracker:
             return None
         return self._pending_demand(group.first.job, pending)
 
-    def _recount(self, source: DemandSource, state: ClusterState) -> Project:
+    def _recount(self, source: DemandSource, state: CellView) -> Project:
         """Count a source of a project's demand again; return the project."""
         if isinstance(source, Group):
             project = state.projects[source.shape.project]

@@ -6,7 +6,7 @@ from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.carried_over import CarriedOverFlag
 from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
@@ -55,7 +55,7 @@ class FairShareIndex(PolicyIndex):
         self._due = CarriedOverFlag("due")
         self._due.set_for_this_cycle()
 
-    def current_demands(self, state: ClusterState) -> DemandTracker:
+    def current_demands(self, state: CellView) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
         if self.demands is None:
             self.demands = DemandTracker(

@@ -61,7 +61,7 @@ from yardmaster_core.scheduling.policies.quota.blocked_order import (
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
-from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
@@ -143,7 +143,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     # Reading
 
-    def root(self, state: ClusterState) -> Queue:
+    def root(self, state: CellView) -> Queue:
         """Return the root of the tree, with all changes counted."""
         if self._root is None:
             self._root = self._build(state)
@@ -157,12 +157,12 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._take_usages(state, self._root)
         return self._root
 
-    def queue_of(self, state: ClusterState, project: Project) -> Queue:
+    def queue_of(self, state: CellView, project: Project) -> Queue:
         """Return the queue of a project, with all changes counted."""
         self.root(state)
         return self._queue(state, project)
 
-    def divide(self, state: ClusterState) -> Queue:
+    def divide(self, state: CellView) -> Queue:
         """Divide the pool again among the siblings for which an input changed; return the root."""
         root = self.root(state)
         total = usable(self._pool)
@@ -180,7 +180,7 @@ class QuotaIndex(ClaimingIndex[Project]):
                 self._place_changed(queue)
         return root
 
-    def never_starts(self, state: ClusterState, group: Group) -> bool:
+    def never_starts(self, state: CellView, group: Group) -> bool:
         """Whether a single task of the group exceeds each node, or a bound of a queue above it."""
         self.root(state)
         never = self._never_starts.get(group)
@@ -208,7 +208,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         """The ordinals of nodes with another capacity or other victims since the last cycle."""
         return list(self._changed_nodes)
 
-    def changed_queues(self, state: ClusterState) -> Sequence[Queue]:
+    def changed_queues(self, state: CellView) -> Sequence[Queue]:
         """Return the queues of the projects that changed since the last cycle.
 
         They are part of the dump, so an index that was restored, or that only followed decisions,
@@ -218,7 +218,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         projects = (state.projects.get(name) for name in self._changed)
         return [self._queue(state, project) for project in projects if project is not None]
 
-    def take_unchecked(self, state: ClusterState) -> Sequence[Queue]:
+    def take_unchecked(self, state: CellView) -> Sequence[Queue]:
         """Return the leaves with other amounts, another share or other blocked groups than when
         they were last taken. The caller puts them into `may_preempt_own` and `reason_stale`, or
         removes them; `below_share` is up to date.
@@ -235,7 +235,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def first_blocked(
         self,
-        state: ClusterState,
+        state: CellView,
         requests: frozenset[Request],
         source: BlockedGroups,
         passed: Set[Group],
@@ -258,7 +258,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._orders[requests] = order
         return order.first(source, passed)
 
-    def reallocated_elsewhere(self, state: ClusterState) -> Iterator[Project]:
+    def reallocated_elsewhere(self, state: CellView) -> Iterator[Project]:
         """Yield the projects that hold other amounts of other pools since the last cycle."""
         for name, pool in sorted(state.pools.items()):
             if name != self._pool.name and isinstance(pool.index, QuotaIndex):
@@ -267,7 +267,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     # Counting
 
-    def _build(self, state: ClusterState) -> Queue:
+    def _build(self, state: CellView) -> Queue:
         root = Queue("", None, (0, 0))
         self._built = True
         self._queues.clear()
@@ -290,7 +290,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
         return root
 
-    def _add_queues(self, state: ClusterState, root: Queue) -> None:
+    def _add_queues(self, state: CellView, root: Queue) -> None:
         """Add the departments and projects that have no queue yet, in the order of creation."""
         for age, department in enumerate(state.departments.values()):
             if department not in self._queues:
@@ -302,7 +302,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         derive_settings(root, by_weight=self._by_weight)
 
     def _add_department(
-        self, state: ClusterState, root: Queue, department: Department, age: int
+        self, state: CellView, root: Queue, department: Department, age: int
     ) -> Queue:
         """Add a department, after those above it."""
         name = department.config.parent if department.config is not None else None
@@ -321,7 +321,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         configure(queue, owner, self._pool.name)
         return queue
 
-    def _queue(self, state: ClusterState, project: Project) -> Queue:
+    def _queue(self, state: CellView, project: Project) -> Queue:
         queue = self._queues.get(project)
         if queue is None:
             assert self._root is not None
@@ -333,7 +333,7 @@ class QuotaIndex(ClaimingIndex[Project]):
                 stale.needs_division_below = True
         return queue
 
-    def _count(self, state: ClusterState) -> None:
+    def _count(self, state: CellView) -> None:
         """Count stale tasks and groups again; mark siblings for division if a demand changed.
 
         A task that starts changes the amounts that its queues hold and request, but not their sum,
@@ -350,7 +350,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         for queue, before in demands_before.items():
             _demand_changed(queue, before)
 
-    def _take_usages(self, state: ClusterState, root: Queue) -> None:
+    def _take_usages(self, state: CellView, root: Queue) -> None:
         """Copy the decayed usages of projects to the queues; mark all for division if shares depend
         on usages.
         """
@@ -367,7 +367,7 @@ class QuotaIndex(ClaimingIndex[Project]):
                     queue.usage_milli += usage.counted_milli
 
     def _count_task(
-        self, state: ClusterState, task: Task, demands_before: dict[Queue, Amounts]
+        self, state: CellView, task: Task, demands_before: dict[Queue, Amounts]
     ) -> None:
         """Count a task again, and add the difference to its queues.
 
@@ -399,7 +399,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._place_changed(project_queue)
 
     def _count_group(
-        self, state: ClusterState, group: Group, demands_before: dict[Queue, Amounts]
+        self, state: CellView, group: Group, demands_before: dict[Queue, Amounts]
     ) -> None:
         """Count the pending tasks of a group again; `demands_before` as in `_count_task`."""
         known = self._groups.get(group, NOTHING)
