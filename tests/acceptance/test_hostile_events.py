@@ -16,7 +16,8 @@ import pytest
 from tests.support.audit import assert_audit_clean
 from tests.support.honest_actors import NODES, HonestActors
 from tests.support.logs import exited, incarnation, joined, released, started, submitted
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.errors import ForeignRecord
 from yardmaster_core.machine import Decision, Machine

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.kept_logs import KEPT, kept_log, rules_of
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine

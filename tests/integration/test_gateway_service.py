@@ -16,7 +16,8 @@ import pytest
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
-from tests.support.gateway import CALLERS, CELL, GatewayCell, StaticTokens, gateway_of
+from tests.support.gateway import CALLERS, GatewayCell, StaticTokens, gateway_of
+from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from yardmaster.client import ApiError, Change, Client
 from yardmaster_eventlog.sqlite.log import SqliteLog

@@ -16,7 +16,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support import logs
-from tests.support.gateway import CELL, GatewayCell
+from tests.support.gateway import GatewayCell
+from tests.support.memory_cell import CELL
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import command
 from tests.support.views import telemetry

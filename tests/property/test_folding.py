@@ -17,7 +17,8 @@ from pydantic_core import from_json
 from tests.support import events
 from tests.support.audit import assert_audit_clean
 from tests.support.honest_actors import HonestActors
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Decision, Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.toy_cell import CELL, ToyCell, answers
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell, answers
 from tests.support.toy_machine import ToyMachine, job_id, progress, request
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError

@@ -1,13 +1,12 @@
 """Quota, scheduler and relay on a log in memory; the test plays gateway and agents."""
 
 import asyncio
-import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.audit import assert_audit_clean
 from tests.support.logs import (
@@ -16,6 +15,7 @@ from tests.support.logs import (
     subject_of,
     submitted,
 )
+from tests.support.memory_cell import MemoryCell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
@@ -29,7 +29,6 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_runtime.service import Ports, candidate
 from yardmaster_runtime.settings import RuntimeSettings, SnapshotLimits
-from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler import main as scheduler
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
@@ -42,7 +41,7 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
 )
 from yardmaster_schemas.resources import Resources
-from yardmaster_schemas.topics import TOPICS, assignments
+from yardmaster_schemas.topics import assignments
 
 
 def job(number: int) -> str:
@@ -61,19 +60,20 @@ class SynchronousExecutor(ThreadPoolExecutor):
         return done
 
 
-class World:
+class World(MemoryCell):
     """Both machines on a log in memory; the test plays gateway and agents."""
 
+    clock: ManualClock
+    log: MemoryLog
+
     def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
+        super().__init__()
         self.chance = SeededChance(3)
-        self.lines = io.StringIO()
         self.writers = LogBuilder(now_ms=self.clock.now_ms())
         self.snapshots = SnapshotStore(str(folder), executor=SynchronousExecutor())
 
-    async def create(self, **pool: Any) -> None:
-        await self.log.create_topics(list(TOPICS.values()))
+    async def create(self, **pool: Any) -> Self:
+        await super().create()
         config = PoolConfig(policy=PolicyRef(name="priority"), **pool)
         await self.request(
             log_created(),
@@ -81,14 +81,14 @@ class World:
             DepartmentChangeRequestedV1(department="research", config=DepartmentConfig()),
             ProjectChangeRequestedV1(project="nlp", config=ProjectConfig(department="research")),
         )
+        return self
 
     def ports(self, service: str) -> Ports:
-        telemetry = Telemetry(service, now_ms=self.clock.now_ms, stream=self.lines)
         return Ports(
             log=self.log,
             clock=self.clock,
             chance=self.chance,
-            telemetry=telemetry,
+            telemetry=self.telemetry(service),
             snapshots=self.snapshots,
         )
 
@@ -121,8 +121,7 @@ class World:
         await self.log.append(Partition(topic), records)
 
     async def decisions(self) -> list[Event]:
-        stored = await self.log.read(Partition("decisions"), 0, max_records=100_000)
-        return [decode(each.record).data for each in stored]
+        return await self.events("decisions")
 
     async def happens(self, true: Callable[[list[Event]], bool]) -> list[Event]:
         """Wait until `true` accepts the decisions; return them."""

@@ -11,13 +11,13 @@ from fastapi import FastAPI
 
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
+from tests.support.memory_cell import CELL, MemoryCell
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
-from yardmaster_eventlog.codec import decode, encode
-from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import main as gateway
 from yardmaster_gateway.app import create_app
@@ -51,10 +51,8 @@ from yardmaster_schemas.events.requests import (
 from yardmaster_schemas.events.users import RoleName, Scope
 from yardmaster_schemas.log_format import LOG_FORMAT
 from yardmaster_schemas.sources import agent_source
-from yardmaster_schemas.topics import TOPICS
 from yardmaster_views.follower import Follower, Metrics, Views
 
-CELL = "main"
 JSON = {"Content-Type": "application/json"}
 
 
@@ -86,7 +84,7 @@ class StaticTokens:
         return self._callers.get(token)
 
 
-class GatewayCell:
+class GatewayCell(MemoryCell):
     """One cell on a memory log; `run_until_idle` lets all services consume all records."""
 
     def __init__(
@@ -98,8 +96,7 @@ class GatewayCell:
         file_users: Sequence[FileUser] | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.log: EventLog = log or MemoryLog(self.clock)
+        super().__init__(log, clock or SystemClock())
         self.store = MemoryViewStore(CELL, self.clock)
         self.usage = MemoryViewStore(CELL, self.clock)
         self.chance = SeededChance(3)
@@ -130,7 +127,7 @@ class GatewayCell:
 
     async def start(self) -> "GatewayCell":
         """Set up the log with pools, projects and a node, and run the services until idle."""
-        await self.log.create_topics(tuple(TOPICS.values()))
+        await self.create()
         pool = PoolConfig(policy=PolicyRef(name="priority"))
         await self.write(
             "requests",
@@ -232,11 +229,6 @@ class GatewayCell:
 
     async def joins(self, node: str, *, gpus: int = 4, pool: str = "default") -> None:
         await self.claim(logs.joined(node, gpus, pool=pool))
-
-    async def events(self, topic: str) -> list[Event]:
-        """All events of a topic."""
-        stored = await self.log.read(Partition(topic), 0, max_records=100_000)
-        return [decode(each.record).data for each in stored]
 
     def client(self, token: str | None = "operator") -> httpx.AsyncClient:
         """A caller's client; None has no token."""

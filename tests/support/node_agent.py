@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.memory_cell import MemoryCell
 from yardmaster_eventlog import codec
 from yardmaster_eventlog.errors import LogUnavailable
-from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_node_agent.agent import Ports, Settings, host_ports, run
 from yardmaster_node_agent.executors import procfs
@@ -61,14 +61,13 @@ DEADLINE_S = 30.0
 OTHER_INCARNATION = "0123456789ab"
 
 
-class AgentCell:
+class AgentCell(MemoryCell):
     """One node, its log, and the scheduler that the test plays."""
 
     def __init__(
         self, data_dir: Path, *, log: EventLog | None = None, clock: Clock | None = None
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.log = log or MemoryLog(self.clock)
+        super().__init__(log, clock or SystemClock())
         self.data_dir = data_dir
         self.node = "n1"
         self.seq = 0

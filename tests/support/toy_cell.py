@@ -1,18 +1,15 @@
 """A cell of toy machines on a log in memory, for tests of the runtime."""
 
 import asyncio
-import io
 import itertools
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from tests.support.memory_cell import CELL, MemoryCell
 from tests.support.toy_machine import ToyMachine, ToyState, request
 from yardmaster_core.machine import Machine
-from yardmaster_eventlog.codec import decode, encode
-from yardmaster_eventlog.memory import MemoryLog
-from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
@@ -23,31 +20,24 @@ from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import CycleLimits, RuntimeSettings
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
-from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.envelope import Envelope, Event
-from yardmaster_schemas.topics import TOPICS
+from yardmaster_schemas.envelope import Event
 
-CELL = "main"
 #: Deadline of every wait in a test, in real seconds.
 DEADLINE_S = 30.0
 
 
-class ToyCell:
+class ToyCell(MemoryCell):
     """A log, a clock, and the services that run on them."""
 
+    clock: ManualClock
+
     def __init__(self, log: EventLog | None = None, clock: ManualClock | None = None) -> None:
-        self.clock = clock or ManualClock()
-        self.log: EventLog = log or MemoryLog(self.clock)
+        super().__init__(log, clock)
         self.chance = SeededChance(7)
-        self.lines = io.StringIO()
         self._submitted = 0
 
-    async def create(self) -> "ToyCell":
-        await self.log.create_topics(list(TOPICS.values()))
-        return self
-
     def metrics(self, name: str = "toy") -> RuntimeMetrics:
-        return RuntimeMetrics(Telemetry(name, now_ms=self.clock.now_ms, stream=self.lines))
+        return RuntimeMetrics(self.telemetry(name))
 
     def leader(
         self,
@@ -95,29 +85,11 @@ class ToyCell:
         self._submitted += count
         await self.put("requests", [request(number, event) for number in numbers])
 
-    async def put(self, topic: str, what: Sequence[Envelope[Event] | Record]) -> None:
-        """Append events, or raw records, as one batch."""
-        records = [each if isinstance(each, Record) else encode(each, CELL) for each in what]
-        await self.log.append(Partition(topic), records)
-
-    async def stored(self, topic: str) -> list[StoredRecord]:
-        """All records of a topic."""
-        return list(await self.log.read(Partition(topic), 0, max_records=1_000_000))
-
-    async def events(self, topic: str) -> list[Event]:
-        """All events of a topic."""
-        return [decode(each.record).data for each in await self.stored(topic)]
-
     async def fold(self, machine: Machine[Any] | None = None, **kwargs: Any) -> Fold[Any]:
         """A reader that follows the log from its start."""
         fold: Fold[Any] = Fold(self.log, machine or ToyMachine.quota(), CELL, **kwargs)
         await fold.catch_up()
         return fold
-
-    def said(self, event: str) -> list[dict[str, Any]]:
-        """The log lines of an event."""
-        lines = map(json.loads, self.lines.getvalue().splitlines())
-        return [line for line in lines if line["event"] == event]
 
 
 async def until(true: Callable[[], bool], clock: ManualClock | None = None) -> None:

@@ -3,13 +3,13 @@
 from io import StringIO
 
 from tests.support.logs import LogBuilder
+from tests.support.memory_cell import MemoryCell
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.fold import VIEWS, Fold
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.topics import TOPICS
 from yardmaster_views.follower import Follower, Metrics, Views
 
 
@@ -18,15 +18,17 @@ def telemetry(service: str = "views") -> Telemetry:
     return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), level="warning")
 
 
-class ViewsCell:
+class ViewsCell(MemoryCell):
     """A hand-made log in a real one, and the views that follow it; `cached`: as if elsewhere."""
+
+    log: MemoryLog
+    clock: ManualClock
 
     def __init__(
         self, builder: LogBuilder, *, fold: Fold = VIEWS, cached: int = 0, max_unsaved: int = 1000
     ) -> None:
+        super().__init__()
         self.builder = builder
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
         self.store = MemoryViewStore(builder.cell, self.clock)
         self.fold = fold
         self.max_unsaved = max_unsaved
@@ -49,7 +51,7 @@ class ViewsCell:
     async def catch_up(self) -> MemoryViewStore:
         """Write what the builder has beyond what was written before, and follow it."""
         if self.follower is None:
-            await self.log.create_topics(tuple(TOPICS.values()))
+            await self.create()
             self.follower = self.another()
             await self.follower.start()
         rest = LogBuilder(self.builder.cell)

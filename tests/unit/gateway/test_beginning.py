@@ -12,7 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.cell_world import SynchronousExecutor
-from tests.support.gateway import CELL, GatewayCell
+from tests.support.gateway import GatewayCell
+from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from tests.unit.gateway.test_users import OPERATOR, ROLE, add, cell_of, imported
 from yardmaster_core.access import User

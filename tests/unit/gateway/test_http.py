@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CELL, GatewayCell
+from tests.support.gateway import GatewayCell
+from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from yardmaster_cli.dev.watched_log import WatchedLog
 from yardmaster_eventlog.errors import LogUnavailable

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CALLERS, CELL, GatewayCell, StaticTokens, caller, gateway_cell
+from tests.support.gateway import CALLERS, GatewayCell, StaticTokens, caller, gateway_cell
+from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.policies import check

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CELL, GatewayCell
+from tests.support.gateway import GatewayCell
+from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from tests.unit.gateway.test_lost_views import lose
 from yardmaster_eventlog.memory import MemoryLog

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.support.gateway import CALLERS, CELL, GatewayCell, gateway_cell, other_gateway
+from tests.support.gateway import CALLERS, GatewayCell, gateway_cell, other_gateway
+from tests.support.memory_cell import CELL
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.background.token_import import import_users

@@ -92,7 +92,7 @@ class Host:
             for _ in range(20):
                 await asyncio.sleep(0)
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """Lines of the agent's log."""
         lines = [json.loads(line) for line in self.lines.getvalue().splitlines()]
         return [line for line in lines if line["event"] == event]
@@ -166,7 +166,7 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_when_its
         await host.until(lambda: not host.health.reasons)
     started_s = world.clock.monotonic_s()
     async with host.agent(MemoryLedger(), skew_ms=-600_000):
-        await host.until(lambda: bool(host.said("join_refused")))
+        await host.until(lambda: bool(host.logged("join_refused")))
         assert "node_taken" in host.health.reasons["node"]
         await host.until(lambda: not host.health.reasons)
         assert world.clock.monotonic_s() - started_s < 60 + 2 * POLL_S, "it joins at the loss"
@@ -200,9 +200,9 @@ async def test_of_two_agents_with_one_name_the_second_ends_and_the_first_is_undi
     assert sum(join.data.incarnation != first for join in joins) == ends
     assert of(NodeLostV1, await world.decisions()) == []
     assert set(await refusals(world)) == {RefusalCode.NODE_TAKEN}
-    refused = len(host.said("join_refused"))
+    refused = len(host.logged("join_refused"))
     async with host.agent(ledgers[1]):
-        await host.until(lambda: len(host.said("join_refused")) > refused)
+        await host.until(lambda: len(host.logged("join_refused")) > refused)
         await host.until(lambda: not host.health.reasons)
     (lost,) = of(NodeLostV1, await world.decisions())
     assert (lost.incarnation, lost.cause) == (first, "silent"), "then the name is free"
@@ -223,7 +223,7 @@ async def test_a_copy_of_a_ledger_ends_and_the_agent_of_the_original_is_undistur
                 async with host.agent(copy):
                     await host.until(lambda: False, 300)
             assert [type(error) for error in ended.value.exceptions] == [NodeTaken]
-    assert len(host.said("ledger_copied")) == 1, "then the copy has a ledger of its own"
+    assert len(host.logged("ledger_copied")) == 1, "then the copy has a ledger of its own"
     joins = {join.data.incarnation for join in await reported(world, NodeJoinedV1)}
     assert len(joins - {first}) == 1
     assert of(NodeLostV1, await world.decisions()) == []
@@ -253,7 +253,7 @@ async def test_a_ledger_that_came_back_from_a_backup_joins_as_its_next_incarnati
     join = (await reported(world, NodeJoinedV1))[-1]
     await push(world, join, epoch=join.epoch + 5)
     async with host.agent(ledger):
-        await host.until(lambda: bool(host.said("incarnation_over")))
+        await host.until(lambda: bool(host.logged("incarnation_over")))
         await host.until(lambda: not host.health.reasons)
         await world.run_for_half_a_second()
     last = (await reported(world, NodeJoinedV1))[-1]
@@ -305,7 +305,7 @@ async def test_a_report_that_is_in_the_log_twice_does_not_end_the_incarnation(ho
         await host.until(lambda: world.clock.monotonic_s() - began_s > 4 * POLL_S)
     assert twice.written > 2
     assert RefusalCode.REPEATED in await refusals(world)
-    assert host.said("incarnation_over") == []
+    assert host.logged("incarnation_over") == []
 
 
 async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -> None:
@@ -333,7 +333,7 @@ async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) 
     await world.request(NodeEnrolRequestedV1(node="n2", enrollment=bounds))
     await world.run_for_half_a_second()
     async with host.agent(MemoryLedger()):
-        await host.until(lambda: bool(host.said("join_refused")))
+        await host.until(lambda: bool(host.logged("join_refused")))
         assert "yard nodes enroll n1" in host.health.reasons["node"]
         await world.request(NodeEnrolRequestedV1(node="n1", enrollment=bounds))
         await host.until(lambda: not host.health.reasons)
@@ -356,8 +356,8 @@ async def test_a_lost_assignment_releases_its_slots_and_is_not_started_when_it_a
         await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
         await host.until(lambda: bool(lossy.lost))
-        await host.until(lambda: bool(host.said("assignment_lost")))
-        assert host.said("assignment_lost")[0]["level"] == "error"
+        await host.until(lambda: bool(host.logged("assignment_lost")))
+        assert host.logged("assignment_lost")[0]["level"] == "error"
         await world.happens(lambda d: len(of(SlotsAllocatedV1, d)) == 2)
         released = [e.data for e in await reported(world, SlotsReleasedV1)]
         assert [(r.attempt, r.never_started) for r in released][:1] == [(1, True)]

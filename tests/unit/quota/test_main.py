@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from tests.support.audit import assert_audit_clean
-from tests.support.toy_cell import CELL, DEADLINE_S, ToyCell, until
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import DEADLINE_S, ToyCell, until
 from tests.unit.core.admission.admission_cell import (
     CELL_SETUP,
     LOG,
@@ -49,7 +50,7 @@ class QuotaCell(ToyCell):
         super().__init__()
         self.seq = 0
 
-    async def create(self) -> "QuotaCell":
+    async def create(self) -> Self:
         await super().create()
         await self.put("requests", [envelope(LOG, source="setup/dev")])
         return self
@@ -180,7 +181,7 @@ async def test_a_killed_service_continues_from_a_snapshot(cell: QuotaCell, tmp_p
             await cell.has(4 + life)
             await until(lambda: any(tmp_path.rglob("*")), cell.clock)
     await cell.proved()
-    assert not cell.said("snapshot_unusable"), cell.lines.getvalue()
+    assert not cell.logged("snapshot_unusable"), cell.lines.getvalue()
 
 
 async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_decided(
@@ -295,7 +296,7 @@ async def test_an_admission_that_contradicts_the_log_stops_the_service(cell: Quo
         async with cell.served() as task:
             await until(task.done, cell.clock)
     assert stopped.group_contains(ImpossibleEvent)
-    assert cell.said("machine_stopped")
+    assert cell.logged("machine_stopped")
 
 
 # Settings and the process ----------------------------------------------------------------------

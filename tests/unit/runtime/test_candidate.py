@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.toy_cell import CELL, ToyCell, answers, until
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell, answers, until
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress
 from yardmaster_core.errors import ChainBroken, ForeignRecord
 from yardmaster_core.machine import CycleResult, Decision
@@ -118,7 +119,7 @@ async def test_a_fenced_sole_candidate_becomes_a_standby_and_reports_it(cell: To
             await cell.ask()
             await until(lambda: cycle_of(second) == 1, cell.clock)
     assert first.leader is None
-    assert [line["code"] for line in cell.said("leading_ended")] == ["fenced"]
+    assert [line["code"] for line in cell.logged("leading_ended")] == ["fenced"]
 
 
 async def test_a_standby_follows_the_log_and_takes_over_with_the_whole_state(cell: ToyCell) -> None:
@@ -162,7 +163,7 @@ async def test_an_undecodable_record_in_the_own_topic_stops_the_machine_with_a_n
     with pytest.raises(ForeignRecord) as error:
         await cell.candidate().run()
     assert (error.value.fields["topic"], error.value.fields["offset"]) == ("admissions", 1)
-    assert [line["code"] for line in cell.said("machine_stopped")] == ["foreign_record"]
+    assert [line["code"] for line in cell.logged("machine_stopped")] == ["foreign_record"]
     with pytest.raises(ForeignRecord):
         await leader.step()
 
@@ -227,7 +228,7 @@ async def test_after_a_decision_that_cannot_be_written_the_next_cycle_records_th
         NodeLostV1,
     ]
     assert metrics.decisions_refused._value.get() == 1
-    assert [line["code"] for line in cell.said("leading_ended")] == ["decision_refused"]
+    assert [line["code"] for line in cell.logged("leading_ended")] == ["decision_refused"]
 
 
 async def test_after_a_cycle_that_is_too_large_the_next_term_uses_smaller_cycles(
@@ -299,7 +300,7 @@ async def test_a_restart_uses_the_newest_snapshot_and_the_tail(
     machine = ToyMachine.scheduler()
     again = await restored(cell, store, machine)
     assert again.dump() == fold.dump()
-    (line,) = cell.said("restored")
+    (line,) = cell.logged("restored")
     assert (line["snapshot_cycle"], line["tail_cycles"]) == (3, 0)
 
 
@@ -319,8 +320,8 @@ async def test_a_damaged_snapshot_falls_back_to_the_one_before(
         newest.write_bytes(damaged[damage])
     again = await restored(cell, store)
     assert again.dump() == fold.dump()
-    assert cell.said("restored")[0]["snapshot_cycle"] == 2
-    assert len(cell.said("snapshot_skipped")) == (0 if damage == "gone" else 1)
+    assert cell.logged("restored")[0]["snapshot_cycle"] == 2
+    assert len(cell.logged("snapshot_skipped")) == (0 if damage == "gone" else 1)
 
 
 async def test_a_snapshot_store_that_hangs_does_not_hold_a_start_up(
@@ -335,8 +336,8 @@ async def test_a_snapshot_store_that_hangs_does_not_hold_a_start_up(
     finally:
         os.close(os.open(newest, os.O_RDWR))
     assert again.dump() == fold.dump()
-    assert "no answer within 0.05 s" in cell.said("snapshots_unavailable")[0]["found"]
-    assert cell.said("restored")[0]["snapshot_cycle"] == 0
+    assert "no answer within 0.05 s" in cell.logged("snapshots_unavailable")[0]["found"]
+    assert cell.logged("restored")[0]["snapshot_cycle"] == 0
 
 
 async def test_when_all_snapshots_fail_the_whole_log_is_folded(
@@ -348,7 +349,7 @@ async def test_when_all_snapshots_fail_the_whole_log_is_folded(
         path.write_bytes(b"nonsense")
     again = await restored(cell, store)
     assert again.dump() == fold.dump()
-    assert cell.said("restored")[0]["snapshot_cycle"] == 0
+    assert cell.logged("restored")[0]["snapshot_cycle"] == 0
 
 
 async def test_a_snapshot_of_another_log_is_skipped(cell: ToyCell, tmp_path: Path) -> None:
@@ -359,7 +360,7 @@ async def test_a_snapshot_of_another_log_is_skipped(cell: ToyCell, tmp_path: Pat
     fold = await with_cycles(other, SnapshotStore(str(tmp_path / "unused")), 2)
     again = await restored(other, store)
     assert again.dump() == fold.dump()
-    assert "another log" in other.said("snapshot_skipped")[0]["found"]
+    assert "another log" in other.logged("snapshot_skipped")[0]["found"]
 
 
 def forged(snapshot: Snapshot, what: str) -> Snapshot:
@@ -411,9 +412,9 @@ async def test_a_forged_snapshot_is_skipped_for_the_one_before(
     await store.save(forged(taken[2 - tail], what.partition(" ")[0]))
     again = await restored(cell, store)
     assert again.dump() == scheduler.fold.dump()
-    (skipped,) = cell.said("snapshot_skipped")
+    (skipped,) = cell.logged("snapshot_skipped")
     assert (skipped["cycle"], skipped["code"]) == (3 - tail, code)
-    assert cell.said("restored")[0]["snapshot_cycle"] == 1
+    assert cell.logged("restored")[0]["snapshot_cycle"] == 1
 
 
 async def test_a_log_that_ends_before_its_snapshot_stops_the_machine_with_a_named_error(

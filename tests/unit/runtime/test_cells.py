@@ -5,10 +5,11 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from tests.support.memory_cell import MemoryCell
 from tests.support.toy_cell import answers, until
 from tests.support.toy_machine import ToyMachine, job_id, request
 from yardmaster_core.errors import ForeignRecord
@@ -32,17 +33,19 @@ CELLS = ("main", "east")
 PAUSE_S = 6.0
 
 
-class TwoCells:
+class TwoCells(MemoryCell):
     """A log with two cells, and the group of those that lead them."""
 
+    clock: ManualClock
+    log: MemoryLog
+
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        super().__init__()
         self.chance = SeededChance(7)
-        self.log = MemoryLog(self.clock)
         self.group = MemoryGroup()
         self.requested = dict.fromkeys(CELLS, 0)
 
-    async def create(self) -> "TwoCells":
+    async def create(self) -> Self:
         await self.log.create_topics(list(TOPICS.values()), partitions=len(CELLS))
         return self
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -142,9 +142,9 @@ async def test_requests_that_took_the_place_of_lost_ones_are_judged_after_a_cut(
 class SecondCell(World):
     """A world in partition 1 of a log, whose partition 0 is another cell's."""
 
-    async def create(self, **pool: Any) -> None:
+    async def create(self, **pool: Any) -> Self:
         await self.log.create_topics(list(TOPICS.values()), 2)
-        await super().create(**pool)
+        return await super().create(**pool)
 
     async def _put(self, topic: str, envelopes: Sequence[Any]) -> None:
         records = [encode(each, "main") for each in envelopes]

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.audit import assert_audit_clean
 from tests.support.logs import LogBuilder, log_created, subject_of, submitted
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import ChainBroken

@@ -125,7 +125,7 @@ async def test_a_standby_that_sees_the_log_end_earlier_leaves_a_fence(
 
     standby = cell.candidate(log=log_of(cell).handle(), snapshots=store, election=Standby())
     work = asyncio.create_task(standby.run())
-    await until(lambda: bool(cell.said("restored")), cell.clock)
+    await until(lambda: bool(cell.logged("restored")), cell.clock)
     end = await log_of(cell).end(ADMISSIONS)
     log_of(cell).cut(ADMISSIONS, end - 1)
     with pytest.raises(LogTruncated):
@@ -136,8 +136,8 @@ async def test_a_standby_that_sees_the_log_end_earlier_leaves_a_fence(
 async def starts(cell: ToyCell, store: SnapshotStore) -> None:
     """Start a candidate until it leads."""
     work = asyncio.create_task(cell.candidate(log=log_of(cell).handle(), snapshots=store).run())
-    started = len(cell.said("term_started"))
-    await until(lambda: len(cell.said("term_started")) > started, cell.clock)
+    started = len(cell.logged("term_started"))
+    await until(lambda: len(cell.logged("term_started")) > started, cell.clock)
     work.cancel()
 
 
@@ -165,15 +165,15 @@ async def test_a_fence_with_one_changed_bit_is_reported_and_stops_nothing(
         changed[at] ^= 1 << at % 8
         if changes_nothing(whole, bytes(changed)):
             continue
-        said = len(cell.said("fence_unreadable"))
+        said = len(cell.logged("fence_unreadable"))
         path.write_bytes(changed)
         telemetry = cell.metrics().telemetry
         one = Fence(store, "quota", "main", ADMISSIONS, cell.clock, telemetry)
         await one.check(log_of(cell).handle())
-        assert len(cell.said("fence_unreadable")) == said + 1, f"byte {at}"
+        assert len(cell.logged("fence_unreadable")) == said + 1, f"byte {at}"
     path.write_bytes(whole.replace(b'"generation": 0', b'"generation": 4'))
     await starts(cell, store)
-    line = cell.said("fence_unreadable")[-1]
+    line = cell.logged("fence_unreadable")[-1]
     assert (line["path"], "checksum" in line["found"]) == (str(path), True)
 
 
@@ -202,11 +202,11 @@ async def test_a_fence_of_another_machine_cell_or_log_is_named_and_replaced(
     store = SnapshotStore(str(tmp_path / "right"))
     one = Fence(store, "quota", "main", ADMISSIONS, cell.clock, cell.metrics().telemetry)
     await one.check(await created("a" * 32))
-    (line,) = cell.said("fence_foreign")
+    (line,) = cell.logged("fence_foreign")
     assert (line["path"], line["found"]) == (str(path), found)
     await one.write({})
     await one.check(await created("a" * 32))
-    assert len(cell.said("fence_foreign")) == 2, "read once more by the write that replaced it"
+    assert len(cell.logged("fence_foreign")) == 2, "read once more by the write that replaced it"
 
 
 async def created(log_id: str) -> MemoryLog:

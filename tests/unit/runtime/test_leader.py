@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.toy_cell import CELL, ToyCell, answers, until
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell, answers, until
 from tests.support.toy_machine import (
     INCARNATION,
     PAUSE_MS,
@@ -135,7 +136,7 @@ async def test_invalid_claims_are_refused_recorded_and_quarantined(
     ]
     copies = [e for e in await cell.events("quarantine") if isinstance(e, RecordQuarantinedV1)]
     assert [c.offset for c in copies] == [1, 2, 3, 4, 5, 6, 7]
-    assert len(cell.said("record_refused")) == 7
+    assert len(cell.logged("record_refused")) == 7
     assert set(answers(leader.fold)) == {job_id(0), job_id(3)}
     assert answers(await cell.fold()) == answers(leader.fold)
 
@@ -156,7 +157,7 @@ async def test_a_flood_of_refused_records_is_summarized_and_limited(cell: ToyCel
     found = await commits(cell)
     assert [len(c.refused) for c in found] == [4, 4, 2]
     assert len(await cell.stored("quarantine")) == 9
-    assert [line["more"] for line in cell.said("records_refused")] == [5, 5, 1]
+    assert [line["more"] for line in cell.logged("records_refused")] == [5, 5, 1]
     assert len(answers(await cell.fold())) == 10
 
 
@@ -342,7 +343,7 @@ async def test_time_in_the_log_never_decreases_when_the_clock_does(cell: ToyCell
     await leader.step()
     first, second = await commits(cell)
     assert first.now_ms == second.now_ms
-    assert cell.said("clock_behind_log")
+    assert cell.logged("clock_behind_log")
 
 
 async def test_time_in_the_log_passes_while_the_clock_is_behind_it(cell: ToyCell) -> None:

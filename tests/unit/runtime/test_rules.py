@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from tests.support.toy_machine import ToyMachine, job_id
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import ChainBroken

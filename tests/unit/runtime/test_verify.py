@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.toy_cell import CELL, ToyCell
+from tests.support.memory_cell import CELL
+from tests.support.toy_cell import ToyCell
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_eventlog.codec import decode, encode

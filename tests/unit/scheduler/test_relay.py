@@ -1,7 +1,6 @@
 """The relay: what counts reaches the nodes it concerns, whatever happens in between."""
 
 import asyncio
-import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -20,6 +19,7 @@ from tests.support.logs import (
     log_created,
     placed,
 )
+from tests.support.memory_cell import MemoryCell
 from tests.support.toy_cell import until
 from yardmaster_core.commit import CommitReader
 from yardmaster_core.errors import ForeignRecord
@@ -29,7 +29,6 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler.copies import nodes_to_notify
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.relay import Relay, Unstarted
@@ -46,25 +45,23 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import Enrollment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
-from yardmaster_schemas.topics import TOPICS, Topic, assignments
+from yardmaster_schemas.topics import Topic, assignments
 
 
 def task(number: int) -> str:
     return f"job{number:09d}.0"
 
 
-class RelayCell:
+class RelayCell(MemoryCell):
     """A log written by hand, and a relay that reads it."""
 
+    clock: ManualClock
+    log: MemoryLog
+
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
+        super().__init__()
         self.builder = LogBuilder()
         self.written = 0
-
-    async def create(self) -> "RelayCell":
-        await self.log.create_topics(list(TOPICS.values()))
-        return self
 
     async def write(self) -> None:
         """Append what the builder has more than the log."""
@@ -80,13 +77,12 @@ class RelayCell:
         limits: ShellLimits | None = None,
         retired: Collection[str] = (),
     ) -> Relay:
-        telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
         return Relay(
             log or self.log,
             "main",
             clock=self.clock,
             limits=limits or ShellLimits(),
-            metrics=ShellMetrics(telemetry),
+            metrics=ShellMetrics(self.telemetry("scheduler")),
             snapshots=snapshots,
             unstarted=unstarted,
             needs_topic=lambda node: node not in retired,

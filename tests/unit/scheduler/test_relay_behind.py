@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Sequence
+from typing import Self
 
 import pytest
 
@@ -69,7 +70,7 @@ class NodesLog(MemoryLog):
 class SeparateRelayCell(RelayCell):
     """A cell whose relay has a handle of its own for the nodes' topics."""
 
-    async def create(self) -> "SeparateRelayCell":
+    async def create(self) -> Self:
         await super().create()
         self.nodes = NodesLog(self)
         self.cycles = 0

@@ -1,11 +1,11 @@
 """Silence: measured by the shell's own time, from heartbeats that are the node's own."""
 
 import asyncio
-import io
 from typing import Any
 
 import pytest
 
+from tests.support.memory_cell import MemoryCell
 from tests.support.toy_cell import until
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.memory import MemoryLog
@@ -13,7 +13,6 @@ from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
-from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_scheduler.silence import LiveNode, SilenceWatch
@@ -26,11 +25,13 @@ from yardmaster_schemas.topics import HEARTBEATS
 LIFE, OTHER = "0" * 12, "1" * 12
 
 
-class SilenceCell:
+class SilenceCell(MemoryCell):
+    clock: ManualClock
+    log: MemoryLog
+
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
-        telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
+        super().__init__()
+        telemetry = self.telemetry("scheduler")
         self.observations = Observations(100, RuntimeMetrics(telemetry))
         self.nodes = [LiveNode("a", LIFE, 10), LiveNode("b", LIFE, 10)]
         self.metrics = ShellMetrics(telemetry)
