@@ -243,3 +243,42 @@ def test_nothing_refers_to_a_path_of_someones_machine() -> None:
             if pattern.search(line)
         ]
     assert found == []
+
+
+#: Class names that several packages declare on purpose, by the reason.
+SHARED_NAMES = {
+    "the same thing at each layer: in events or the API, in each machine's state, in the views, in "
+    "the audit, which shares no code with the machines, and in a simulation": (
+        *("Attempt", "Cell", "Checkpoint", "Demand", "Department", "Division", "Enrolled", "Job"),
+        *("Node", "NodeState", "Outcome", "Phase", "Pool", "Project", "QueuedTasks"),
+        *("ReplicaState", "Shares", "Task", "TaskGroup", "TaskGroups", "Wait", "Waits"),
+    ),
+    "the formats in which other schedulers are compared, each with the words of its scheduler": (
+        *("Case", "Config", "Expected", "Group", "Held", "Plan", "Queue", "Step", "Workload"),
+    ),
+    "each package has its own: a port with the methods that it needs, its settings, its metrics": (
+        *("Chance", "Client", "Clock", "Count", "Cursor", "Draft", "Finding", "Fold", "Head"),
+        *("Health", "Ports", "Report", "Server", "Settings", "WorkMetrics", "Write"),
+    ),
+    "an error of a library that a service reports as its own": (
+        *("BadCursor", "CheckpointRefused", "StartFailed"),
+    ),
+    "words of the agent (its machine, processes and output) that mean another thing in the log, "
+    "the gateway or the state machines": (
+        *("Assignment", "Host", "Launch", "Machine", "Output", "Piece", "Process"),
+    ),
+    "a word of two fields, each with its own package": ("Fence", "Preemption", "Request"),
+}
+
+
+def test_a_class_name_is_declared_once_unless_a_reason_is_given() -> None:
+    places: dict[str, set[str]] = {}
+    for path, tree in sources().items():
+        if not path.startswith(("libs/", "services/")):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(path)
+    allowed = {name for names in SHARED_NAMES.values() for name in names}
+    found = {name: sorted(paths) for name, paths in places.items() if len(paths) > 1}
+    assert not {name: paths for name, paths in found.items() if name not in allowed}

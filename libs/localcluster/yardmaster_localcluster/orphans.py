@@ -21,7 +21,7 @@ LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LivingProcess:
     """A process as the kernel reports it; the start time distinguishes it from a reused pid."""
 
     pid: int
@@ -30,7 +30,7 @@ class Seen:
     started: int
 
 
-def of_cluster(data: Path) -> list[Seen]:
+def of_cluster(data: Path) -> list[LivingProcess]:
     """The running processes of the cluster, without this process."""
     mark = f"{MARK}={data}\0".encode()
     return [
@@ -40,7 +40,7 @@ def of_cluster(data: Path) -> list[Seen]:
     ]
 
 
-def of_tasks(agents: Path) -> list[Seen]:
+def of_tasks(agents: Path) -> list[LivingProcess]:
     """Runners and tasks of the agents whose data is in the folder `agents` or below it."""
     living = list(_living())
     folder = str(agents).encode()
@@ -49,7 +49,7 @@ def of_tasks(agents: Path) -> list[Seen]:
         for each in living
         if _is_runner(each.pid, folder) or _carries(each.pid, b"YARD_STOP_FILE=" + folder + b"/")
     }
-    children: dict[int, list[Seen]] = {}
+    children: dict[int, list[LivingProcess]] = {}
     for each in living:
         children.setdefault(each.parent, []).append(each)
     ahead = list(found)
@@ -85,7 +85,7 @@ def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
     return len(ended)
 
 
-def end(found: Iterable[Seen], grace_s: float) -> None:
+def end(found: Iterable[LivingProcess], grace_s: float) -> None:
     """Ask processes to stop, and kill the remaining ones after `grace_s` seconds.
 
     A process that survives SIGKILL for `grace_s` seconds hangs in the kernel and is left.
@@ -104,13 +104,13 @@ def end(found: Iterable[Seen], grace_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def lives(process: Seen) -> bool:
+def lives(process: LivingProcess) -> bool:
     """Whether this process still runs."""
     now = _look(process.pid)
     return now is not None and now.started == process.started
 
 
-def send(process: Seen, number: int) -> bool:
+def send(process: LivingProcess, number: int) -> bool:
     """Send a signal to this process and no other; returns whether it was running."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -128,13 +128,13 @@ def send(process: Seen, number: int) -> bool:
     return True
 
 
-def _living() -> Iterable[Seen]:
+def _living() -> Iterable[LivingProcess]:
     for entry in os.listdir(_PROC):
         if entry.isdecimal() and (seen := _look(int(entry))) is not None:
             yield seen
 
 
-def _look(pid: int) -> Seen | None:
+def _look(pid: int) -> LivingProcess | None:
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -142,7 +142,7 @@ def _look(pid: int) -> Seen | None:
     fields = stat.rpartition(b")")[2].split()
     if len(fields) < 20 or fields[0] in _ENDED:
         return None
-    return Seen(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    return LivingProcess(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def _carries(pid: int, mark: bytes) -> bool:

@@ -45,7 +45,7 @@ from yardmaster_node_agent.agent_state import (
     StopOrder,
 )
 from yardmaster_node_agent.api import HOST, TaskApi
-from yardmaster_node_agent.assignments import Follower, ends_incarnation
+from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnation
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, ExecutorFailed, NodeTaken
 from yardmaster_node_agent.executors.port import Process
@@ -258,7 +258,7 @@ class _Incarnation:
                     context, lost, [each for each in adopted if each not in lost]
                 )
             self._join(context, adopted)
-            follower = Follower(
+            follower = AssignmentFollower(
                 context,
                 self._metrics,
                 begin=self._supervise_new,
@@ -492,7 +492,7 @@ class _Incarnation:
             "join_refused", node=self.head.node, code=code.value, hint=hint, epoch=self.head.epoch
         )
 
-    async def _use_log(self, context: AgentContext, follower: Follower) -> None:
+    async def _use_log(self, context: AgentContext, follower: AssignmentFollower) -> None:
         """Check the log, then read and write it."""
         await self._check_log()
         await together(
@@ -522,7 +522,7 @@ class _Incarnation:
             # The follower handles both errors.
             await check_marks(self._log, {partition: mark}, kept_in="the agent's ledger")
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _follow(self, follower: AssignmentFollower) -> None:
         """Consume the assignments, as soon as the log is available and has their topic."""
         await find_topic(self._ports, self._settings, self._log)
         await follower.run()

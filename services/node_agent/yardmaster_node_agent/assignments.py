@@ -79,7 +79,7 @@ def ends_incarnation(partition: Partition) -> Iterator[None]:
         raise IncarnationOver(f"its assignments lost records: {error.fields['found']}") from None
 
 
-class Follower:
+class AssignmentFollower:
     """Consumes the node's assignments and executes each."""
 
     def __init__(

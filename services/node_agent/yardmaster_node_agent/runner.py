@@ -100,7 +100,7 @@ def wake_agent(directory: str) -> None:
         os.close(descriptor)
 
 
-class Fence:
+class LeaseFence:
     """Enforces the agent's lease in the runner; `arm` sets the only timer of the process.
 
     If the runner itself is killed, the kernel kills its command (PR_SET_PDEATHSIG).
@@ -302,7 +302,7 @@ def main(directory: str) -> int:
         _exec_command(directory, spec, go, libc)
     os.close(go)
     given = spec.get("fence")
-    fence = None if given is None else Fence(directory, given)
+    fence = None if given is None else LeaseFence(directory, given)
     del spec
     if fence is not None:
         signal.signal(signal.SIGALRM, fence.on_alarm)

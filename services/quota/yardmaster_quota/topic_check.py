@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 from yardmaster_eventlog.errors import LogError
-from yardmaster_eventlog.kafka.compare import Compared, Difference, compare_topics
+from yardmaster_eventlog.kafka.compare import ComparedTopics, SettingDifference, compare_topics
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.service import kafka_settings
 from yardmaster_runtime.settings import LogSettings
@@ -25,13 +25,13 @@ class TopicCheck:
     """Reports each difference once, until it is gone or another value is found."""
 
     def __init__(
-        self, telemetry: Telemetry, clock: Clock, compare: Callable[[], Awaitable[Compared]]
+        self, telemetry: Telemetry, clock: Clock, compare: Callable[[], Awaitable[ComparedTopics]]
     ) -> None:
         """`compare` returns the differences; it may raise LogError."""
         self._telemetry = telemetry
         self._clock = clock
         self._compare = compare
-        self._reported: frozenset[Difference] = frozenset()
+        self._reported: frozenset[SettingDifference] = frozenset()
         self._refused = False
         self._differing = telemetry.gauge(
             "topic_settings_differing", "Settings of topics that are not as expected."

@@ -80,7 +80,7 @@ def test_what_cannot_be_killed_is_not_waited_for_for_ever(
 ) -> None:
     said: list[int] = []
 
-    def send(_: orphans.Seen, number: int) -> bool:
+    def send(_: orphans.LivingProcess, number: int) -> bool:
         said.append(number)
         return True
 

@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from yardmaster_eventlog.errors import LogError, LogUnavailable
-from yardmaster_eventlog.kafka.compare import Compared, Difference, differences
+from yardmaster_eventlog.kafka.compare import ComparedTopics, SettingDifference, differences
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_quota.topic_check import EVERY_S, RETRY_S, TopicCheck
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.topics import NODE_EVENTS
 
-HOUR = Difference("node-events", "retention.ms", found="3600000", expected="-1")
-DAY = Difference("node-events", "retention.ms", found="86400000", expected="-1")
-NONE = Compared((), {})
-REFUSED = Compared((), {"node-events": "TopicAuthorizationFailedError"})
+HOUR = SettingDifference("node-events", "retention.ms", found="3600000", expected="-1")
+DAY = SettingDifference("node-events", "retention.ms", found="86400000", expected="-1")
+NONE = ComparedTopics((), {})
+REFUSED = ComparedTopics((), {"node-events": "TopicAuthorizationFailedError"})
 
 
 class Check:
     """A check whose comparisons return what the test says, in this order."""
 
-    def __init__(self, *answers: Compared | LogError) -> None:
+    def __init__(self, *answers: ComparedTopics | LogError) -> None:
         clock = ManualClock()
         self.answers = list(answers)
         self.out = io.StringIO()
         self.telemetry = Telemetry("quota", now_ms=clock.now_ms, stream=self.out)
         self.check = TopicCheck(self.telemetry, clock, self.compare).check
 
-    async def compare(self) -> Compared:
+    async def compare(self) -> ComparedTopics:
         answer = self.answers.pop(0)
         if isinstance(answer, LogError):
             raise answer
@@ -50,12 +50,12 @@ def test_only_expected_settings_with_another_value_differ() -> None:
     del found["flush.messages"]
     assert set(differences("node-events", expected, found)) == {
         HOUR,
-        Difference("node-events", "flush.messages", found="not set", expected="1"),
+        SettingDifference("node-events", "flush.messages", found="not set", expected="1"),
     }
 
 
 async def test_a_difference_is_reported_once_until_it_changes() -> None:
-    one, other = Compared((HOUR,), {}), Compared((DAY,), {})
+    one, other = ComparedTopics((HOUR,), {}), ComparedTopics((DAY,), {})
     check = Check(NONE, one, one, other, NONE, other)
     seen = []
     for _ in range(6):
@@ -75,7 +75,7 @@ async def test_a_difference_is_reported_once_until_it_changes() -> None:
 
 
 async def test_a_refusal_is_reported_once_counted_each_time_and_hides_no_difference() -> None:
-    check = Check(Compared((HOUR,), {}), REFUSED, REFUSED, LogUnavailable(found="gone"), NONE)
+    check = Check(ComparedTopics((HOUR,), {}), REFUSED, REFUSED, LogUnavailable(found="gone"), NONE)
     went = [await check.check() for _ in range(4)]
     assert went == [True, True, True, False]
     assert check.value("topic_settings_differing") == 1

@@ -20,7 +20,7 @@ NOT_SET: Final = "not set"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SettingDifference:
     """A setting of a topic that is not as `topic_settings` says."""
 
     topic: str
@@ -33,26 +33,26 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedTopics:
     """The result of a comparison; `unread` says why the settings of a topic were not returned."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     unread: Mapping[str, str]
 
 
 def differences(
     topic: str, expected: Mapping[str, str], found: Mapping[str, str | None]
-) -> tuple[Difference, ...]:
+) -> tuple[SettingDifference, ...]:
     """Return the settings in `expected` that `found` has otherwise or not at all."""
     values = {setting: found.get(setting) for setting in expected}
     return tuple(
-        Difference(topic, setting, NOT_SET if value is None else value, expected[setting])
+        SettingDifference(topic, setting, NOT_SET if value is None else value, expected[setting])
         for setting, value in values.items()
         if value != expected[setting]
     )
 
 
-async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> Compared:
+async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> ComparedTopics:
     """Compare the settings of topics on the brokers, over a connection of its own.
 
     Only the settings that `topic_settings` sets are compared. The user needs the right to describe
@@ -65,7 +65,7 @@ async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> Co
         ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(config))
         for name, config in expected.items()
     ]
-    found: tuple[Difference, ...] = ()
+    found: tuple[SettingDifference, ...] = ()
     unread: dict[str, str] = {}
     async with admin_of(settings) as admin:
         answers = await admin.describe_configs(wanted)
@@ -75,4 +75,4 @@ async def compare_topics(settings: KafkaSettings, topics: Sequence[Topic]) -> Co
         else:
             values = {entry[0]: entry[1] for entry in entries}
             found += differences(name, expected[name], values)
-    return Compared(found, unread)
+    return ComparedTopics(found, unread)
