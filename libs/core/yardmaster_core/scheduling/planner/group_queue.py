@@ -90,20 +90,17 @@ class GroupQueue:
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """Return the next candidate, or None: the queue is empty, or the next group must wait."""
-        self._take_offer()
+        if self._offer is not None:
+            # The next group that fits now although no event woke it.
+            offered = self._offer(self._view, self._fits, self._left)
+            if offered is not None:
+                self.requeue((offered,))
         while (candidate := self._candidates.pop(must_wait)) is not None:
             group, task, rest, _ = candidate
             if task.group is group:
                 return candidate
             self.push_next(group, rest)
         return None
-
-    def _take_offer(self) -> None:
-        """Queue the next group that fits now although no event woke it."""
-        if self._offer is not None:
-            group = self._offer(self._view, self._fits, self._left)
-            if group is not None:
-                self.requeue((group,))
 
     def offer_again(self) -> None:
         """Let the policy offer again groups that this cycle has considered."""
@@ -223,7 +220,8 @@ class SortedCandidates:
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
         """See `CandidateOrder.comes_first`."""
         key = self._key(group, task, turn)
-        return not any(heap and heap[0][0] < key for heap in self._heaps)
+        first, second = self._heaps
+        return not (first and first[0][0] < key) and not (second and second[0][0] < key)
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
         rank, *rest_of_key = self._order_key(self._view, group, task)

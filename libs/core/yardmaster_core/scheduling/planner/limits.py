@@ -25,8 +25,10 @@ def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
     """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
-    requested = pool.least_milli(job.shape)
     config = project.config
+    if config is None and job.max_slots_milli is None and project.department.config is None:
+        return None
+    requested = pool.least_milli(job.shape)
     if config is not None and not is_allowed(project, pool):
         return _limit(0, 0, max(requested, 1), project.name)
     if not requested:
@@ -53,28 +55,31 @@ def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
             used = sum(
                 each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
                 for each in department.within
-            ) - _own_reserved(pool, task)
+            ) - _reserved_for_task(pool, task)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None
 
 
 def _departments(state: CellView, project: Project) -> Iterable[Department]:
-    """The departments whose limits a project counts towards, from the bottom."""
-    own = project.department
-    if own.config is None or own.config.parent is None:
-        return (own,)
-    return [state.departments[name] for name in state.chain_of(own)]
+    """Return the department of a project and those above it, from the bottom."""
+    department = project.department
+    if department.config is None or department.config.parent is None:
+        return (department,)
+    return [state.departments[name] for name in state.chain_of(department)]
 
 
 def reserved_for(pool: Pool, task: Task, owner: Job | Project) -> int:
     """Return the gpu_milli of a pool that are reserved for other tasks of the task's owner."""
-    return pool.reserved_milli.get(owner, 0) - _own_reserved(pool, task)
+    reserved = pool.reserved_milli.get(owner, 0)
+    return reserved - _reserved_for_task(pool, task) if reserved else 0
 
 
-def _own_reserved(pool: Pool, task: Task) -> int:
-    own = task.reserved
-    return own.counted if own is not None and own.pool_name == pool.name else 0
+def _reserved_for_task(pool: Pool, task: Task) -> int:
+    reservation = task.reserved
+    if reservation is None or reservation.pool_name != pool.name:
+        return 0
+    return reservation.counted
 
 
 def _reserved(state: CellView, task: Task, owner: Job | Project) -> int:

@@ -200,7 +200,9 @@ class PoolPass:
 
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
-            if self._is_left_to_preferred(group, task, turn, defer=defer):
+            if len(group.shape.pools) > 1 and self._is_left_to_preferred(
+                group, task, turn, defer=defer
+            ):
                 deferred.append(group)
                 self.queue.remove(group)
                 continue

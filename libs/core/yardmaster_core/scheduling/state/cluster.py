@@ -270,7 +270,7 @@ class ClusterState:
         task.group = None
         task.queue = None
         queue.drop()
-        group.min_runtimes -= self._waits_for_protected(task)
+        group.min_runtimes -= task.job.spec.min_runtime_s > 0
         reserved = queue is group.reserved
         self.counts.add_queued(group, -1, reserved=reserved)
         self._note_change(group, task.job)
@@ -290,7 +290,7 @@ class ClusterState:
         The caller records how to undo it.
         """
         task.group = group
-        group.min_runtimes += self._waits_for_protected(task)
+        group.min_runtimes += task.job.spec.min_runtime_s > 0
         reserved = task.reserved is not None
         queue = task.queue = group.reserved if reserved else group.queue
         queue.push(task)
@@ -305,10 +305,6 @@ class ClusterState:
                 pool = self.pools[name]
                 self.wake_index.store_wait(pool, group)
                 pool.index.wait_changed(group)
-
-    def _waits_for_protected(self, task: Task) -> bool:
-        """Whether `task` may pass no task that waits for protected victims."""
-        return task.job.spec.min_runtime_s > 0
 
     def _note_change(self, group: Group, job: Job) -> None:
         shape = group.shape

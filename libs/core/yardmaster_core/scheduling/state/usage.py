@@ -21,6 +21,8 @@ class JobUsage:
         """Count what `task` is about to release; return the change of the sum."""
         milli = self.tasks.get(task, 0)
         releasing = milli if milli and task.releasing else 0
+        if not releasing and not self.releasing:
+            return 0
         change = releasing - self.releasing.pop(task, 0)
         if releasing:
             self.releasing[task] = releasing

@@ -117,12 +117,11 @@ def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     """Order tasks that cannot be preempted before others, then by the claimant's demand, smallest
     first, then by its age; within a claimant by submission.
     """
-    share = (
-        _shares(view).of(claimant_of(task.job, view.options.among))
-        if group.shape.queue_class
-        else None
-    )
-    rank = int(group.shape.queue_class) and 1 + group.shape.preemptible
+    shape = group.shape
+    if not shape.queue_class:
+        return 0, 0, (0, 0), task.key
+    share = _shares(view).of(claimant_of(task.job, view.options.among))
+    rank = 1 + shape.preemptible
     if share is None:
         return rank, 0, (0, 0), task.key
     return rank, share.demand, share.age, task.key
@@ -148,7 +147,7 @@ def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
         return None
     if not could_fit(view.pool, shape):
         return no_capacity(view.pool, shape)
-    claimant = _claimant_of(view, group)
+    claimant = claimant_of(task.job, view.options.among)
     if shape.start_failed and not _any_pending_below(view):
         return None  # no other pending task has a share in the free capacity
     share = _shares(view).of(claimant)

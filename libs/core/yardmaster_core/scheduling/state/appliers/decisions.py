@@ -36,7 +36,6 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if reserved:
         drop(state, task)
     state.dequeue(task)
-    state.journal.record(pool.started.pop, task, None)
     pool.started[task] = None
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
@@ -63,7 +62,8 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if task.job.spec.preemptible:
         state.may_be_preempted(task, pool)
     state.journal.record(_unallocate, state, task, run, milli)
-    watch_start(state, task, run)
+    if state.journal.changes is None:  # else it would be undone
+        watch_start(state, task, run)
 
 
 def _unallocate(state: ClusterState, task: Task, run: Attempt, milli: int) -> None:
@@ -72,7 +72,9 @@ def _unallocate(state: ClusterState, task: Task, run: Attempt, milli: int) -> No
         state.vacate(node, task, placement, stopping=False)
     if run.port is not None:
         release_port(state.nodes[run.placements[0].node], run.port)
-    state.charge(task, state.pools[run.pool_name], -milli)
+    pool = state.pools[run.pool_name]
+    state.charge(task, pool, -milli)
+    pool.started.pop(task, None)
     task.phase = Phase.PENDING
     task.attempt -= 1
     task.run = None
