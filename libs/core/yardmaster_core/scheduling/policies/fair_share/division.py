@@ -14,6 +14,7 @@ share.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
 from typing import Final
@@ -65,63 +66,105 @@ def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRu
     return _round_to_whole_tasks(found)
 
 
+@dataclass(slots=True, eq=False)
+class _BoundedRun:
+    """A run and the bounds of the share of each of its claims, in grains.
+
+    `least` is the fixed part, `most` the demand; `weighted` is `most` times the weight.
+    """
+
+    run: ClaimRun
+    count: int
+    least: int
+    most: int
+    weighted: int
+
+
+def _bounded(run: ClaimRun, grain: int) -> _BoundedRun:
+    claim = run.claim
+    most = max(claim.demand, claim.fixed) // grain
+    return _BoundedRun(run, run.count, claim.fixed // grain, most, most * claim.weight)
+
+
 def _proportional(capacity: int, runs: Sequence[ClaimRun], grain: int) -> list[ClaimRun]:
+    """Return the runs with shares in grains, none outside its bounds."""
+    bounded_runs = [_bounded(run, grain) for run in runs]
     found = list(runs)
-    low = [run.claim.fixed // grain for run in found]
-    high = [max(run.claim.demand, run.claim.fixed) // grain for run in found]
-    counts = [run.count for run in found]
-    if sum(h * n for h, n in zip(high, counts, strict=True)) <= capacity:
-        for run, most in zip(found, high, strict=True):
-            run.share = most
+    if sum(each.most * each.count for each in bounded_runs) <= capacity:
+        for bounded in bounded_runs:
+            bounded.run.share = bounded.most
         return found
-    shares = list(low)
-    weighted = [h * run.claim.weight for h, run in zip(high, found, strict=True)]
-    free = [i for i in range(len(found)) if low[i] < high[i] and weighted[i]]
-    left = capacity - sum(low[i] * counts[i] for i in range(len(found)) if low[i] >= high[i])
+    undecided, left = _decide_at_bounds(bounded_runs, capacity)
+    if undecided:
+        _divide_by_weight(found, undecided, left, grain)
+    return found
+
+
+def _decide_at_bounds(
+    bounded_runs: Sequence[_BoundedRun], capacity: int
+) -> tuple[list[_BoundedRun], int]:
+    """Set the shares that are equal to a bound.
+
+    Returns the other runs, whose parts by weight are within their bounds, and the capacity for
+    them.
+    """
+    undecided = []
+    left = capacity
+    for bounded in bounded_runs:
+        bounded.run.share = bounded.least
+        if bounded.least >= bounded.most:
+            left -= bounded.least * bounded.count
+        elif bounded.weighted:
+            undecided.append(bounded)
     left = max(0, left)
-    # Shares have a lower and an upper bound. The amount that the lower bounds add is compared with
-    # the amount that the upper bounds cut. The side with the larger amount is decided first, so
-    # that no bound has to be undone.
-    while free:
-        weighted_sum = sum(weighted[i] * counts[i] for i in free)
-        below = [i for i in free if left * weighted[i] < low[i] * weighted_sum]
-        above = [i for i in free if left * weighted[i] > high[i] * weighted_sum]
-        added = sum((low[i] * weighted_sum - left * weighted[i]) * counts[i] for i in below)
-        cut = sum((left * weighted[i] - high[i] * weighted_sum) * counts[i] for i in above)
+    # The amount that the lower bounds add is compared with the amount that the upper bounds cut.
+    # The side with the larger amount is decided first, so that no bound has to be undone.
+    while undecided:
+        total = sum(each.weighted * each.count for each in undecided)
+        below = [each for each in undecided if left * each.weighted < each.least * total]
+        above = [each for each in undecided if left * each.weighted > each.most * total]
         if not below and not above:
             break
+        added = sum((each.least * total - left * each.weighted) * each.count for each in below)
+        cut = sum((left * each.weighted - each.most * total) * each.count for each in above)
         decided = below if added >= cut else above
-        bounds = low if added >= cut else high
-        for i in decided:
-            shares[i] = bounds[i]
-            left = max(0, left - bounds[i] * counts[i])
-        done = set(decided)
-        free = [i for i in free if i not in done]
-    rest = 0
+        for bounded in decided:
+            bounded.run.share = bounded.least if added >= cut else bounded.most
+            left -= bounded.run.share * bounded.count
+        left = max(0, left)
+        decided_set = set(decided)
+        undecided = [each for each in undecided if each not in decided_set]
+    return undecided, left
+
+
+def _divide_by_weight(
+    found: list[ClaimRun], bounded_runs: Sequence[_BoundedRun], capacity: int, grain: int
+) -> None:
+    """Divide the capacity by weighted demand, and the remainder of rounding down grain by grain.
+
+    Runs that are split off are added to `found`.
+    """
+    total = sum(each.weighted * each.count for each in bounded_runs)
+    for bounded in bounded_runs:
+        bounded.run.share = capacity * bounded.weighted // total
+    left = capacity - sum(each.run.share * each.count for each in bounded_runs)
+    # Claimants without a share come first: else a small demand would wait as long as a large one
+    # lasts. Then claimants that can start their first task with one more grain. Then age, and not
+    # the largest fraction: fractions change with each new claimant, and tasks would be preempted
+    # for that.
     by_order: dict[tuple[bool, bool], list[ClaimRun]] = {}
-    if free:
-        weighted_sum = sum(weighted[i] * counts[i] for i in free)
-        for i in free:
-            shares[i] = left * weighted[i] // weighted_sum
-        rest = left - sum(shares[i] * counts[i] for i in free)
-        # Claimants without a share come first: else a small demand would wait as long as a large
-        # one lasts. Then claimants that can start their first task with one more grain. Then age,
-        # and not the largest fraction: fractions change with each new claimant, and tasks would be
-        # preempted for that.
-        for i in free:
-            claim, more = found[i].claim, (shares[i] + 1) * grain
-            order = (shares[i] > 0, claim.fixed + claim.smallest_task != more)
-            if left * weighted[i] % weighted_sum:
-                by_order.setdefault(order, []).append(found[i])
-    for run, share in zip(found, shares, strict=True):
-        run.share = share
+    for bounded in bounded_runs:
+        if capacity * bounded.weighted % total:
+            run, claim = bounded.run, bounded.run.claim
+            order = (run.share > 0, claim.fixed + claim.smallest_task != (run.share + 1) * grain)
+            by_order.setdefault(order, []).append(run)
     for order in sorted(by_order):
-        if not rest:
+        if not left:
             break
-        equal = by_order[order]
-        for run, end in zip(equal, oldest_within(equal, [1] * len(equal), rest), strict=True):
-            rest -= _raise_shares(found, run, end, run.share + 1)
-    return found
+        same_order = by_order[order]
+        ends = oldest_within(same_order, [1] * len(same_order), left)
+        for run, end in zip(same_order, ends, strict=True):
+            left -= _raise_shares(found, run, end, run.share + 1)
 
 
 def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) -> int:

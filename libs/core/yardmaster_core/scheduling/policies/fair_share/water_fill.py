@@ -7,6 +7,7 @@ So equal claims are served together as long as that changes nothing for any clai
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, ClaimRun, oldest_within
 from yardmaster_core.scheduling.policies.fair_share.water_fill_one_by_one import (
@@ -99,82 +100,76 @@ class WaterFill:
         Returns the runs still to serve in this round; adds served runs that want more to `stay`.
         """
         self._runs_visited += len(same_demand)
-        wanted = [self._part(run, round_start) for run in same_demand]
-        parts = [min(part, self.left) for part in wanted]
-        nets = [max(0, part - run.fixed_left) for run, part in zip(same_demand, parts, strict=True)]
-        satisfies = [
-            run.share + net >= self._cap(run) for run, net in zip(same_demand, nets, strict=True)
-        ]
-        ends = self._prefix_ends(same_demand, wanted, nets, satisfies, round_start)
-        if all(end == run.first for run, end in zip(same_demand, ends, strict=True)):
-            first = min(
-                range(len(same_demand)), key=lambda i: same_demand[i].ages[same_demand[i].first]
-            )
-            ends[first] += 1
+        steps = [self._step(run, round_start) for run in same_demand]
+        self._find_ends(steps, round_start)
+        if all(step.end == step.run.first for step in steps):
+            min(steps, key=_Step.oldest).end += 1
         rest = []
-        for run, end, part, net, satisfied in zip(
-            same_demand, ends, parts, nets, satisfies, strict=True
-        ):
+        for step in steps:
+            run, end = step.run, step.end
             if end == run.first:
                 rest.append(run)
                 continue
             if end < run.end:
                 rest.append(run.split(end))
                 self.runs.append(rest[-1])
-            run.share += net
-            run.fixed_left -= min(part, run.fixed_left)
-            self.left -= net * run.count
-            if satisfied:
+            run.share += step.added
+            run.fixed_left -= min(step.part, run.fixed_left)
+            self.left -= step.added * run.count
+            if step.satisfies:
                 self.weight -= run.claim.weight * run.count
             else:
                 stay.append(run)
         return rest
 
-    def _prefix_ends(
-        self,
-        same_demand: list[ClaimRun],
-        wanted: list[int],
-        nets: list[int],
-        satisfies: list[bool],
-        round_start: int,
-    ) -> list[int]:
-        """Return where each run ends if claims are served together up to the first for which the
-        amount changes.
+    def _step(self, run: ClaimRun, round_start: int) -> "_Step":
+        by_weight = self._part(run, round_start)
+        part = min(by_weight, self.left)
+        added = max(0, part - run.fixed_left)
+        satisfies = run.share + added >= self._cap(run)
+        return _Step(run, by_weight, part, added, satisfies, run.end)
+
+    def _find_ends(self, steps: list["_Step"], round_start: int) -> None:
+        """Set the end of each step so that claims are served together up to the first whose amount
+        changes.
         """
-        oldest_ages = [run.ages[run.first] for run in same_demand]
-        short = [part > self.left for part in wanted]
-        if short[oldest_ages.index(min(oldest_ages))]:
-            # It takes all that is left, except for its fixed part: then nothing changes.
-            return oldest_within(same_demand, nets, 0)
-        ends = [run.first for run in same_demand]
-        until = min(
-            (head for head, is_short in zip(oldest_ages, short, strict=True) if is_short),
+        if min(steps, key=_Step.oldest).by_weight > self.left:
+            # The oldest claim takes all that is left, except for its fixed part: then nothing
+            # changes.
+            _set_ends(steps, [step.added for step in steps], 0)
+            return
+        covered = [step for step in steps if step.by_weight <= self.left]
+        if len(covered) < len(steps):
+            # Up to the first claim whose part is larger than what is left.
+            age = min(step.oldest() for step in steps if step.by_weight > self.left)
+            for step in steps:
+                step.end = step.run.first
+            for step in covered:
+                step.end = bisect_left(step.run.ages, age, step.run.first, step.run.end)
+        left = self.left
+        if any(step.added < step.by_weight for step in covered):
+            # Of the fixed part no more is counted than is left.
+            left -= max(step.by_weight for step in covered)
+        _set_ends(covered, [step.added for step in covered], left)
+        if any(step.satisfies for step in steps):
+            most = self._most_satisfied_weight(steps, round_start)
+            if most is not None:
+                satisfied_weights = [step.run.claim.weight * step.satisfies for step in covered]
+                _set_ends(covered, satisfied_weights, most)
+
+    def _most_satisfied_weight(self, steps: list["_Step"], round_start: int) -> int | None:
+        """Return the most weight of satisfied claims behind which no claim gets a larger part.
+
+        None: there is no limit, because all claims are satisfied by their parts.
+        """
+        return min(
+            (
+                self.weight - round_start * step.run.claim.weight // (step.by_weight + 1) - 1
+                for step in steps
+                if step.run.claim.weight and step.by_weight < self._cap(step.run) - step.run.share
+            ),
             default=None,
         )
-        some = [i for i, is_short in enumerate(short) if not is_short]
-        runs = []
-        for i in some:
-            run = same_demand[i]
-            end = run.end if until is None else bisect_left(run.ages, until, run.first, run.end)
-            runs.append(_between(run, run.first, end))
-        left = self.left
-        if any(nets[i] < wanted[i] for i in some):
-            # Of the fixed part no more is counted than is left.
-            left -= max(wanted[i] for i in some)
-        found = oldest_within(runs, [nets[i] for i in some], left)
-        # Claims behind a satisfied one get larger parts, unless they are satisfied by theirs too.
-        rising = [
-            self.weight - round_start * run.claim.weight // (wanted[i] + 1) - 1
-            for i, run in enumerate(same_demand)
-            if run.claim.weight and wanted[i] < self._cap(run) - run.share
-        ]
-        if rising and any(satisfies):
-            runs = [_between(run, run.first, end) for run, end in zip(runs, found, strict=True)]
-            satisfied_weights = [same_demand[i].claim.weight if satisfies[i] else 0 for i in some]
-            found = oldest_within(runs, satisfied_weights, min(rising))
-        for i, end in zip(some, found, strict=True):
-            ends[i] = end
-        return ends
 
     def _skip_fixed_rounds(self) -> None:
         """Skip the rounds that repeat the last one, in which only fixed parts were counted."""
@@ -250,84 +245,55 @@ class WaterFill:
         self, too_small: list[ClaimRun], with_returnable: list[ClaimRun], part: int
     ) -> bool:
         """Take `part` back from as many of the youngest claims as possible at once, and satisfy the
-        first claims in order with it; return whether returning_count were any.
+        first claims in order with it; return whether this was possible for any claim.
 
         Each time a claim returns its part, the first claims get one grain more each, as many as the
         part covers. So as long as all return the same amount and lack the same amount, they are
         served in blocks of that many claims; if the returned amount is 1, one after another.
         """
-        same_demand = next(iter(self.by_demand.values()))
-        until = max(
-            (_last(run) for run in with_returnable if self._returnable(run) != part), default=None
-        )
-        returning_runs = []
-        for run in with_returnable:
-            if self._returnable(run) == part:
-                after = (
-                    run.first if until is None else bisect_left(run.ages, until, run.first, run.end)
-                )
-                returning_runs.append((run, _between(run, after, run.end)))
-        returning_count = sum(some.count for _, some in returning_runs)
-        if returning_count == 1 or any(run.fixed_left for run in same_demand):
+        receivers = next(iter(self.by_demand.values()))
+        returning = self._youngest_returning(with_returnable, part)
+        count = sum(claims.count for claims in returning.values())
+        if count == 1 or any(run.fixed_left for run in receivers):
             return False
-        if part > 1 and len({run.share for run in same_demand}) > 1:
+        if part > 1 and len({run.share for run in receivers}) > 1:
             return False
-        # The two groups meet where the older claims lack as much as the younger ones return.
-        cap = self._cap(same_demand[0])
-        of_run = dict(returning_runs)
-        tried: list[ClaimRun] = []
-        sizes: list[int] = []
-        for run in same_demand:
-            some = of_run.pop(run, _between(run, run.end, run.end))
-            tried += (_between(run, run.first, some.first), some)
-            sizes += (cap - run.share, cap - run.share + part)
-        tried += of_run.values()
-        sizes += [part] * len(of_run)
-        meeting = oldest_within(tried, sizes, part * returning_count)
-        ends = [
-            run.first
-            + meeting[2 * i]
-            - tried[2 * i].first
-            + meeting[2 * i + 1]
-            - tried[2 * i + 1].first
-            for i, run in enumerate(same_demand)
-        ]
-        if part > 1:
-            blocks = (
-                sum(end - run.first for run, end in zip(same_demand, ends, strict=True)) // part
-            )
-            ends = oldest_within(same_demand, [1] * len(same_demand), blocks * part)
-        lacking = sum(
-            (cap - run.share) * (end - run.first)
-            for run, end in zip(same_demand, ends, strict=True)
-        )
+        cap = self._cap(receivers[0])
+        satisfied = _satisfied(receivers, returning, part, cap)
+        lacking = sum((cap - cut.run.share) * (cut.at - cut.run.first) for cut in satisfied)
         if not lacking:
             return False
-        runs = [some for _, some in returning_runs]
-        kept_ends = oldest_within(runs, [1] * len(runs), returning_count - lacking // part)
-        returning = [
-            (run, end)
-            for (run, _), end in zip(returning_runs, kept_ends, strict=True)
-            if end < run.end
-        ]
-        oldest_returning = min(run.ages[end] for run, end in returning)
-        satisfied_runs = [
-            (run, end) for run, end in zip(same_demand, ends, strict=True) if end > run.first
-        ]
+        excluded = _all_but_oldest(returning, count - lacking // part)
         if part > 1:
-            # They get one grain each only while no weight is large compared with the sum of all
+            # Each gets one grain only while no weight is large compared with the sum of all
             # weights.
-            left = self.weight - sum(r.claim.weight * (r.end - end) for r, end in returning)
-            left -= sum(r.claim.weight * (end - r.first) for r, end in satisfied_runs)
+            left = self.weight
+            left -= sum(cut.run.claim.weight * (cut.run.end - cut.at) for cut in excluded)
+            left -= sum(cut.run.claim.weight * (cut.at - cut.run.first) for cut in satisfied)
             left -= sum(r.claim.weight * r.count for r in too_small if not self._returnable(r))
-            if any(part * run.claim.weight >= 2 * left for run in same_demand):
+            if any(part * run.claim.weight >= 2 * left for run in receivers):
                 return False
-        self._exclude_younger(too_small, oldest_returning)
-        for run, end in returning:
-            self._exclude(run, end)
-        for run, end in satisfied_runs:
-            self._satisfy(run, end, cap)
+        self._exclude_younger(too_small, min(cut.run.ages[cut.at] for cut in excluded))
+        for cut in excluded:
+            self._exclude(cut.run, cut.at)
+        for cut in satisfied:
+            self._satisfy(cut.run, cut.at, cap)
         return True
+
+    def _youngest_returning(
+        self, with_returnable: list[ClaimRun], part: int
+    ) -> dict[ClaimRun, ClaimRun]:
+        """Return, for each run whose claims return `part`, those of its claims that are younger
+        than all claims that return another amount.
+        """
+        others_last = [_last(run) for run in with_returnable if self._returnable(run) != part]
+        age = max(others_last, default=None)
+        returning = {}
+        for run in with_returnable:
+            if self._returnable(run) == part:
+                first = run.first if age is None else bisect_left(run.ages, age, run.first, run.end)
+                returning[run] = _between(run, first, run.end)
+        return returning
 
     def _satisfy(self, run: ClaimRun, end: int, cap: int) -> None:
         """Satisfy the claims of a run before index `end`."""
@@ -360,6 +326,90 @@ class WaterFill:
         self.left += (run.share - fixed) * run.count
         self.weight -= run.claim.weight * run.count
         run.share = fixed
+
+
+@dataclass(slots=True)
+class _Step:
+    """The next step of a round for a run, in grains; the claims before `end` take part in it."""
+
+    run: ClaimRun
+    #: Of each claim: its part by weight, and the same or what is left.
+    by_weight: int
+    part: int
+    #: By how much the part raises the share, and whether the claim is satisfied then.
+    added: int
+    satisfies: bool
+    end: int
+
+    def oldest(self) -> Age:
+        """Return the age of the run's first claim."""
+        return self.run.ages[self.run.first]
+
+
+def _set_ends(steps: Sequence[_Step], sizes: Sequence[int], most: int) -> None:
+    """Reduce the ends of the steps to the oldest claims whose sizes are at most `most` together."""
+    runs = [_between(step.run, step.run.first, step.end) for step in steps]
+    for step, end in zip(steps, oldest_within(runs, sizes, most), strict=True):
+        step.end = end
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """An index that divides the claims of a run."""
+
+    run: ClaimRun
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Part of a run, with the amount that each claim lacks or returns, or both.
+
+    `receiver` is the run, if its claims are among the first in order.
+    """
+
+    claims: ClaimRun
+    size: int
+    receiver: ClaimRun | None = None
+
+
+def _satisfied(
+    receivers: list[ClaimRun], returning: dict[ClaimRun, ClaimRun], part: int, cap: int
+) -> list[_Cut]:
+    """Return the runs of which claims are satisfied, each with the end of these claims.
+
+    The two groups meet where the older claims lack as much as the younger ones return.
+    """
+    only_returning = dict(returning)
+    pieces = []
+    for run in receivers:
+        lacking = cap - run.share
+        claims = only_returning.pop(run, None) or _between(run, run.end, run.end)
+        pieces.append(_Piece(_between(run, run.first, claims.first), lacking, run))
+        pieces.append(_Piece(claims, lacking + part, run))
+    pieces += [_Piece(claims, part) for claims in only_returning.values()]
+    returned = part * sum(claims.count for claims in returning.values())
+    ends = oldest_within([piece.claims for piece in pieces], [p.size for p in pieces], returned)
+    counts = dict.fromkeys(receivers, 0)
+    for piece, end in zip(pieces, ends, strict=True):
+        if piece.receiver is not None:
+            counts[piece.receiver] += end - piece.claims.first
+    if part > 1:
+        whole_blocks = sum(counts.values()) // part * part
+        ends = oldest_within(receivers, [1] * len(receivers), whole_blocks)
+        cuts = [_Cut(run, end) for run, end in zip(receivers, ends, strict=True)]
+    else:
+        cuts = [_Cut(run, run.first + count) for run, count in counts.items()]
+    return [cut for cut in cuts if cut.at > cut.run.first]
+
+
+def _all_but_oldest(returning: dict[ClaimRun, ClaimRun], count: int) -> list[_Cut]:
+    """Return the runs with claims that are not among the `count` oldest, each with the first of
+    these claims.
+    """
+    ends = oldest_within(list(returning.values()), [1] * len(returning), count)
+    cuts = [_Cut(run, end) for run, end in zip(returning, ends, strict=True)]
+    return [cut for cut in cuts if cut.at < cut.run.end]
 
 
 def _all(run: ClaimRun) -> range:
