@@ -186,7 +186,7 @@ PROJECTS: Final = 1_000
 DEPARTMENTS: Final = 20
 NODES: Final = 5_000
 PENDING: Final = 100_000
-#: Measured cycles of each kind; before them so many are not measured.
+#: Measured cycles of each kind, and the cycles before them that are not measured.
 CYCLES: Final = 200
 WARM_UP: Final = 5
 P50_MS: Final = 1

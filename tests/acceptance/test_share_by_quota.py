@@ -136,7 +136,7 @@ class Site:
         return Counter(str(task.phase) for task in self.tasks(job))
 
     def until_phases(self, job: str, **counts: int) -> None:
-        """Wait until so many tasks of a job are in these phases, and none in others."""
+        """Wait until these numbers of tasks of a job are in these phases, and none in others."""
         until(
             lambda: self.phases(job) == Counter(counts),
             f"{job}: {counts}",

@@ -20,7 +20,7 @@ from yardmaster_schemas.resources import Resources
 NODES: Final = ("n1", "n2", "n3", "n4")
 POOLS: Final = ("main", "side")
 PROJECTS: Final = ("p", "p", "q", "r")
-#: No input of a history adds jobs to so many.
+#: With this number of jobs, no input of a history adds more.
 MOST_JOBS: Final = 24
 #: The most inputs after the first jobs.
 MOST_INPUTS: Final = 80

@@ -572,7 +572,7 @@ class HistoryPlayer:
         for event in decided:
             for why in (getattr(event, "wait", None), getattr(event, "stop", None)):
                 if why is not None:
-                    # A policy of which `NUMBERS` knows nothing owns its numbers.
+                    # A policy that `NUMBERS` does not have owns its numbers.
                     known = NUMBERS.get(why.code, why.numbers)
                     assert set(why.numbers) <= set(known), why
 

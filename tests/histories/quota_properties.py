@@ -53,7 +53,7 @@ def minus(a: Amounts, b: Amounts) -> Amounts:
 
 
 def exceeds(amounts: Amounts, bounds: Bounds, *, of: Amounts = (1, 1, 1)) -> bool:
-    """Whether more than the bound is held of a resource of which `of` has some."""
+    """Whether an amount exceeds its bound, among the resources that `of` has."""
     return any(
         bound is not None and amount > bound and bool(asked)
         for amount, bound, asked in zip(amounts, bounds, of, strict=True)
@@ -165,7 +165,7 @@ class Queues:
 
     def has_too_many_non_preemptible(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
         """Whether tasks of a project that cannot be preempted have more in all pools, with `more`,
-        than it deserves in all, of resources of which `of` has some.
+        than it deserves in all, of the resources that `of` has.
         """
         non_preemptible = more
         for queues in self.in_all or ():

@@ -1,4 +1,4 @@
-"""An MPS daemon of which a test decides whether it answers, and programs in place of NVIDIA's."""
+"""An MPS daemon that answers if a test lets it, and programs in place of NVIDIA's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -30,6 +30,18 @@ PROSE = re.compile(
     r")\b",
     re.IGNORECASE,
 )
+#: Stands before the first word of a docstring.
+START = "^"
+#: Sentences without their noun: a docstring that starts with a pronoun or only refers to another
+#: one, a relative clause that is torn from its noun, an amount that is named nowhere.
+TORN = re.compile(
+    r"\^(?:It|Its|Itself|They|Their|Them|Themselves|These|Such)\b"
+    r"|\^See `"
+    r"|\bDo the same\b"
+    r"|(?<!,)(?<!\bone)(?<!\bnone)(?<!\ball)(?<!\bany)(?<!\bsome)(?<!\beach)(?<!\bhalf)(?<!\bpart)"
+    r" of which\b"
+    r"|\bso (?:many|much)\b(?![^.]*\bthat\b)"
+)
 #: Parts of names that are private words.
 WORDS = frozenset(
     (
@@ -125,6 +137,56 @@ def test_docstrings_start_with_a_noun_or_a_verb() -> None:
         and re.match(r"(What|Who|Whose|Those)\b", ast.get_docstring(node) or "")
     ]
     assert not findings, "\n".join(findings)
+
+
+def test_docstrings_and_comments_name_their_nouns() -> None:
+    findings = [
+        found(path, number, f"'{match[0]}' in: {text[max(0, match.start() - 60) :][:140]}")
+        for path in files(".py")
+        for number, text in (*docstrings(path), *comments(path))
+        for match in TORN.finditer(text)
+    ]
+    assert not findings, "\n".join(findings)
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings of a program, each with a line number, in one line, after START."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), START + " ".join(text.split())
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """The blocks of comment lines of a program, each with its first line number, in one line."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate((*path.read_text().splitlines(), ""), 1):
+        comment = re.match(r"\s*#:? ?(.*)", line)
+        if comment:
+            block.append((number, comment[1]))
+        elif block:
+            yield block[0][0], " ".join(text for _, text in block)
+            block = []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_torn"),
+    [
+        (f"{START}Its parent.", True),
+        (f"{START}Item by item.", False),
+        (f"{START}See `Machine.load`.", True),
+        ("The parts. See `Machine.load`.", False),
+        ("Do the same for a draft.", True),
+        ("Both do the same.", False),
+        ("Bring the usages up to date of which a cycle changed what is held.", True),
+        ("A demand, of which a part is fixed; three jobs, none of which runs.", False),
+        ("Wait for so many seconds.", True),
+        ("There are so many nodes that a search is slow.", False),
+    ],
+)
+def test_a_torn_sentence_is_found(text: str, is_torn: bool) -> None:
+    assert bool(TORN.search(text)) is is_torn
 
 
 def test_pages_write_enroll_except_in_names() -> None:

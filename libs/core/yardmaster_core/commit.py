@@ -185,7 +185,7 @@ class CommitReader:
         #: decisions, and whether it did. If a commit is missing, it is missing there.
         self._missing_after: tuple[int, bool] | None = None
         #: Since the last commit: (offset, term) of each term started, and the offset of the term
-        #: because of which a commit of the next cycle was dropped, if there was one.
+        #: that caused a commit of the next cycle to be dropped, if there was one.
         self._terms: list[tuple[int, int]] = []
         self._outdone_by: int | None = None
         self._buffer: list[tuple[int, Envelope[Event]]] = []

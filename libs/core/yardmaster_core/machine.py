@@ -58,7 +58,7 @@ class Machine(Protocol[S]):
 
     @property
     def output(self) -> Topic:
-        """The topic of which this machine is the sole writer."""
+        """The topic to which only this machine writes."""
 
     @property
     def inputs(self) -> tuple[Topic, ...]:

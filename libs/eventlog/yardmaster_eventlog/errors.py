@@ -119,8 +119,8 @@ class TlsUnusable(LogError):
 
 
 class AppendOutcomeUnknown(LogError):
-    """It is unknown whether a batch was written to {topic} ({found}). Re-read the topic's tail
-    before deciding again.
+    """Whether a batch was written to {topic} is unknown ({found}). Re-read the topic's tail before
+    deciding again.
     """
 
     code = "append_outcome_unknown"

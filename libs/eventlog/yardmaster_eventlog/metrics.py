@@ -21,7 +21,7 @@ class LogMetrics(Protocol):
         """A batch was certainly not written; `code` is the error's."""
 
     def unknown(self, topic: str) -> None:
-        """It is unknown whether a batch was written."""
+        """Whether a batch was written is unknown."""
 
     def read(self, topic: str, records: int) -> None:
         """Records were returned to a reader."""

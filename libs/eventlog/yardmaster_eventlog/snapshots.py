@@ -33,7 +33,7 @@ P = ParamSpec("P")
 
 #: Seconds after which a call counts as unanswered: about ten times the largest snapshot's duration.
 DEADLINE_S: Final = 30.0
-#: Calls that were given up and have not ended; while there are so many, no call begins.
+#: While this number of calls were given up and have not ended, no call begins.
 MAX_HUNG: Final = 4
 
 MAGIC: Final = b"YARDSNAP"

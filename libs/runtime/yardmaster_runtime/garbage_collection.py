@@ -28,7 +28,10 @@ def tune_gc() -> None:
 
 @contextmanager
 def tuned_gc() -> Iterator[None]:
-    """Do the same during a block, in a process without frozen objects."""
+    """Freeze objects and make collections rare during a block.
+
+    The process must have no frozen objects before it.
+    """
     thresholds = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -73,7 +73,7 @@ class CycleLimits(BaseModel):
 
 
 class SnapshotLimits(BaseModel):
-    """When a snapshot is taken: after so many cycles or seconds, whichever comes first."""
+    """When a snapshot is taken: after a number of cycles or seconds, whichever comes first."""
 
     model_config = _FROZEN
 

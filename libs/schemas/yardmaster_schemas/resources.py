@@ -33,7 +33,7 @@ class Resources:
 
     `gpus` slots of `gpu_milli` each: 8 whole GPUs are (8, 1000), half a GPU is (1, 500), two halves
     on different GPUs are (2, 500), no GPU is (0, 0). With `gpu_memory_mib` above 0 the request is
-    so much memory of each slot, and `gpu_milli` is 0: it depends on the GPU.
+    this amount of memory of each slot, and `gpu_milli` is 0: it depends on the GPU.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

@@ -38,7 +38,6 @@ class TrialAndError:
     mix: Mix
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """See `synthetic.trial_and_error`."""
         return trial_and_error(self.mix, seed, equal)
 
 
@@ -50,7 +49,6 @@ class Waves:
     preemptible: bool
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """See `synthetic.waves`."""
         return listed(waves(self.scale, preemptible=self.preemptible, seed=seed, equal=equal))
 
 
@@ -78,7 +76,6 @@ class Openb:
     nodes: Path
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """See `traces.openb`."""
         return listed(openb(self.pods, self.nodes, seed=seed, equal=equal))
 
 

@@ -152,7 +152,7 @@ class Supervision:
         return {"code": order.code, "deadline_at": rfc3339(order.deadline_ms)}
 
     async def wait_stop(self, seconds: float) -> None:
-        """Wait until the replica must stop, at most so many seconds."""
+        """Wait until the replica must stop, but at most `seconds`."""
         await happens_within(self._clock, seconds, self._stopping)
 
     def record_checkpoint(self, content: object) -> None:

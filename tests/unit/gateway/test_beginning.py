@@ -231,7 +231,7 @@ async def test_a_damaged_snapshot_is_skipped_for_the_one_before(
 async def test_a_forged_snapshot_makes_no_user_an_operator(
     cell: GatewayCell, store: SnapshotStore
 ) -> None:
-    """It is consistent in itself, as a writer with access to its folder can make it."""
+    """The snapshot is consistent in itself, as a writer with access to its folder can make it."""
     await add(cell)
     true = snapshot_of(cell)
     dump = json.loads(true.payload)

@@ -97,7 +97,7 @@ class QuotaCell(ToyCell):
         assert report.ok, [str(each) for each in report.findings]
 
     async def proved(self) -> None:
-        """It does, and no promise is broken."""
+        """Every verdict follows from the log again, and no promise is broken."""
         report = await verify(self.log, [QuotaMachine(check)], CELL)
         assert report.ok, [str(each) for each in (*report.findings, *report.promises)]
         await assert_audit_clean(self.log)

@@ -115,13 +115,13 @@ async def test_a_standby_that_sees_the_log_end_earlier_leaves_a_fence(
             await asyncio.Event().wait()
 
         def withdraw(self) -> None:
-            """It was no candidate."""
+            """The election has no candidate to withdraw."""
 
         def on_restore(self) -> None:
-            """It has no term to lose."""
+            """The election has no term to lose."""
 
         def on_fenced(self) -> None:
-            """It has no term to lose."""
+            """The election has no term to lose."""
 
     standby = cell.candidate(log=log_of(cell).handle(), snapshots=store, election=Standby())
     work = asyncio.create_task(standby.run())

@@ -66,7 +66,7 @@ def test_an_error_without_its_fields_still_has_a_message(cls: type[YardmasterErr
 
 
 class OfItsOwnMaking(YardmasterError):
-    """It needs {what}."""
+    """The error needs {what}."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -84,7 +84,11 @@ def test_a_pickled_error_keeps_its_message_and_fields(
 
 def test_a_pickled_error_with_its_own_constructor_keeps_its_message() -> None:
     came = pickle.loads(pickle.dumps(OfItsOwnMaking("a word")))
-    assert (str(came), came.what, came.fields) == ("It needs A WORD.", "a word", {"what": "A WORD"})
+    assert (str(came), came.what, came.fields) == (
+        "The error needs A WORD.",
+        "a word",
+        {"what": "A WORD"},
+    )
 
 
 def test_codes_are_stable_names_each_of_one_error() -> None:

@@ -1,4 +1,4 @@
-"""The parts of which figures are made."""
+"""The parts that figures consist of."""
 
 from itertools import pairwise
 from statistics import quantiles

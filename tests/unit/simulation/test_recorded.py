@@ -17,7 +17,7 @@ from yardmaster_simulation.world import START_MS, World
 
 
 class TruncatedSink:
-    """A tape that takes nothing after so many seconds."""
+    """A log that takes nothing after `after_s` seconds."""
 
     def __init__(self, sink: SqliteWriter, after_s: int) -> None:
         self._sink = sink
@@ -28,7 +28,7 @@ class TruncatedSink:
 
 
 def at_once(submit_s: int) -> SimJob:
-    """It ends as it starts, so that a cycle learns at once of all that started with it."""
+    """A job that ends as it starts, so that a cycle learns at once of all that started with it."""
     return job(submit_s, 0, gpus=0)
 
 

@@ -114,11 +114,10 @@ class QuotaMachine:
     def decide_in_place(
         self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[AdmissionState, Sequence[Decision], bool]:
-        """See `core.machine.InPlaceMachine.decide_in_place`."""
         return state, *decide_in_place(state, limit - len(observed), self._check_policy)
 
     def unwritable(self, _: Event) -> None:
-        """See `core.machine.Machine.unwritable`: no verdict is larger than its request."""
+        """No verdict is larger than its request, so none is unwritable."""
 
     def end_cycle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
         """Return the state unchanged: requests without a verdict stay pending in order."""
@@ -141,7 +140,6 @@ class QuotaMachine:
         return state.now_ms if state.work else None
 
     def dump(self, state: AdmissionState) -> Any:
-        """See `Machine.dump`."""
         return snapshot.dump(state)
 
     def load(self, cell: str, dump: Any) -> AdmissionState:

@@ -98,7 +98,7 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An admitted job of which a task has not ended.
+    """An admitted job with a task that has not ended.
 
     `paused`, `cancelled` and `ended` are sets of task indexes as the bits of an integer: a job has
     up to 10,000 tasks, and one of them changes at a time. `body` is the digest of the request, by

@@ -147,7 +147,7 @@ def _over_limit(
     pools: Sequence[str],
     config: ProjectConfig,
 ) -> TaskRejectedV1 | None:
-    """The rejection of a job of which one task alone exceeds a limit in each of its pools.
+    """The rejection of a job if one task alone exceeds a limit in each of the pools it may use.
 
     The limits are those of its project and department. The scheduler compares limits with current
     use (at_limit). `max_pending` limits a single job.

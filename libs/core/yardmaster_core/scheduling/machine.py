@@ -85,45 +85,37 @@ class SchedulerMachine:
     def begin_cycle(
         self, state: ClusterState, cycle: int, now_ms: int, rules: int = RULES
     ) -> ClusterState:
-        """See `core.machine.Machine.begin_cycle`."""
         return cycling.begin_cycle(state, cycle, now_ms, rules)
 
     def calls_for_cycle(self, event: Event) -> bool:
-        """See `core.machine.Machine.calls_for_cycle`."""
         return True
 
     def refusal(self, state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
-        """See `core.machine.Machine.refusal`."""
         return refusal(state, envelope)
 
     def apply(
         self, state: ClusterState, event: Event, record_id: str, actor: str = ""
     ) -> ClusterState:
-        """See `core.machine.Machine.apply`."""
         return applying.apply(state, event, record_id)
 
     def decide(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> CycleResult:
-        """See `core.machine.Machine.decide`."""
         return _decide(state, limit, observed, self._policies)
 
     def decide_in_place(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[ClusterState, Sequence[Decision], bool]:
-        """See `core.machine.InPlaceMachine.decide_in_place`."""
         with Draft(state, limit, keep=True) as draft:
             complete = _fill(draft, observed, self._policies)
         return state, draft.decisions, complete
 
     def unwritable(self, event: Event) -> Decision | None:
-        """See `core.machine.Machine.unwritable`."""
         if not isinstance(event, SlotsAllocatedV1 | SlotsReservedV1):
             return None
         return Decision(AllocationUnwritableV1(task_id=event.task_id), event.task_id)
 
     def end_cycle(self, state: ClusterState, *, complete: bool) -> ClusterState:
-        """See `core.machine.Machine.end_cycle`."""
         return cycling.end_cycle(state, complete=complete)
 
     def policies(self, state: ClusterState) -> tuple[PolicyInUse, ...]:
@@ -135,21 +127,16 @@ class SchedulerMachine:
         )
 
     def digest(self, state: ClusterState) -> str:
-        """See `core.machine.Machine.digest`."""
         return state.digest()
 
     def committed_digest(self, state: ClusterState) -> str:
-        """See `core.machine.Machine.committed_digest`."""
         return state.committed_digest()
 
     def due_ms(self, state: ClusterState) -> int | None:
-        """See `core.machine.Machine.due_ms`."""
         return cycling.due_ms(state)
 
     def dump(self, state: ClusterState) -> Any:
-        """See `core.machine.Machine.dump`."""
         return snapshot.dump(state)
 
     def load(self, cell: str, dump: Any) -> ClusterState:
-        """See `core.machine.Machine.load`."""
         return snapshot.load(cell, dump, self._policies)

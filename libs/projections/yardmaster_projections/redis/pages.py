@@ -29,7 +29,7 @@ MAX_BY_KEY: Final = 1_000
 #: How often a page starts again because the views changed in between; the last try is returned.
 MAX_TRIES: Final = 4
 
-#: Facets as in names of keys: for each name, the values of which a row has one.
+#: Facets as in names of keys: for each name, the values that a row may have.
 _Facets = Mapping[str, frozenset[str]]
 
 
@@ -304,7 +304,7 @@ class _Lists(_Source):
         self._done = [False] * count
 
     async def next(self, count: int) -> list[bytes]:
-        """The next members; reads more of the lists of which all were returned."""
+        """The next members; reads more of the lists that have no member left to return."""
         empty = [at for at, read in enumerate(self._read) if not read and not self._done[at]]
         if empty:
             share = max(MIN_CHUNK, count // len(self._read) + 1) if len(self._read) > 1 else count

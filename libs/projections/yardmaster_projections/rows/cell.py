@@ -60,7 +60,7 @@ class NodeRow(Row):
 
     @property
     def offer(self) -> NodeJoinedV1 | Enrollment | None:
-        """Its offer, else its enrollment; None for a node that is only named by a request."""
+        """The node's offer, else its enrollment; None for a node that only a request names."""
         return self.joined or self.enrollment
 
     @property
@@ -139,7 +139,7 @@ class DepartmentRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Its parent, if it has one."""
+        """The department's parent, if it has one."""
         return () if self.config.parent is None else (("parent", self.config.parent),)
 
 
@@ -161,7 +161,7 @@ class ProjectRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Its name, by which visibility is checked, and its department."""
+        """The project's name, by which visibility is checked, and its department."""
         return (("project", self.name), ("department", self.config.department))
 
 

@@ -51,7 +51,7 @@ class QueueRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Its section in the pool; and its section among the tasks of its project."""
+        """The group's section in the pool, and its section among the tasks of its project."""
         section = section_of(self.traits)
         claim = f"{self.pool}/{self.project}/{section}"
         return (("section", f"{self.pool}/{section}"), ("claim", claim))

@@ -41,7 +41,7 @@ INCONSISTENT = (MachineError, CoreError, LogCorrupt, LogTruncated)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostJobs:
-    """Jobs of which the log has lost records that no cut restores; in the order of their records.
+    """Jobs with lost records that no cut restores, in the order of their records.
 
     `requests`: jobs that quota has judged, and whose requests are gone. `details`: jobs and other
     requests whose command, names or notes are gone.

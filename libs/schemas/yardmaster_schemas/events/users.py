@@ -107,7 +107,7 @@ class RoleRevokeRequestedV1(Event):
 class TokenIssueRequestedV1(Event):
     """A request for one more token of a user.
 
-    `overlap_s`: the user's other tokens end after so many seconds; None: they stay valid.
+    `overlap_s`: the seconds after which the user's other tokens end; None: they stay valid.
     """
 
     principal: PrincipalId

@@ -1,7 +1,7 @@
 """The initial state of a KAI scenario's jobs, recorded as decisions and reports.
 
-Some of these states no decision of the core leads to, for example a task with reserved slots of
-which none is in use. They are recorded as facts that an earlier leader left.
+No decision of the core leads to some of these states, for example to a task with reserved slots,
+none of which is in use. They are recorded as facts that an earlier leader left.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -139,8 +139,8 @@ class Task:
 class Job:
     """A pod group; its tasks start together. `min_available` None: all of them.
 
-    `keeps_terminating`: what terminates at first does so to the end. `copies`: so many equal jobs,
-    whose names end with their numbers from 1.
+    `keeps_terminating`: what terminates at first does so to the end. `copies`: the number of equal
+    jobs, whose names end with their numbers from 1.
     """
 
     name: str
@@ -283,7 +283,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentScenario:
-    """Steps that the documentation of Run:ai describes, each compared after so many `cycles`."""
+    """Steps that the documentation of Run:ai describes, each compared after `cycles` cycles."""
 
     id: str
     nodes: tuple[Node, ...]

@@ -256,7 +256,7 @@ async def issue_token(
 ) -> TokenIssued:
     """Issue one more token of a user, or of the caller. The token is in this answer only.
 
-    With `overlap_s`, the other tokens of the user end after so many seconds. Without `lifetime_s`,
+    With `overlap_s`, the other tokens of the user end after these seconds. Without `lifetime_s`,
     it lives as long as the one before. The caller's own token cannot live longer than the longest
     that the caller has.
     """

@@ -50,6 +50,8 @@ class GroupQueue:
             if ordered is None
             else ordered(view, turns)
         )
+        #: Whether no queued group comes before a group's task.
+        self.comes_first = self._candidates.comes_first
         self._queued: set[Group] = set()
         #: Leader -> its followers.
         self._followers: dict[Group, list[Follower]] = {}
@@ -120,10 +122,6 @@ class GroupQueue:
         else:
             self.push(group, task, rest, 0)
 
-    def comes_first(self, group: Group, task: Task, turn: int) -> bool:
-        """Whether no queued group comes before the group's task."""
-        return self._candidates.comes_first(group, task, turn)
-
     def requeue_followers(self, group: Group) -> None:
         """Queue the group's followers: its first task got slots, so they may get some too."""
         followers = self._followers.pop(group, None)
@@ -189,21 +187,17 @@ class SortedCandidates:
         self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
 
     def __bool__(self) -> bool:
-        """See `CandidateOrder`."""
         return any(self._heaps)
 
     def place(self, group: Group, task: Task) -> SortKey:
-        """See `CandidateOrder.place`."""
         return self._key(group, task, 0)
 
     def push(self, candidate: Candidate) -> None:
-        """See `CandidateOrder.push`."""
         group, task, _, turn = candidate
         key = self._key(group, task, turn)
         heappush(self._heaps[min(turn, 1)], (key, id_order(task), candidate))
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
-        """See `CandidateOrder.pop`."""
         first, second = self._heaps
         heap = second if not first or (second and second[0] < first[0]) else first
         if not heap or not must_wait(heap[0][2][0]):
@@ -218,7 +212,6 @@ class SortedCandidates:
         return None
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
-        """See `CandidateOrder.comes_first`."""
         key = self._key(group, task, turn)
         first, second = self._heaps
         return not (first and first[0][0] < key) and not (second and second[0][0] < key)

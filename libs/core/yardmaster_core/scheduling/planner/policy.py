@@ -141,7 +141,7 @@ class Order:
 
     Attributes:
         key: the sort key of a group by its first task; the smallest comes first.
-        candidates: the order of one cycle, for so many turns, where the order changes with each
+        candidates: the order of one cycle, for a number of turns, where the order changes with each
             start. It replaces `key`.
         equivalence: a key of groups that have the same result if they wait for the same capacity:
             if the first of them neither fits nor finds victims, the later ones do not either. None:
@@ -205,7 +205,7 @@ class PreemptionAction:
         permits: victims are searched node by node, and get other slots where they fit: they are
             moved. Whether the victims that are not moved, in the order of `victims`, may be
             preempted together.
-        max_moves: all victims must be moved, and so many at most.
+        max_moves: all victims must be moved, and at most this number of them.
         applies: at little cost, whether there may be victims for a task; it gets no turn of an
             action that does not apply.
     """

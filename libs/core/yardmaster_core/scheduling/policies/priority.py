@@ -127,19 +127,19 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
     """
     if _known_insufficient(view, task):
         return
-    own = task.job.priority
+    for_priority = task.job.priority
     classes = _victim_classes(view, task)
     for priority in sorted(victims_of(view), reverse=True):
-        if priority < own:
+        if priority < for_priority:
             break
         running = view.memo.get(("victims", priority))
         if running is None:
             running = victims_of(view)[priority].reverse_scan()
             view.memo["victims", priority] = running
         for victim in running:
-            if priority == own and not _submitted_later(victim, task):
+            if priority == for_priority and not _submitted_later(victim, task):
                 break
-            if priority == own and victim.phase is not Phase.RUNNING:
+            if priority == for_priority and victim.phase is not Phase.RUNNING:
                 continue
             if (
                 victim.job.shape.queue_class in classes
@@ -147,7 +147,7 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
             ):
                 yield victim
     # All of them together do not suffice, and a later task may preempt no others.
-    view.memo["insufficient", task.job.shape.fit] = (own, task.job.submitted_ms)
+    view.memo["insufficient", task.job.shape.fit] = (for_priority, task.job.submitted_ms)
 
 
 def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
@@ -204,9 +204,9 @@ def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
 
 def _protected(view: PoolView, priority: int, queue_class: int) -> list[tuple[int, int]]:
     """Return the tasks of a priority that are within their minimum run time, latest submission
-    first: for each its submission time and the earliest end of such a time up to there (ms).
+    first: for each, its submission time and the earliest end of a minimum run time up to it (ms).
 
-    Listed again only after a task started, stopped or got reserved slots.
+    The tasks are listed again only after a task started, stopped or got reserved slots.
     """
     changes = view.pool.future.changes
     key = ("protected", priority, queue_class)
@@ -235,13 +235,13 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 @lru_cache(maxsize=256)
-def _stop(task_id: str, own: int, requested: int, priority: int, held: int) -> StopReason:
+def _stop(task_id: str, for_priority: int, requested: int, priority: int, held: int) -> StopReason:
     return StopReason(
-        rule="better_priority" if own < priority else "earlier_submission",
+        rule="better_priority" if for_priority < priority else "earlier_submission",
         for_task=task_id,
         numbers={
             "priority": priority,
-            "for_priority": own,
+            "for_priority": for_priority,
             "held_milli": held,
             "asked_milli": requested,
         },

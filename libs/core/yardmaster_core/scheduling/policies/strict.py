@@ -35,8 +35,8 @@ def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
 
 
 def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
-    """Return the wait reason of a task that is behind one of its queue that waits for capacity or
-    for its reserved slots, or None.
+    """Return the wait reason of a task behind another of its queue that waits for capacity or for
+    its reserved slots; else None.
     """
     ahead = strict_queues_of(view).first_ahead(task, _pending_for_capacity(view.pool, group))
     if ahead is None:
@@ -52,9 +52,9 @@ def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
 
 def _first_protected(view: PoolView, group: Group) -> Task | None:
     """Return the first task whose victims are within their minimum run time, if `group` has tasks
-    that would be, too; or None.
+    with such a time; else None.
 
-    Else such tasks, one after another, would keep it pending without end.
+    Else such tasks, one after another, would keep the first task pending without end.
     """
     if not group.min_runtimes or not group.shape.preemptible:
         return None
@@ -62,13 +62,15 @@ def _first_protected(view: PoolView, group: Group) -> Task | None:
     return min((task for task in firsts if task is not None), default=None)
 
 
-def _pending_for_capacity(pool: Pool, own: Group) -> Iterator[Task]:
-    """Yield the first waiting task of each group, but not of the queue of `own`."""
+def _pending_for_capacity(pool: Pool, follower: Group) -> Iterator[Task]:
+    """Yield the first waiting task of each group; for `follower` only the first with reserved
+    slots.
+    """
     for queue_class in pool.queue_classes:
         for groups in queue_class.blocked.values():
             for group in groups:
                 if (
-                    group is not own
+                    group is not follower
                     and group.waits[pool.name][0].code in BLOCKING
                     and not _may_be_passed(pool, group)
                 ):
@@ -78,7 +80,7 @@ def _pending_for_capacity(pool: Pool, own: Group) -> Iterator[Task]:
 
 
 def _may_be_passed(pool: Pool, group: Group) -> bool:
-    """Whether groups behind this one may pass it.
+    """Whether groups behind `group` may pass it.
 
     True for a group that would preempt others but must not, because its last starts failed: it may
     wait for long.

@@ -65,10 +65,10 @@ class StrictQueues(PreemptibleIndex):
         """The first of the `blocking` tasks that comes before `task` in its queue."""
         queue, position = self.position_of(task)
         ahead: Task | None = None
-        for other in blocking:
-            other_queue, other_position = self.position_of(other)
-            if other_queue == queue and other_position < position:
-                position, ahead = other_position, other
+        for candidate in blocking:
+            candidate_queue, candidate_position = self.position_of(candidate)
+            if candidate_queue == queue and candidate_position < position:
+                position, ahead = candidate_position, candidate
         return ahead
 
     def _add(self, group: Group) -> None:

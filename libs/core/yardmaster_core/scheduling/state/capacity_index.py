@@ -402,7 +402,7 @@ class CapacityIndex:
 
     def fractions_of(self, shape: Shape) -> list[tuple[int, int]]:
         """Pairs: the gpu_milli that a replica takes of each of its slots, and the nodes where it
-        takes so much. A request by memory has no pair for nodes with smaller GPUs.
+        takes this amount. A request by memory has no pair for nodes with smaller GPUs.
         """
         requested = shape.gpu_memory_mib
         if not requested:

@@ -134,7 +134,7 @@ class Pool:
         if not requested:
             return 0
         memories = [memory for memory in self.free.of_gpu_memory if memory >= requested]
-        # As whole GPUs where no GPU has so much.
+        # As whole GPUs where no GPU has as much memory.
         milli = fraction_of(requested, choose(memories)) if memories else WHOLE
         return shape.replicas * shape.gpus * milli
 

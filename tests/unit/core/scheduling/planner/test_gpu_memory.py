@@ -27,7 +27,7 @@ GIB = 1024
 
 
 def by_memory(gib: int, *, gpus: int = 1, **more: int) -> Resources:
-    """A request for so much memory of each GPU."""
+    """A request for an amount of memory of each GPU."""
     return Resources(gpus=gpus, gpu_memory_mib=gib * GIB, **more)
 
 

@@ -269,7 +269,7 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
 
 
 def test_a_new_incarnation_is_not_compared_with_the_numbers_of_the_one_before(cell: Cell) -> None:
-    """Its clock may be behind."""
+    """The clock of the new incarnation may be behind."""
     lives = [SECOND]
     for _ in range(80):
         lives.append(next_incarnation(lives[-1]))

@@ -37,7 +37,7 @@ class TwoPools(QuotaCell):
         )
 
     def tasks(self, name: str, count: int, pool: str, **changes: Any) -> None:
-        """Submit so many tasks of one GPU in a project of that name."""
+        """Submit `count` tasks of one GPU in a project of that name."""
         for number in range(count):
             self.submit(f"{name}{pool[0]}{number}x", project=name, pools=(pool,), **changes)
 

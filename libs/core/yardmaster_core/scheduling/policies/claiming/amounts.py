@@ -15,7 +15,7 @@ Amounts = tuple[int, int, int]
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
-#: 1 of each resource, for functions that count the resources of which there is some.
+#: 1 of each resource, for functions that count only the resources that an amount has.
 EVERY: Final[Amounts] = (1, 1, 1)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)
@@ -27,17 +27,17 @@ SUFFIXES: Final = AMOUNTS
 
 
 def plus(a: Amounts, b: Amounts) -> Amounts:
-    """Return the sum."""
+    """Return the sum of two amounts."""
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def minus(a: Amounts, b: Amounts) -> Amounts:
-    """Return the difference."""
+    """Return the difference of two amounts."""
     return a[0] - b[0], a[1] - b[1], a[2] - b[2]
 
 
 def times(a: Amounts, factor: int) -> Amounts:
-    """Return a multiple."""
+    """Return a multiple of amounts."""
     return a[0] * factor, a[1] * factor, a[2] * factor
 
 
@@ -62,8 +62,8 @@ def requested_for_limits(pool: Pool, shape: Shape) -> Amounts:
 
 
 def held_by_task(pool: Pool, task: Task) -> Amounts:
-    """Return the amounts that a running task holds: GPU memory counts as the part of the GPUs that
-    it is placed on.
+    """Return the amounts that a running task holds; GPU memory counts as the part of the GPUs on
+    which the task is placed.
     """
     shape = task.job.shape
     gpu = pool.held_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
@@ -81,8 +81,8 @@ def placed_amounts(placements: Iterable[Placement]) -> Amounts:
 
 
 def first_exceeded(amounts: Amounts, bounds: Bounds, *, among: Amounts = EVERY) -> int | None:
-    """Return the first resource whose amount exceeds its bound, among the resources of which
-    `among` is not 0; else None.
+    """Return the first resource whose amount exceeds its bound, among the resources that `among`
+    has; else None.
     """
     for resource in RESOURCES:
         bound = bounds[resource]

@@ -109,8 +109,8 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
             if scan is None:
                 # rule: victims: latest submission first
                 scan = view.memo["victims", owner, priority] = of[priority].reverse_scan()
-            # Tasks that this cycle placed are not preempted. The scan may have some of them, by the
-            # entries that the collection had before.
+            # Tasks that this cycle placed are not preempted. The scan yields some of them if the
+            # collection already had entries for them.
             yield from (task for task in scan if task not in view.placed)
 
     def allocation_changed(self, task: Task) -> Iterable[Victims]:

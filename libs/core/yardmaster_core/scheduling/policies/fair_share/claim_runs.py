@@ -108,9 +108,9 @@ def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> 
     # A pivot near the middle decides at least a quarter of the open claims.
     while (left := sum(high) - sum(low)) > 2 * len(runs) + FEW:
         middles = sorted(
-            (run.ages[(one + other) // 2], other - one)
-            for run, one, other in zip(runs, low, high, strict=True)
-            if one < other
+            (run.ages[(start + stop) // 2], stop - start)
+            for run, start, stop in zip(runs, low, high, strict=True)
+            if start < stop
         )
         left //= 2
         at = 0
@@ -118,22 +118,22 @@ def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> 
             at += 1
         pivot = middles[at][0]
         ends = [
-            bisect_right(run.ages, pivot, one, other)
-            for run, one, other in zip(runs, low, high, strict=True)
+            bisect_right(run.ages, pivot, start, stop)
+            for run, start, stop in zip(runs, low, high, strict=True)
         ]
-        taken = sum(size * (end - one) for size, end, one in zip(sizes, ends, low, strict=True))
+        taken = sum(size * (end - start) for size, end, start in zip(sizes, ends, low, strict=True))
         if taken <= most:
             most -= taken
             low = ends
         else:
             high = [
-                bisect_left(run.ages, pivot, one, end)
-                for run, one, end in zip(runs, low, ends, strict=True)
+                bisect_left(run.ages, pivot, start, end)
+                for run, start, end in zip(runs, low, ends, strict=True)
             ]
     few = sorted(
         (run.ages[at], i)
-        for i, (run, one, other) in enumerate(zip(runs, low, high, strict=True))
-        for at in range(one, other)
+        for i, (run, start, stop) in enumerate(zip(runs, low, high, strict=True))
+        for at in range(start, stop)
     )
     for _, i in few:
         most -= sizes[i]

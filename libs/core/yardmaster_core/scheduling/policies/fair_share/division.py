@@ -1,16 +1,15 @@
 """How a pool is divided: pure functions from claims to shares.
 
 Amounts are in gpu_milli. They are divided in whole slots while all demands are whole slots, else in
-the largest grain of which all demands are multiples. Claims come in runs of equal claims
-(`claim_runs.py`), and age breaks ties, oldest first. A step costs as many operations as there are
-runs, however many claims there are.
+the largest grain that divides all demands. Claims come in runs of equal claims (`claim_runs.py`),
+and age breaks ties, oldest first. A step costs as many operations as there are runs, however many
+claims there are.
 
 Neither variant gives a claimant more than its demand, or less than its `fixed` part (held by tasks
 that cannot be preempted); the fixed part counts as part of the share. Both know that a share
 smaller than one task is useless (a gang of 8 with a share of 5, while another claimant gets the
-other 3). So a claimant whose share is smaller than its smallest task gets no share: it returns it,
-the youngest first, until the others can use theirs. `max_min` counts the fixed part as part of that
-share.
+other 3). So claimants whose share is smaller than their smallest task return it, the youngest
+first, until the others can use theirs. `max_min` counts the fixed part as part of that share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -226,11 +225,11 @@ def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
     rest = []
     for run, more, end in zip(users, wanted, ends, strict=True):
         if end < run.end:
-            other = run.split(end) if end > run.first else run
-            rest.append(other)
-            if other is run:
+            unserved = run.split(end) if end > run.first else run
+            rest.append(unserved)
+            if unserved is run:
                 continue
-            found.append(other)
+            found.append(unserved)
         run.share += more
         leftover -= more * run.count
     if leftover and rest:

@@ -141,7 +141,7 @@ def wait_for_share(view: PoolView, group: Group, task: Task) -> Wait | None:
 
 
 def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
-    """Do the same with the division that was made last."""
+    """Return the wait reason by the division that was made last, or None."""
     shape = group.shape
     if not shape.queue_class:
         return None
@@ -342,10 +342,10 @@ def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Sto
             rule = "over_bound"
     else:
         claimant = claimant_of(receiver.job, view.options.among)
-        other = _shares(view).of(claimant)
-        assert other is not None, "a receiver has no share"
-        numbers["for_fair_share_milli"] = other.share_milli
-        numbers["for_weight"] = other.weight
+        receiver_share = _shares(view).of(claimant)
+        assert receiver_share is not None, "a receiver has no share"
+        numbers["for_fair_share_milli"] = receiver_share.share_milli
+        numbers["for_weight"] = receiver_share.weight
         numbers["for_used_milli"] = _used(view, claimant)
     return StopReason(
         rule=rule,
@@ -419,7 +419,7 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
 
 def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task whose share is held by tasks within their minimum run time;
-    `wait` if it is not.
+    else `wait`.
     """
     until_ms = view.memo.get("protected") if task.job.shape.queue_class else None
     if not until_ms:
@@ -480,7 +480,7 @@ def claimants_among(options: FairShareOptions) -> Among:
 def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
     """Yield the claimants whose rank is not the recorded one, with their rank: demand, then age.
 
-    All ranks are of the moment of the last division. A claimant whose last pending task with GPUs
+    All ranks are those of the last division. A claimant whose last pending task with GPUs
     has started since has none. Claimants without a demand come first.
     """
     if "shares" not in view.memo:

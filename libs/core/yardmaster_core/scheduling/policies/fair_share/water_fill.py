@@ -376,7 +376,7 @@ class _Piece:
 def _satisfied(
     receivers: list[ClaimRun], returning: dict[ClaimRun, ClaimRun], part: int, cap: int
 ) -> list[_Cut]:
-    """Return the runs of which claims are satisfied, each with the end of these claims.
+    """Return the runs with claims that are satisfied, each with the end of these claims.
 
     The two groups meet where the older claims lack as much as the younger ones return.
     """

@@ -12,7 +12,7 @@ from itertools import pairwise
 @dataclass(slots=True)
 class Member:
     """A claim that is not satisfied, in grains: its share, its cap, the size of its smallest task,
-    its fixed part, and what of that is not counted yet (`fixed_left`).
+    its fixed part, and the part of it that is not counted yet (`fixed_left`).
     """
 
     weight: int
@@ -35,8 +35,8 @@ class WaterFillOneByOne:
         self._next = [-1] * (len(members) + 1)
         self._previous = [-1] * (len(members) + 1)
         order = sorted(range(len(members)), key=lambda i: members[i].cap)
-        for one, other in pairwise((self._list_end, *order, self._list_end)):
-            self._next[one], self._previous[other] = other, one
+        for before, after in pairwise((self._list_end, *order, self._list_end)):
+            self._next[before], self._previous[after] = after, before
         #: Members before this index were not checked yet for an unusable share.
         self._next_checked = len(members)
 

@@ -36,9 +36,9 @@ class BlockedGroups(Protocol):
 
 
 class BlockedOrder:
-    """The order of the groups that did not fit and have one of some requests.
+    """The order of the groups that did not fit and have one of the given requests.
 
-    It is kept from cycle to cycle. Only the places of queues that changed are computed again.
+    It is kept from cycle to cycle: only the places of queues that changed are computed again.
     """
 
     def __init__(self, requests: Set[Request], leaves: Iterable[Queue]) -> None:

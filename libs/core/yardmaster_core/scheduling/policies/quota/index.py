@@ -94,7 +94,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             follows_usage=bool(self._usage_weight),
         )
         super().__init__(pool, traits)
-        #: Whether the usages of projects changed since the queues got theirs.
+        #: Whether the usages of projects changed since they were last copied to the queues.
         self._usage_stale = True
         #: The root of the tree, built at the first read.
         self._root: Queue | None = None
@@ -123,7 +123,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: groups of each project in the order within it.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
         self.groups_by_place: dict[Queue, list[Placed]] = {}
-        #: Leaves with blocked groups one of which would stay within the share of its project.
+        #: Leaves with a blocked group that would stay within the share of its project.
         self.below_share: dict[Queue, None] = {}
         #: Leaves below their share with blocked groups that may preempt tasks of their project.
         self.may_preempt_own: dict[Queue, None] = {}
@@ -536,9 +536,9 @@ def _demand_changed(queue: Queue, before: Amounts) -> None:
             above = above.parent
 
 
-def set_member(queues: dict[Queue, None], queue: Queue, found: bool) -> None:
-    """Add a queue to a set if `found`, else remove it."""
-    if found:
+def set_member(queues: dict[Queue, None], queue: Queue, is_member: bool) -> None:
+    """Add a queue to a set if `is_member`, else remove it."""
+    if is_member:
         queues[queue] = None
     else:
         queues.pop(queue, None)

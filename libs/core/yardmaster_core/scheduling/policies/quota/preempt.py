@@ -86,9 +86,7 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
 
 
 def has_own_victims(view: PoolView, task: Task) -> bool:
-    """Whether the project has tasks that `task` may preempt, be they within their minimum run time
-    or not.
-    """
+    """Whether the project has tasks that `task` may preempt, also within their minimum run time."""
     running = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
     return next(running, None) is not None
 

@@ -43,7 +43,7 @@ class Queue:
         self.parent = parent
         #: Departments before projects, each in the order of creation.
         self.age = age
-        #: Itself and the queues above it, without the root, from the top.
+        #: The queue and those above it, without the root, from the top.
         self.path: tuple[Queue, ...] = () if parent is None else (*parent.path, self)
         self.children: list[Queue] = []
         if parent is not None:
@@ -52,7 +52,7 @@ class Queue:
         self.rank = DEFAULT_RANK
         self.deserved: Bounds = UNLIMITED
         self.limit: Bounds = UNLIMITED
-        #: By resource, its weight when what is left is divided.
+        #: By resource, the weight by which the rest is divided among siblings.
         self.weights: Amounts = (1, 1, 1)
         #: Minimum run time (s) against tasks of the same project, and against reclaim by other
         #: queues; None: that of the queue above.
@@ -60,40 +60,42 @@ class Queue:
         self.reclaim_s: int | None = None
         self.held = self.non_preemptible = self.leaving = self.returning = NOTHING
         self.reserved = self.pending = NOTHING
-        #: Its share, and the most that it may hold before others reclaim.
+        #: The share, and the most that the queue may hold before others reclaim.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
-        #: The decayed usage of its projects (`decayed_usage.py`).
+        #: The decayed usage of the projects in the queue (`decayed_usage.py`).
         self.usage_milli = 0
-        #: Whether the shares of its children are up to date; and whether its own share, or that of
-        #: a queue below it, must be divided again.
+        #: Whether the shares of the children are up to date; and whether the share of the queue, or
+        #: that of a queue below it, must be divided again.
         self.divided = False
         self.needs_division_below = True
-        #: Of a project, its groups with pending tasks.
+        #: The groups of a project with pending tasks.
         self.waiting: dict[Group, None] = {}
-        #: Of a project, its groups that did not fit, or have reserved slots.
+        #: The groups of a project that did not fit, or have reserved slots.
         self.blocked: dict[Group, None] = {}
-        #: Its part in the ranks of the projects below it (`ranks.py`) when they were last ranked.
+        #: The part of the queue in the last ranks of the projects below it (`ranks.py`).
         self.place: tuple[int, ...] = ()
 
     @property
     def is_project(self) -> bool:
-        """Whether it is a project, and no department."""
+        """Whether the queue is a project, not a department."""
         return bool(self.age[0])
 
     @property
     def allocated(self) -> Amounts:
-        """The amounts that its tasks hold and will not release, and those reserved for them."""
+        """The amounts that tasks of the queue hold and will not release, and those reserved for
+        them.
+        """
         return plus(self.held, self.reserved)
 
     @property
     def used(self) -> Amounts:
-        """The amounts that count towards its limit: also those that are about to be released."""
+        """The amounts that count towards the limit: also those that are about to be released."""
         return plus(self.allocated, self.leaving)
 
     @property
     def demand(self) -> Amounts:
-        """The amounts that its tasks hold and request, within its limit."""
+        """The amounts that tasks of the queue hold and request, within its limit."""
         held, returning, reserved, pending = (
             self.held,
             self.returning,
@@ -109,14 +111,14 @@ class Queue:
         return total if self.limit == UNLIMITED else within(total, self.limit)
 
     def leaves(self) -> Iterator["Queue"]:
-        """Itself, if there is no queue below it, else the leaves below it."""
+        """The leaves below the queue; the queue alone if it is a leaf."""
         if not self.children:
             yield self
         for child in self.children:
             yield from child.leaves()
 
     def ancestors(self) -> Iterator["Queue"]:
-        """Itself and the queues above it, without the root, from the bottom."""
+        """The queue and those above it, without the root, from the bottom."""
         return reversed(self.path)
 
 
@@ -212,7 +214,7 @@ def _smaller(a: Bounds, b: Bounds) -> Bounds:
 
 
 def differing(first: Queue, second: Queue) -> tuple[Queue, Queue]:
-    """Return the first ancestors of two leaves that differ, from the top; they are siblings."""
+    """Return the topmost ancestors of two leaves that differ; they are siblings."""
     for ancestors in zip(first.path, second.path, strict=False):
         # rule: reclaim: first ancestors that differ
         if ancestors[0] is not ancestors[1]:

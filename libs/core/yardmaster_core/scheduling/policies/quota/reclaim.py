@@ -42,8 +42,8 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks that `task` may reclaim slots from, the next one each time of the queue that
-    would come last: if the project of `task` stays within its share.
+    """Yield the tasks that `task` may reclaim slots from, if its project stays within its share.
+    Each is the next task of the queue that would come last.
     """
     # rule: protections: delay of reclaim
     if delayed_until_ms(view, task) or not stays_within_share(view, task):
@@ -168,7 +168,7 @@ def reclaimable_projects(
     reclaimed, each with its queue.
 
     Two projects are compared by their first ancestors that differ, from the top: the reclaimer and
-    the reclaimee. It costs a step per sibling of a queue of the path.
+    the reclaimee. The comparison costs a step per sibling of each queue on the path.
 
     Args:
         view: the pool.

@@ -54,8 +54,9 @@ def divide_tree(
 def _shares(
     parent: Queue, demands: list[int], resource: int, used: tuple[Fraction, int]
 ) -> list[int]:
-    """Return the share of each child of one resource; `used`: the weight of usages, and the total
-    of the pool that they are parts of.
+    """Return each child's share of one resource.
+
+    `used`: the weight of usages, and the total of the pool that usages are parts of.
     """
     children = parent.children
     # rule: shares: level by level

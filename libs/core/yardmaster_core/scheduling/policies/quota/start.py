@@ -63,8 +63,9 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
 
 def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and with which its project would
-    hold more than it deserves in all its pools; else None. In this pool it is within what the
-    project deserves.
+    hold more than it deserves in all its pools; else None.
+
+    The project would hold no more than it deserves in this pool.
     """
     sums = sum_over_pools(view, task.job.project)
     if sums is None:
@@ -79,8 +80,8 @@ def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | No
 
 
 def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
-    """Return the wait at a limit, or at what is deserved, of a queue; with the code for a task that
-    can never start, if the task alone requests more.
+    """Return the wait reason at the limit, or at the deserved amount, of a queue. If the task alone
+    requests more, the reason says that it can never start.
     """
     suffix = SUFFIXES[resource]
     at_limit = code is WaitCode.AT_LIMIT
@@ -135,7 +136,7 @@ def _wait_until(view: PoolView, task: Task) -> Wait | None:
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task that neither fits nor found victims.
 
-    If victims are protected, the reason is when that ends; else `wait` with the numbers of its
+    If victims are protected, the reason names the end of that; else `wait` with the numbers of its
     project's share.
 
     If the project would hold more of a resource than its share, it reclaims nothing, and the

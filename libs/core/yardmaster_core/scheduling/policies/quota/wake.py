@@ -56,9 +56,7 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
 
 
 def _check(view: PoolView, queues: Iterable[Queue]) -> None:
-    """Put each of these leaves into `may_preempt_own` and `reason_stale` of the index, or remove
-    it.
-    """
+    """Update which of these leaves are in `may_preempt_own` and `reason_stale` of the index."""
     index, preempts = index_of(view), "preempt" in view.options.claiming
     for project_queue in queues:
         allocated, fair = project_queue.allocated, project_queue.fair

@@ -7,8 +7,8 @@ def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
     """Return the largest level L at which the parts of all owners are no more than `total`.
 
     `owners`: by owner, the amount that its tasks that cannot be preempted hold (non_preemptible),
-    and the amount that all its tasks hold and request (demand). Its part is L, but at least
-    non_preemptible and at most demand. So the amounts that an owner does not request, or that
+    and the amount that all its tasks hold and request (demand). The part of an owner is L, but at
+    least non_preemptible and at most demand. So the amounts that an owner does not request, or that
     another one cannot lose, are divided among the others. Returns `total` if all demands are met,
     and 0 if tasks that cannot be preempted hold more than `total`.
     """

@@ -42,22 +42,22 @@ class Owner:
 
     def __init__(self, name: OwnerName) -> None:
         self.name = name
-        #: The amount that its tasks hold and will not release, or that is reserved for them; and
-        #: the part of it that belongs to tasks that cannot be preempted.
+        #: The amount that tasks hold and will not release, or that is reserved for them; and the
+        #: part of it that belongs to tasks that cannot be preempted.
         self.allocated = self.non_preemptible = 0
-        #: The amount that its preempted tasks release and will request again; and the amount that
-        #: its pending tasks request.
+        #: The amount that preempted tasks release and will request again; and the amount that
+        #: pending tasks request.
         self.returning = self.pending = 0
-        #: Its groups with pending tasks, by the request of one task.
+        #: Groups with pending tasks, by the request of one task.
         self.waiting: dict[int, dict[Group, None]] = {}
 
     @property
     def demand(self) -> int:
-        """The amount that its tasks hold and request."""
+        """The amount that tasks of the owner hold and request."""
         return self.allocated + self.returning + self.pending
 
     def part(self, level: int) -> int:
-        """Return its equal part of a pool that is divided up to `level`."""
+        """Return the equal part of the owner in a pool that is divided up to `level`."""
         return min(self.demand, max(self.non_preemptible, level))
 
 

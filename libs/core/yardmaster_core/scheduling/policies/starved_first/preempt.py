@@ -35,9 +35,10 @@ def may_claim(view: PoolView, task: Task) -> bool:
 
 
 def victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Yield the tasks that `task` may preempt: each time one of the owner that would hold the most
-    without the tasks yielded before; of an owner, the lowest priority first, then the latest
-    submission.
+    """Yield the tasks that `task` may preempt.
+
+    Each belongs to the owner that would hold the most without the tasks yielded before. Of one
+    owner, the lowest priority comes first, then the latest submission.
     """
     if not may_claim(view, task):
         return
