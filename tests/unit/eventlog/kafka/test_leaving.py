@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.toy_cell import until
 from yardmaster_eventlog.kafka import membership as kafka_membership
 from yardmaster_eventlog.kafka.membership import KafkaMembership, _Consumer
 from yardmaster_eventlog.kafka.settings import KafkaSettings
@@ -79,7 +80,7 @@ async def test_a_consumer_that_is_leaving_is_not_used_again() -> None:
     consumer.getmany = fails
     vars(member)["_consumer"] = consumer
     keeping = asyncio.create_task(member._keep())
-    await asyncio.sleep(0.01)
+    await until(lambda: consumer.closed and member._consumer is None)
     kept = member._consumer
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):
