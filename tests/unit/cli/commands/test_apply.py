@@ -134,3 +134,21 @@ def test_an_existing_pool_gets_the_policy_quota_after_the_quotas(
     assert list(dict.fromkeys(rows)) == [
         *(("pool", "new"), ("pool", "kept"), ("project", "nlp"), ("pool", "old"))
     ]
+
+
+def test_an_object_that_the_server_refuses_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "org.yaml").write_text("pools: {long: {policy: nosuch}}\n")
+    detail = "policy.name: there is no policy nosuch"
+    problem = {"type": "about:blank", "title": "Invalid.", "status": 422, "detail": detail}
+    refused = Answer(
+        {**problem, "instance": "/", "code": "malformed"},
+        422,
+        {"Content-Type": "application/problem+json"},
+    )
+    none = Answer({"items": [], "next_cursor": None, "position": "main@r1"})
+    with answering(none, refused) as server:
+        words = ["apply", "-f", str(tmp_path / "org.yaml"), "--server", server.url]
+        assert run(words) == Exit.USAGE
+    assert capsys.readouterr().err == f"error: pool long: {detail}\n"
