@@ -130,7 +130,7 @@ class Queues:
         self._above = {queue: self._parent(queue) for queue in self._ages}
         self._usage = dict.fromkeys(self._ages, 0)
         for project in state.projects.values():
-            usage = project.usage.get(pool.name)
+            usage = project.decayed_usage.get(pool.name)
             for queue in self.path(project):
                 self._usage[queue] += usage.counted_milli if usage is not None else 0
         self.held = {queue: Held() for queue in self._ages}

@@ -31,7 +31,7 @@ from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.service import Ports
 from yardmaster_scheduler import main as scheduler
-from yardmaster_schemas.api import Node, NodePatch, NodeWish, Task, parse_job
+from yardmaster_schemas.api import Node, NodePatch, RequestedNodeState, Task, parse_job
 from yardmaster_schemas.position import Position
 from yardmaster_views import main as views
 from yardmaster_views.follower import Views
@@ -132,7 +132,7 @@ async def test_a_job_goes_from_submission_to_its_end_over_http(tmp_path: Path) -
 async def test_an_operator_cordons_a_node_and_reads_the_result(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port, "operator") as operator:
-            wish = NodePatch(state=NodeWish.CORDONED, reason="fan")
+            wish = NodePatch(state=RequestedNodeState.CORDONED, reason="fan")
             node = await inside(lambda: operator.nodes().items)
             assert [one.name for one in node] == ["n1"]
             accepted = await inside(lambda: operator.patch_node("n1", wish))

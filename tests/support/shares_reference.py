@@ -20,11 +20,11 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     held_by,
     weight_of,
 )
+from yardmaster_core.scheduling.state.held import HeldByProject
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Job
-from yardmaster_core.scheduling.state.usage import ProjectUsage
 from yardmaster_schemas.events.requests import Quota
 
 Division = Callable[[int, Sequence[Claim]], list[int]]
@@ -331,7 +331,7 @@ def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
 
 
 def _staying(pool: Pool, job: Job) -> int:
-    holding = pool.usage_by_job.get(job)
+    holding = pool.held_by_job.get(job)
     if holding is None:
         return 0
     return sum(milli for task, milli in holding.tasks.items() if not task.releasing)
@@ -381,13 +381,13 @@ def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant,
                     # It cannot run, or not while its owners hold this much in other pools.
                     continue
             _count(rows, job, waiting * requested, 0, requested)
-    for holders in pool.usage_by_project.values():
+    for holders in pool.held_by_project.values():
         for share in _requested_by(pool, holders).values():
             _row(rows, share.claimant, share.age).add(share)
     return rows
 
 
-def _requested_by(pool: Pool, holders: ProjectUsage) -> dict[Claimant, Share]:
+def _requested_by(pool: Pool, holders: HeldByProject) -> dict[Claimant, Share]:
     rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
         requested = pool.most_milli(job.shape)
@@ -469,7 +469,7 @@ def _owner_limit(pool: Pool, owner: Project | Department, pools: Pools) -> int |
                 _staying(pools[name], job)
                 for name, milli in owner.used_milli.items()
                 if milli and name != pool.name
-                for job in pools[name].usage_by_project[owner].jobs
+                for job in pools[name].held_by_project[owner].jobs
             )
             left = max(0, whole - elsewhere)
             limit = left if limit is None else min(limit, left)

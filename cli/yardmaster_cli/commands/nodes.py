@@ -20,7 +20,14 @@ from yardmaster_cli.server.remote import Refused, plain, rows
 from yardmaster_cli.session import NounGroup, Session, detaching, if_match_option
 from yardmaster_cli.times import future_ms, now_ms
 from yardmaster_core.scheduling.state.enrollment import covers
-from yardmaster_schemas.api import Enrollment, Node, NodePatch, NodeSlots, NodeState, NodeWish
+from yardmaster_schemas.api import (
+    Enrollment,
+    Node,
+    NodePatch,
+    NodeSlots,
+    NodeState,
+    RequestedNodeState,
+)
 from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.fields import MAX_SLOTS
 
@@ -289,7 +296,7 @@ def _patch(session: Session, name: str, patch: NodePatch) -> None:
 @click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
 def cordon(session: Session, name: str, reason: str | None) -> None:
     """Start no new tasks on a node."""
-    _patch(session, name, NodePatch(state=NodeWish.CORDONED, reason=reason))
+    _patch(session, name, NodePatch(state=RequestedNodeState.CORDONED, reason=reason))
 
 
 @nodes.command("uncordon")
@@ -297,7 +304,7 @@ def cordon(session: Session, name: str, reason: str | None) -> None:
 def uncordon(session: Session, name: str) -> None:
     """Allow new tasks on a node."""
     try:
-        _patch(session, name, NodePatch(state=NodeWish.READY))
+        _patch(session, name, NodePatch(state=RequestedNodeState.READY))
     except Refused as refused:
         if refused.code == "wrong_phase":
             refused.hint = "it is neither cordoned nor drained; list nodes with: yard nodes"
@@ -325,7 +332,7 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
     _patch(
         session,
         name,
-        NodePatch(state=NodeWish.DRAINING, reason=reason, deadline_at=at_time(until_ms)),
+        NodePatch(state=RequestedNodeState.DRAINING, reason=reason, deadline_at=at_time(until_ms)),
     )
     if not wait:
         return

@@ -73,7 +73,6 @@ __all__ = [
     "NodePatch",
     "NodeSlots",
     "NodeState",
-    "NodeWish",
     "PauseBody",
     "Phase",
     "Pool",
@@ -91,6 +90,7 @@ __all__ = [
     "ReplicaShown",
     "Request",
     "RequestState",
+    "RequestedNodeState",
     "ResumeBody",
     "RoleBinding",
     "RoleGiven",
@@ -148,7 +148,7 @@ class NodeState(StrEnum):
     LOST = "lost"
 
 
-class NodeWish(StrEnum):
+class RequestedNodeState(StrEnum):
     """The state of a node that an operator can request."""
 
     READY = "ready"
@@ -225,7 +225,7 @@ class JobPatch(Closed):
 class NodePatch(Closed):
     """The requested state of a node; `draining` requires `deadline_at` (RFC 3339)."""
 
-    state: NodeWish = Field(
+    state: RequestedNodeState = Field(
         description="`cordoned`: nothing new starts on the node. `draining`: its preemptible tasks "
         "also stop now, and the others at `deadline_at`. `ready`: it is used again.",
         examples=["draining"],
@@ -244,7 +244,7 @@ class NodePatch(Closed):
 
     @model_validator(mode="after")
     def _deadline(self) -> "NodePatch":
-        if (self.state is NodeWish.DRAINING) != (self.deadline_at is not None):
+        if (self.state is RequestedNodeState.DRAINING) != (self.deadline_at is not None):
             raise ValueError("deadline_at is required for draining, and not allowed otherwise")
         return self
 

@@ -125,7 +125,7 @@ class WorkMetrics:
         held = {
             (name, project.name): project.used_milli[name]
             for name, pool in pools.items()
-            for project in pool.usage_by_project
+            for project in pool.held_by_project
         }
         shares = {
             (name, project): milli

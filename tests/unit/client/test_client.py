@@ -12,7 +12,14 @@ from yardmaster.client import ApiError, Client
 from yardmaster.errors import InputError
 from yardmaster.retry import LONGEST_PAUSE_S, MAX_TRIES
 from yardmaster.transport import parse_events
-from yardmaster_schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig, Submitted
+from yardmaster_schemas.api import (
+    JobSpec,
+    NodePatch,
+    NodeSlots,
+    PoolConfig,
+    RequestedNodeState,
+    Submitted,
+)
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.job_file import JobRun
 
@@ -218,7 +225,7 @@ CALLS: list[tuple[Callable[[Client], object], str, str]] = [
     (lambda c: c.pause("a"), "POST", "/v1/jobs/a/pause"),
     (lambda c: c.resume("a.1"), "POST", "/v1/tasks/a.1/resume"),
     (
-        lambda c: c.patch_node("n1", NodePatch(state=NodeWish.READY), if_match="*"),
+        lambda c: c.patch_node("n1", NodePatch(state=RequestedNodeState.READY), if_match="*"),
         "PATCH",
         "/v1/nodes/n1",
     ),

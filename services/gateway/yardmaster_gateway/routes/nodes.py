@@ -20,7 +20,15 @@ from yardmaster_gateway.http.writes import (
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import NodeRow
-from yardmaster_schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeSlots, NodeWish
+from yardmaster_schemas.api import (
+    Accepted,
+    FieldError,
+    List,
+    Node,
+    NodePatch,
+    NodeSlots,
+    RequestedNodeState,
+)
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
     NodeCordonRequestedV1,
@@ -109,7 +117,7 @@ async def change_node(
     check_condition(f"node {name}", _tag(row), if_match)
     event: Event
     deadline_ms = _deadline(patch)
-    if patch.state is NodeWish.READY:
+    if patch.state is RequestedNodeState.READY:
         event = NodeUncordonRequestedV1(node=name)
     else:
         ref = await write.note(name, patch.reason)

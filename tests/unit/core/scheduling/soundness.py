@@ -238,15 +238,15 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             placement = task.run.placements[replica]
             by_task = held.setdefault(task.job.id, Counter())
             by_task[task.id] += placement.gpu_milli * len(placement.slots)
-    counted = {j.id: {t.id: m for t, m in h.tasks.items()} for j, h in pool.usage_by_job.items()}
+    counted = {j.id: {t.id: m for t, m in h.tasks.items()} for j, h in pool.held_by_job.items()}
     expected = {job: {t: m for t, m in by_task.items() if m} for job, by_task in held.items()}
     assert counted == {job: by_task for job, by_task in expected.items() if by_task}
-    assert all(h.milli == sum(h.tasks.values()) for h in pool.usage_by_job.values())
-    assert pool.used_milli == sum(h.milli for h in pool.usage_by_job.values())
-    of_project = [(p, j, h) for p, of in pool.usage_by_project.items() for j, h in of.jobs.items()]
-    assert all(j.project is p and pool.usage_by_job[j] is h for p, j, h in of_project)
-    assert len(of_project) == len(pool.usage_by_job)
-    for project, holders in pool.usage_by_project.items():
+    assert all(h.milli == sum(h.tasks.values()) for h in pool.held_by_job.values())
+    assert pool.used_milli == sum(h.milli for h in pool.held_by_job.values())
+    of_project = [(p, j, h) for p, of in pool.held_by_project.items() for j, h in of.jobs.items()]
+    assert all(j.project is p and pool.held_by_job[j] is h for p, j, h in of_project)
+    assert len(of_project) == len(pool.held_by_job)
+    for project, holders in pool.held_by_project.items():
         assert holders.releasing_milli == sum(h.releasing_milli for h in holders.jobs.values())
         for holding in holders.jobs.values():
             releasing = {t: milli for t, milli in holding.tasks.items() if t.releasing}
@@ -326,7 +326,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     for claimant, line in index.reclaimable.items():
         able = [
             task
-            for job, holding in pool.usage_by_job.items()
+            for job, holding in pool.held_by_job.items()
             if claimant in (job, job.project) and job.spec.preemptible
             for task in holding.tasks
             if not task.releasing

@@ -143,7 +143,7 @@ class ClusterState:
         rows = (group_facts(key, waits) for key, waits in self.forgotten.items())
         total = self.total + sum(row_hash(repr(row)) for row in rows)
         for project in {project: None for project, _ in self.former_usage}:
-            usage = dict(project.usage)
+            usage = dict(project.decayed_usage)
             for (changed, pool), former in self.former_usage.items():
                 if changed is project:
                     usage.pop(pool, None)
@@ -452,7 +452,7 @@ class ClusterState:
         project = job.project
         name = pool.name
         if milli:
-            pool.add_usage(task, milli)
+            pool.change_held(task, milli)
         self.allocation_changed(task, pool)
         if milli:
             self.recount(job)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.held import HeldByJob, HeldByProject
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
@@ -12,7 +13,6 @@ from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.recorded_shares import RecordedShares
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Reservation, Task
-from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.requests import PoolConfig
 from yardmaster_schemas.resources import fraction_of
@@ -35,7 +35,7 @@ class Pool:
             "stopping_non_preemptible",
         ),
         *("started", "topology"),
-        *("usage_by_job", "usage_by_project", "used_milli", "woken", "workload"),
+        *("held_by_job", "held_by_project", "used_milli", "woken", "workload"),
     )
 
     def __init__(self, name: str) -> None:
@@ -52,8 +52,8 @@ class Pool:
         #: Number of changes of `max_free`, for caches of results that depend only on it.
         self.max_free_changes = 0
         #: Jobs and projects that hold GPUs of the pool, and the gpu_milli that all hold together.
-        self.usage_by_job: dict[Job, JobUsage] = {}
-        self.usage_by_project: dict[Project, ProjectUsage] = {}
+        self.held_by_job: dict[Job, HeldByJob] = {}
+        self.held_by_project: dict[Project, HeldByProject] = {}
         self.used_milli = 0
         #: The index of the pool's policy.
         self.index = PolicyIndex()
@@ -145,7 +145,7 @@ class Pool:
         job = task.job
         if not job.shape.gpu_memory_mib:
             return job.shape.total_gpu_milli
-        usage = self.usage_by_job.get(job)
+        usage = self.held_by_job.get(job)
         return usage.tasks.get(task, 0) if usage is not None else 0
 
     def nodes_changed(self) -> None:
@@ -166,36 +166,36 @@ class Pool:
             else:
                 del held[owner]
 
-    def add_usage(self, task: Task, milli: int) -> None:
+    def change_held(self, task: Task, milli: int) -> None:
         """Add to the gpu_milli that `task` holds (or subtract)."""
         job, project = task.job, task.job.project
         self.used_milli += milli
-        project_usage = self.usage_by_project.get(project)
-        if project_usage is None:
-            project_usage = self.usage_by_project[project] = ProjectUsage()
-        job_usage = self.usage_by_job.get(job)
-        if job_usage is None:
-            job_usage = self.usage_by_job[job] = project_usage.jobs[job] = JobUsage()
-        job_usage.milli += milli
-        left = job_usage.tasks.get(task, 0) + milli
+        project_held = self.held_by_project.get(project)
+        if project_held is None:
+            project_held = self.held_by_project[project] = HeldByProject()
+        job_held = self.held_by_job.get(job)
+        if job_held is None:
+            job_held = self.held_by_job[job] = project_held.jobs[job] = HeldByJob()
+        job_held.milli += milli
+        left = job_held.tasks.get(task, 0) + milli
         if left:
-            job_usage.tasks[task] = left
+            job_held.tasks[task] = left
         else:
-            del job_usage.tasks[task]
-        project_usage.releasing_milli += job_usage.count_releasing(task)
-        if not job_usage.tasks:
-            del self.usage_by_job[job]
-            del project_usage.jobs[job]
-            if not project_usage.jobs:
-                del self.usage_by_project[project]
+            del job_held.tasks[task]
+        project_held.releasing_milli += job_held.count_releasing(task)
+        if not job_held.tasks:
+            del self.held_by_job[job]
+            del project_held.jobs[job]
+            if not project_held.jobs:
+                del self.held_by_project[project]
 
     def count_releasing(self, task: Task) -> bool:
         """Count what `task` is about to release; return whether it holds GPUs of the pool."""
-        job_usage = self.usage_by_job.get(task.job)
-        if job_usage is None or task not in job_usage.tasks:
+        job_held = self.held_by_job.get(task.job)
+        if job_held is None or task not in job_held.tasks:
             return False
-        change = job_usage.count_releasing(task)
-        self.usage_by_project[task.job.project].releasing_milli += change
+        change = job_held.count_releasing(task)
+        self.held_by_project[task.job.project].releasing_milli += change
         return True
 
     def facts(self) -> tuple[object, ...]:

@@ -29,7 +29,10 @@ class Department:
 class Project:
     """The lower level of quota; each project belongs to one department."""
 
-    __slots__ = ("config", "department", "hash", "name", "ranks", "revision", "usage", "used_milli")
+    __slots__ = (
+        *("config", "decayed_usage", "department", "hash", "name", "ranks", "revision"),
+        "used_milli",
+    )
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
@@ -41,12 +44,12 @@ class Project:
         #: By pool: its recorded place among the claimants of the queue.
         self.ranks: dict[str, tuple[int, ...]] = {}
         #: By pool: its decayed usage, where the pool's policy keeps it.
-        self.usage: dict[str, DecayedUsage] = {}
+        self.decayed_usage: dict[str, DecayedUsage] = {}
         self.hash = 0
 
     def facts(self, usage: Mapping[str, DecayedUsage] | None = None) -> tuple[object, ...]:
         """All that the state's digest covers; `usage` replaces the project's own."""
-        usage = self.usage if usage is None else usage
+        usage = self.decayed_usage if usage is None else usage
         facts: tuple[object, ...] = (
             *("project", self.name, self.department.name, self.revision),
             _nonzero(self.used_milli),

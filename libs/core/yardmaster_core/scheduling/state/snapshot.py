@@ -113,7 +113,7 @@ def _dump_shares(pool: Pool) -> Plain:
 
 
 def _dump_usage(project: Project) -> Plain:
-    usages = {pool: list(usage.facts()) for pool, usage in project.usage.items()}
+    usages = {pool: list(usage.facts()) for pool, usage in project.decayed_usage.items()}
     return {"usage": usages} if usages else {}
 
 
@@ -327,7 +327,7 @@ def _load_owners(state: ClusterState, dump: Plain) -> None:
         project.config = _maybe(ProjectConfig, row["config"])
         _load_ranks(state, project, row)
         for name, facts in row.get("usage", {}).items():
-            project.usage[name] = DecayedUsage(*facts)
+            project.decayed_usage[name] = DecayedUsage(*facts)
 
 
 def _load_cycle_end(state: ClusterState, dump: Plain) -> None:

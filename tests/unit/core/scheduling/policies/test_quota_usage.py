@@ -22,9 +22,9 @@ MINUTE_MS = 60_000
 def usages(state: ClusterState) -> dict[str, int]:
     """By project: its usage at the last whole minute (gpu_milli)."""
     return {
-        name: project.usage["main"].counted_milli
+        name: project.decayed_usage["main"].counted_milli
         for name, project in state.projects.items()
-        if "main" in project.usage
+        if "main" in project.decayed_usage
     }
 
 

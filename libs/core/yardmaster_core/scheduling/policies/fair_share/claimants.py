@@ -30,16 +30,16 @@ def held_by(pool: Pool, claimant: Claimant) -> int:
     """Return what a claimant holds of a pool (gpu_milli), including stopping tasks."""
     if isinstance(claimant, Project):
         return claimant.used_milli.get(pool.name, 0)
-    holding = pool.usage_by_job.get(claimant)
+    holding = pool.held_by_job.get(claimant)
     return holding.milli if holding is not None else 0
 
 
 def retained_by(pool: Pool, claimant: Claimant) -> int:
     """Return what a claimant holds of a pool (gpu_milli), without stopping tasks."""
     if isinstance(claimant, Project):
-        holders = pool.usage_by_project.get(claimant)
+        holders = pool.held_by_project.get(claimant)
         return held_by(pool, claimant) - (holders.releasing_milli if holders is not None else 0)
-    holding = pool.usage_by_job.get(claimant)
+    holding = pool.held_by_job.get(claimant)
     return holding.milli - holding.releasing_milli if holding is not None else 0
 
 

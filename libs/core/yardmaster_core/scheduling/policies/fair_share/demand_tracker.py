@@ -96,7 +96,7 @@ class DemandTracker:
         self.claimants: dict[Age, Claimant] = {}
         self.kinds: dict[tuple[Any, ...], ClaimantKind] = {}
         #: To be counted again at the next update.
-        self.stale: dict[DemandSource, None] = dict.fromkeys(pool.usage_by_job)
+        self.stale: dict[DemandSource, None] = dict.fromkeys(pool.held_by_job)
         for group in (group for group in pool.groups.values() if group.pending):
             job_id = group.shape.job_id
             self.stale[group if job_id is None else state.jobs[job_id]] = None
@@ -228,7 +228,7 @@ class DemandTracker:
         return Demand(age, pending * task_milli, 0, task_milli, task_milli)
 
     def _held_demand(self, job: Job) -> Demand | None:
-        usage = self.pool.usage_by_job.get(job)
+        usage = self.pool.held_by_job.get(job)
         if usage is None:
             return None
         task_milli = self.pool.most_milli(job.shape)
@@ -340,7 +340,7 @@ class DemandTracker:
         if memories != self._memories:
             # Requests for memory of GPUs are other parts of the smallest GPUs now.
             self._memories = memories
-            for source in (*self.pool.usage_by_job, *self._pending):
+            for source in (*self.pool.held_by_job, *self._pending):
                 if source.shape.gpu_memory_mib:
                     self.stale[source] = None
         for shape_fit in self._shape_fits.values():

@@ -201,14 +201,14 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, StopReason]]:
                 break
             if task.starts_past_others:
                 # Once it runs, the pool is divided again, and it is the first to go.
-                holder.left -= view.pool.usage_by_job[task.job].tasks[task]
+                holder.left -= view.pool.held_by_job[task.job].tasks[task]
                 continue
             until_ms = min_runtime_until_ms(view.state, task)
             # Above its own limit, a claimant releases tasks within their minimum run time too.
             if until_ms > view.state.now_ms and (limit is None or holder.left <= limit):
                 view.memo.setdefault("protected", []).append(until_ms)
                 continue
-            holder.left -= view.pool.usage_by_job[task.job].tasks[task]
+            holder.left -= view.pool.held_by_job[task.job].tasks[task]
             yield task, _stop(view, share, used, receiver)
 
 
@@ -279,7 +279,7 @@ class SurplusBudget:
     """
 
     def __init__(self, view: PoolView, above: Mapping[Claimant, AboveShare]) -> None:
-        self._held = view.pool.usage_by_job
+        self._held = view.pool.held_by_job
         self._among = view.options.among
         self._above = above
         #: Claimant -> gpu_milli of its preempted tasks together, and of the largest.

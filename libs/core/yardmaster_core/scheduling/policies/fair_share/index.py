@@ -74,11 +74,11 @@ class FairShareIndex(PolicyIndex):
         return found
 
     def _preemptible_of(self, claimant: Claimant) -> list[Task]:
-        usage = self._pool.usage_by_job
+        usage = self._pool.held_by_job
         if isinstance(claimant, Job):
             jobs = [claimant] if claimant in usage else []
         else:
-            holders = self._pool.usage_by_project.get(claimant)
+            holders = self._pool.held_by_project.get(claimant)
             jobs = list(holders.jobs) if holders is not None else []
         return [task for job in jobs if job.spec.preemptible for task in usage[job].tasks]
 
@@ -106,9 +106,9 @@ class FairShareIndex(PolicyIndex):
                 if tasks is not None:
                     tasks.add(task)
                     changed.append(tasks)
-        if job not in self._pool.usage_by_job:
+        if job not in self._pool.held_by_job:
             self.reclaimable.pop(job, None)
-            if project not in self._pool.usage_by_project:
+            if project not in self._pool.held_by_project:
                 self.reclaimable.pop(project, None)
         return changed
 

@@ -361,7 +361,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             if self.traits.follows_usage:
                 queue.divided, queue.needs_division_below = False, True
         for project in state.projects.values():
-            usage = project.usage.get(self._pool.name)
+            usage = project.decayed_usage.get(self._pool.name)
             if usage is not None:
                 for queue in self._queue(state, project).path:
                     queue.usage_milli += usage.counted_milli

@@ -133,7 +133,7 @@ def _largest_task(view: PoolView, project: Project) -> int:
     key = ("largest", project)
     largest: int | None = view.memo.get(key)
     if largest is None:
-        usage = view.pool.usage_by_project.get(project)
+        usage = view.pool.held_by_project.get(project)
         jobs = usage.jobs if usage is not None else ()
         largest = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
         view.memo[key] = largest

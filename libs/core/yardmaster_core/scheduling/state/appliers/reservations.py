@@ -108,7 +108,7 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     pool.reserved[task] = None
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
-    usage = pool.usage_by_job.get(task.job)
+    usage = pool.held_by_job.get(task.job)
     held = usage.tasks.get(task, 0) if usage is not None else 0
     pool.count_reserved(task, reservation, reservation.gpu_milli - held)
     state.allocation_changed(task, pool)

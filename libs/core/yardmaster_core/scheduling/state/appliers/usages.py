@@ -14,13 +14,13 @@ def follow_held(state: ClusterState) -> None:
     """Update the decayed usage of each project whose held amount changed in this cycle."""
     for pool, project in state.usage_due:
         half_life_ms = pool.index.traits.usage_half_life_ms
-        former = project.usage.get(pool.name)
+        former = project.decayed_usage.get(pool.name)
         known = former or DecayedUsage(0, 0, state.now_ms)
         held_milli = project.used_milli.get(pool.name, 0)
         if not half_life_ms or held_milli == known.held_milli:
             continue
         state.former_usage[project, pool.name] = former
-        project.usage[pool.name] = replace(
+        project.decayed_usage[pool.name] = replace(
             known,
             average=known.average_at(state.now_ms, half_life_ms),
             held_milli=held_milli,
@@ -44,15 +44,15 @@ def count_usages(state: ClusterState, before_ms: int) -> None:
             continue
         changed = False
         for project in state.projects.values():
-            known = project.usage.get(pool.name)
+            known = project.decayed_usage.get(pool.name)
             if known is None:
                 continue
             average = known.average_at(minute_ms, half_life_ms)
             counted_milli = average >> AVERAGE_BITS
             if not known.held_milli and average < LEAST:
-                del project.usage[pool.name]
+                del project.decayed_usage[pool.name]
             elif counted_milli != known.counted_milli:
-                project.usage[pool.name] = replace(known, counted_milli=counted_milli)
+                project.decayed_usage[pool.name] = replace(known, counted_milli=counted_milli)
             else:
                 continue
             state.dirty[project] = None
@@ -70,11 +70,11 @@ def follow_half_life(state: ClusterState, pool: Pool, before_ms: int) -> None:
     if after_ms == before_ms:
         return
     for project in state.projects.values():
-        known = project.usage.pop(pool.name, None)
+        known = project.decayed_usage.pop(pool.name, None)
         held_milli = project.used_milli.get(pool.name, 0)
         if after_ms and (known is not None or held_milli):
-            project.usage[pool.name] = _continued(state, known, held_milli, before_ms)
-        if known is not None or pool.name in project.usage:
+            project.decayed_usage[pool.name] = _continued(state, known, held_milli, before_ms)
+        if known is not None or pool.name in project.decayed_usage:
             state.dirty[project] = None
 
 

@@ -3,7 +3,7 @@
 from yardmaster_core.scheduling.state.tasks import Job, Task
 
 
-class JobUsage:
+class HeldByJob:
     """The slots that the tasks of one job hold in one pool, in gpu_milli."""
 
     __slots__ = ("milli", "releasing", "releasing_milli", "tasks")
@@ -30,12 +30,12 @@ class JobUsage:
         return change
 
 
-class ProjectUsage:
+class HeldByProject:
     """The jobs of one project that hold slots of one pool."""
 
     __slots__ = ("jobs", "releasing_milli")
 
     def __init__(self) -> None:
-        self.jobs: dict[Job, JobUsage] = {}
+        self.jobs: dict[Job, HeldByJob] = {}
         #: gpu_milli that they are about to release.
         self.releasing_milli = 0
