@@ -97,4 +97,6 @@ def test_priority_decides_as_the_model_does(scenario: dict[str, Any]) -> None:
     assume(not plan.unsure)
     expected = {"to_allocate": sorted(plan.starts), "to_release": sorted(plan.stops)}
     verdict = check({**scenario, "expected": expected}, FORMATS)
+    # Of equal nodes the model may choose another one: such a scenario says nothing.
+    assume(verdict.outcome is not Outcome.SKIPPED)
     assert verdict.outcome is Outcome.PASSED, verdict.why
