@@ -1,7 +1,8 @@
 """Compares the settings of the log's topics on the brokers with the expected ones.
 
-Each replica compares at its start and then each hour. It need not lead: the metric is then exposed
-without a gap when the leader changes, and a replica that is started tells at once.
+Each replica of the service compares them when it starts and then every hour, also a replica that
+does not lead. So the metric has no gap when the leader changes, and a replica that was just started
+reports a difference at once.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,12 +18,12 @@ from yardmaster_schemas.topics import TOPICS
 
 #: Seconds from one comparison to the next.
 EVERY_S: Final = 3600.0
-#: The same after a comparison that the brokers did not answer at all.
+#: Seconds to the next comparison if the brokers did not answer the last one at all.
 RETRY_S: Final = 60.0
 
 
 class TopicCheck:
-    """Reports each difference once, until it is gone or another value is found."""
+    """Compares the settings repeatedly; logs a difference once, and again if its value changes."""
 
     def __init__(
         self, telemetry: Telemetry, clock: Clock, compare: Callable[[], Awaitable[ComparedTopics]]
@@ -47,14 +48,14 @@ class TopicCheck:
             await self._clock.sleep(EVERY_S if await self.check() else RETRY_S)
 
     async def check(self) -> bool:
-        """Compare once; return whether the brokers answered, if only with a refusal."""
+        """Compare once; return whether the brokers answered. A refusal counts as an answer."""
         try:
             compared = await self._compare()
         except LogError as error:
             self._not_read(f"{error.code}: {error}")
             return False
         found = frozenset(compared.differences)
-        # What is not readable now may still differ.
+        # A topic that cannot be read now may still differ.
         kept = {one for one in self._reported if one.topic in compared.unread}
         for one in compared.differences:
             if one not in self._reported:
@@ -74,7 +75,7 @@ class TopicCheck:
         return True
 
     def _not_read(self, found: str) -> None:
-        """Count it; write a line for the first of a series."""
+        """Count a comparison that could not read all topics; log only the first of a series."""
         self._unread.inc()
         if not self._refused:
             self._refused = True

@@ -1,10 +1,11 @@
 """How far each node's topic was seen to reach, and which topics have lost copies since.
 
-The topics of nodes hold copies, and one broker without replicas may lose their ends in a power
-loss, while `decisions` is whole. A topic has lost copies if it ends before an offset that this
-relay has seen in it, or if its newest copy is older than what `decisions` has for the node. The
-relay copies them again; agents ignore repeats. This finds the copies that the agent has not read;
-an agent that has read lost copies finds that itself and joins again.
+The relay copies decisions from the topic `decisions` to one topic per node. A single broker without
+replicas may lose the newest copies in a power loss while `decisions` stays whole. A node's topic
+has lost copies if it ends before an offset that this relay has seen in it, or if its newest copy is
+older than the newest decision for the node. The relay then copies these decisions again; agents
+ignore repeats. This module finds lost copies that the agent has not read. If the agent had read a
+copy that the topic lost later, the agent finds the loss itself and joins again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +23,9 @@ from yardmaster_schemas.events.decisions import (
 )
 from yardmaster_schemas.relayed import OFFSET_HEADER, relayed_from
 
-#: The header of copies with the lowest offset in `decisions` that another node misses.
+#: The header of a copy that contains the lowest offset in `decisions` that another node misses.
 BEHIND_HEADER: Final = "yard_behind"
-#: Instead of the offset of a topic's newest copy, if the topic may have lost all of them.
+#: Stands for the offset of a topic's newest copy if the topic may have lost all its copies.
 NO_COPY: Final = -1
 
 
@@ -32,13 +33,17 @@ NO_COPY: Final = -1
 class TopicEnds:
     """The ends of the nodes' topics, and the nodes that need copies again."""
 
-    #: The lowest end that each node's topic can have.
+    #: By node, the offset before which the node's topic cannot end unless it lost copies.
     _ends: dict[str, int] = field(default_factory=dict)
-    #: Nodes that may lack copies, each with the offset in `decisions` of the newest one it has.
+    #: Nodes whose topics may lack copies; the value is the offset in `decisions` of the newest copy
+    #: in the node's topic.
     suspects: dict[str, int] = field(default_factory=dict)
 
     def appended(self, node: str, offset: int, count: int) -> bool:
-        """Take an append of `count` records; return whether the topic had lost records before."""
+        """Note that `count` records were appended at `offset` to a node's topic.
+
+        Return whether the topic had lost records before; the node is then a suspect.
+        """
         shorter = offset < self._ends.get(node, 0)
         self._ends[node] = offset + count
         if shorter:
@@ -46,22 +51,25 @@ class TopicEnds:
         return shorter
 
     def found(self, node: str, last: StoredRecord | None, end: int | None = None) -> None:
-        """Take a topic's newest copy, and its end where that is not the offset after it."""
+        """Note the newest copy in a node's topic, and make the node a suspect.
+
+        `end`: the end of the topic; None: it is the offset after the newest copy.
+        """
         self._ends[node] = end if end is not None else 0 if last is None else last.offset + 1
         self.suspects[node] = relayed(last)[0]
 
     def forget(self, node: str) -> None:
-        """Take that nothing reads a node's topic any more."""
+        """Remove a node whose topic is read by no agent any more."""
         self._ends.pop(node, None)
         self.suspects.pop(node, None)
 
     def known(self) -> Mapping[str, int]:
-        """Return the lowest end that each node's topic can have, if it ever had a copy."""
+        """Return, for each node that ever had a copy, the end that its topic must have reached."""
         return {node: end for node, end in self._ends.items() if end > 0}
 
 
 def nodes_to_notify(event: Event) -> Iterable[str]:
-    """The nodes whose agents must act on a decision, each once."""
+    """Return the nodes whose agents must act on a decision, each node once."""
     match event:
         case SlotsAllocatedV1():
             return dict.fromkeys(placement.node for placement in event.placements)
@@ -74,7 +82,12 @@ def nodes_to_notify(event: Event) -> Iterable[str]:
 
 
 def relayed(last: StoredRecord | None) -> tuple[int, int]:
-    """Return the `yard_offset` of a newest copy, and minus the offset to continue from."""
+    """Return a copy's offset in `decisions`, and the negated offset from which to continue.
+
+    A relay continues from the lowest offset that any node misses (`BEHIND_HEADER`), else from the
+    copy itself. The second value is negated so that `max` over the copies of all nodes prefers the
+    earliest offset among copies with the same first value. Without a copy: (-1, 1).
+    """
     headers = dict(last.record.headers) if last is not None else {}
     offset = relayed_from(headers.get(OFFSET_HEADER, b"")).offset
     behind = int(text) if (text := headers.get(BEHIND_HEADER, b"")).isdigit() else -1

@@ -1,4 +1,7 @@
-"""The counted cycles of `decisions`, each with its records, for the relay."""
+"""Reads the topic `decisions` cycle by cycle for the relay, each cycle with its records.
+
+Only counted cycles are returned: cycles whose commit is in the log and was not fenced off.
+"""
 
 from collections.abc import Mapping, MutableMapping
 
@@ -10,7 +13,11 @@ from yardmaster_schemas.envelope import Envelope, Event
 
 
 class DecidedCycles(CycleReader):
-    """The counted cycles of `decisions`, each with its records."""
+    """Iterates over the counted cycles of `decisions`; see the module.
+
+    `decoded` has records that the leader in this process has decoded already, by offset. Records
+    that are read are removed from it.
+    """
 
     def __init__(
         self,
@@ -32,14 +39,18 @@ class DecidedCycles(CycleReader):
     def feed(
         self, stored: StoredRecord, envelope: Envelope[Event] | None = None
     ) -> CountedCycle | None:
-        """Keep the record until its cycle is complete; the leader has decoded some already."""
+        """Add a record to its cycle; return the cycle if this record completes it.
+
+        The record is kept until `next_with_records` returns its cycle. It is not decoded again if
+        the leader has decoded it.
+        """
         self._records[stored.offset] = stored.record
         return super().feed(stored, envelope or self._decoded.pop(stored.offset, None))
 
     async def next_with_records(
         self, *, buffered_only: bool = False
     ) -> tuple[CountedCycle, Mapping[int, Record]] | None:
-        """Return the next cycle and its records by offset; None where the log has no more now."""
+        """Return the next cycle and its records by offset; None if the log has no more now."""
         counted = await self.next(buffered_only=buffered_only)
         if counted is None:
             return None

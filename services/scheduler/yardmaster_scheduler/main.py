@@ -44,7 +44,8 @@ def needs_topic(state: ClusterState, name: str) -> bool:
     """Whether an agent of a node may read the node's topic, now or later.
 
     A closed cell accepts a node again only after an enrollment, which creates the topic. In an open
-    cell, an agent that starts creates its own topic, but that of a lost node may still run.
+    cell an agent creates its node's topic when it starts. A lost node of an open cell needs its
+    topic nevertheless, because its agent may still be running.
     """
     node = state.nodes.get(name)
     if node is not None and (node.state is NodeState.UP or node.open):
@@ -58,7 +59,11 @@ def needs_topic(state: ClusterState, name: str) -> bool:
 def unstarted(
     state: ClusterState, task_id: str, attempt: int
 ) -> Mapping[str, tuple[str, Sequence[int]]]:
-    """Return by node the incarnation and the replicas of an open attempt that have not started."""
+    """Return the replicas of an open attempt that have not started, by node.
+
+    Each value is the node's incarnation and the numbers of these replicas. Empty if the attempt is
+    not open.
+    """
     task = state.tasks.get(task_id)
     run = None if task is None else task.run
     found: dict[str, tuple[str, list[int]]] = {}

@@ -4,7 +4,7 @@ from yardmaster_runtime.telemetry.port import Telemetry
 
 
 class ShellMetrics:
-    """Made once per service and shared by all terms."""
+    """The metrics of relay and silence watch; all terms of a service share one object."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry = telemetry

@@ -60,10 +60,11 @@ from yardmaster_schemas.relayed import RelayedFrom
 from yardmaster_schemas.topics import DECISIONS, assignments
 
 MACHINE: Final = "scheduler"
-#: Decisions kept that the leader has decoded and the relay has not read yet; older ones are decoded
-#: again.
+#: The most decisions that are kept decoded after the leader has decoded them, until the relay reads
+#: them. The relay decodes older ones again.
 MAX_DECODED: Final = 20_000
-#: Records of `decisions` read at most to find lost copies: a reader starts only at a snapshot.
+#: The most records of `decisions` that are read to copy lost copies again. A reader can start only
+#: at a snapshot, so it may have to read many records before the first lost one.
 MOST_READ: Final = 200_000
 #: Errors that one node's topic may cause alone.
 _FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, UnknownTopic)
@@ -71,7 +72,7 @@ _FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, Unknown
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A cycle's copies for one node, with the offsets of the first and of the last."""
+    """A cycle's copies for one node; `first` and `last` are offsets of records in `decisions`."""
 
     first: int
     last: int
@@ -80,8 +81,8 @@ class _Batch:
 
 #: Decisions that end an attempt.
 _STOPS: Final = (PreemptionRequestedV1, StopRequestedV1, AllocationRevokedV1)
-#: Returns for (task, attempt), by node, the incarnation and the replicas that have not started
-#: there. Empty when the attempt is not open.
+#: A function of task id and attempt number. It returns, by node, the node's incarnation and the
+#: replicas of the attempt that have not started there; nothing if the attempt is not open.
 Unstarted = Callable[[str, int], Mapping[str, tuple[str, Sequence[int]]]]
 
 
@@ -120,13 +121,14 @@ class Relay:
         self._unstarted = unstarted
         self._needs_topic = needs_topic
         self._slots = asyncio.Semaphore(limits.max_appends)
-        #: For nodes that are behind, so that other nodes do not wait for them.
+        #: Limits the appends to nodes that are behind, apart from those to all other nodes, which
+        #: then need not wait for them.
         self._late_slots = asyncio.Semaphore(limits.max_appends)
-        #: One append to a node's topic at a time, so that its end never seems to decrease.
+        #: A lock per node: with one append to its topic at a time, the end never seems to decrease.
         self._appending: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._ends = TopicEnds()
         self._any_lost = asyncio.Event()
-        #: Nodes whose topic exists; nodes in `_joined` still need one.
+        #: Nodes whose topic exists. The topics of nodes in `_joined` must still be created.
         self._known: set[str] = set()
         self._joined: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -135,15 +137,15 @@ class Relay:
         #: Nodes whose topic refuses appends, each with the first batch that it misses.
         self._behind: dict[str, _Batch] = {}
         self._any_behind = asyncio.Event()
-        #: A dump of a reader that is before everything that a node misses.
+        #: The dump of a reader at a position before every record that a node misses.
         self._origin: Mapping[str, Any] | None = None
         #: Offset of the newest cycle that was copied to the nodes that are not behind.
         self._handled = -1
-        #: Nodes lack no copies of later cycles.
+        #: Copies of cycles up to this offset may have been lost; those of later cycles were not.
         self._lost_through = NO_COPY
 
     def on_cycle(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """Take a cycle of the leader: nodes that joined or were enrolled in it get a topic.
+        """Note a cycle that the leader committed: nodes that it joined or enrolled get a topic.
 
         A joined node needs the topic before a task is placed there, an enrolled node so that its
         agent can start. The cycle's decisions are kept, so that they are decoded only once.
@@ -239,7 +241,10 @@ class Relay:
         )
 
     async def _copy(self, node: str, batch: _Batch) -> None:
-        """Append to a node's topic, with retries; a repeat is safe. After them, it is behind."""
+        """Append to a node's topic; after `relay_tries` failures the node is behind.
+
+        A retry may append the copies twice, which is safe.
+        """
         for tries in range(1, self._limits.relay_tries + 1):
             error = await self._try_append(node, batch, self._slots)
             if error is None:
@@ -332,7 +337,10 @@ class Relay:
                 self._any_behind.clear()
 
     async def _catch_up(self) -> None:
-        """Copy to nodes that are behind what they miss, in order, if their topics accept it now."""
+        """Append to the topics of nodes that are behind all copies that they miss, in order.
+
+        A node whose topic still refuses its first missing batch stays behind.
+        """
         #: Nodes that accept appends again, each with the offset of its newest copy.
         recovered: dict[str, int] = {}
 
@@ -366,12 +374,14 @@ class Relay:
     # Topics that lost copies
 
     def _on_loss(self, node: str, found: str) -> None:
+        """Report that a node's topic lost copies, and wake the task that copies them again."""
         self._lost_through = max(self._lost_through, self._handled)
         self._metrics.copies_lost.inc()
         self._metrics.telemetry.error("copies_lost", topic=assignments(node).name, found=found)
         self._any_lost.set()
 
     async def _restore_copies_forever(self) -> NoReturn:
+        """Look for lost copies at each `relay_check_s`, and copy them again."""
         while True:
             await happens_within(self._clock, self._limits.relay_check_s, self._any_lost)
             self._any_lost.clear()
@@ -383,7 +393,7 @@ class Relay:
                 await self._copy_again()
 
     async def _find_losses(self) -> None:
-        """Compare each node's topic with the end that it had.
+        """Compare the end of each node's topic with the end that the relay has seen before.
 
         Raises: LogUnavailable.
         """
@@ -392,7 +402,7 @@ class Relay:
         newest = await self._nodes_log.newest([*partitions.values()])
         # A topic that cannot be read now is left out.
         last = {node: newest[at] for node, at in partitions.items() if at in newest}
-        # All their copies have expired, or the topics were deleted.
+        # The topics of these nodes were deleted, or all their copies have expired.
         empty = [node for node, record in last.items() if record is None]
         for node in [node for node in empty if not self._needs_topic(node)]:
             self._known.discard(node)
@@ -416,7 +426,10 @@ class Relay:
                 self._on_loss(node, f"it ends at {end}, and ended at {ends[node]} before")
 
     async def _copy_again(self) -> None:
-        """Copy to nodes what their topics lack of the newest `relay_look_back` records."""
+        """Append to the topics of all suspects the copies that the topics lack.
+
+        Only the newest `relay_look_back` records of `decisions` are copied again.
+        """
         lacking, self._ends.suspects = self._ends.suspects, {}
         through = self._lost_through
         start = max(0, min(lacking.values()) + 1, through - self._limits.relay_look_back)
@@ -445,7 +458,7 @@ class Relay:
                     if node in lacking and batch.last > lacking[node]
                 }
                 await together(*(copy(node, batch) for node, batch in due.items()))
-            # The cycles of the leader run in the same loop, and do not wait for this.
+            # Let the cycles of the leader run, which share this event loop.
             await self._clock.sleep(0)
         if copied:
             self._metrics.copied_again.inc(copied)
@@ -459,10 +472,12 @@ class Relay:
         return DecidedCycles(self._log, cursor, reader, self._decoded)
 
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
-        """Return the highest `yard_offset` in any node's topic, or -1; lower if a node was behind.
+        """Return the offset in `decisions` from which a new relay continues; -1 without copies.
 
-        A topic that cannot be read now is left out if another topic has copies: then the relay may
-        start too early, which is safe, but never too late.
+        It is the highest `yard_offset` in any node's topic, or the lowest offset that a node
+        missed, if the newest copies name one (`yard_behind`). A topic that cannot be read now is
+        left out if another topic has copies: then the relay may start too early, which is safe, but
+        never too late.
         """
         partitions = [self._partition_of(node) for node in nodes]
         while True:
@@ -481,7 +496,11 @@ class Relay:
             await self._clock.sleep(self._limits.relay_pause_s)
 
     def _suspect_older(self, reached: int) -> None:
-        """A topic whose newest copy is older than that of another may have lost copies."""
+        """Keep only the suspects whose newest copy is older than `reached`, and wake their task.
+
+        `reached` is the offset from which the relay continues. A topic whose newest copy is older
+        may have lost copies, which `_restore_copies_forever` then appends again.
+        """
         self._lost_through = reached
         suspects = self._ends.suspects
         for node in [node for node, newest in suspects.items() if newest >= reached]:
@@ -492,7 +511,7 @@ class Relay:
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
         """Return a reader at or before the start of the cycle that contains `reached`.
 
-        If the records there have expired, return the earliest reader that they allow.
+        If the records before it have expired, return the earliest reader that can still read on.
         """
         earliest = start = CommitReader(MACHINE, self._cell, DECISIONS.name)
         if origin is not None:
@@ -517,7 +536,10 @@ class Relay:
             return ()
 
     async def _reader_of(self, cycle: int) -> CommitReader | None:
-        """Return the reader in a snapshot; None if unusable, which the restore has reported."""
+        """Return the reader in a snapshot; None if the snapshot is unusable.
+
+        Loading an unusable snapshot has logged a warning already.
+        """
         assert self._snapshots is not None
         try:
             snapshot = await self._snapshots.load(MACHINE, self._cell, cycle)

@@ -53,9 +53,10 @@ class LiveNode:
 
 
 class SilenceWatch:
-    """Watches the nodes that `live` returns at each check; None: the nodes are not known now.
+    """Watches the nodes that `live` returns at each check.
 
-    `now_ms` returns the time of the next cycle; None: this process does not lead.
+    `live` returns None if the nodes are not known at present. `now_ms` returns the time of the next
+    cycle, or None if this process does not lead.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class SilenceWatch:
         self._limits = limits
         self._metrics = metrics
         self._partition = Partition(HEARTBEATS.name, partition)
-        #: By (node, incarnation), in elapsed seconds: when its silence began, later by the time
-        #: that does not count; and when its last heartbeat was read.
+        #: By (node, incarnation), two times in elapsed seconds: the start of its silence, moved
+        #: forward by time that does not count, and the time when its last heartbeat was read.
         self._heard: dict[tuple[str, str], tuple[float, float]] = {}
         #: Every heartbeat written before this moment was read.
         self._read_up_to_s = clock.monotonic_s()
@@ -87,7 +88,7 @@ class SilenceWatch:
     async def run(self) -> NoReturn:
         """Watch until cancelled, from the topic's end.
 
-        A log that is unavailable, or has lost the topic, is silence of no node.
+        While the log is unavailable, or has lost the topic, no node counts as silent.
 
         Raises:
             LogClosed.
@@ -119,7 +120,7 @@ class SilenceWatch:
             checked_s = self._clock.monotonic_s()
 
     def _forget(self, found: str) -> None:
-        """Give every node its full timeout again: its heartbeats may be among those not read."""
+        """Give every node its full timeout again, because unread heartbeats may have been lost."""
         if self._heard:
             self._metrics.heartbeats_lost.inc()
             self._metrics.telemetry.error("heartbeats_lost", found=found)
@@ -152,7 +153,10 @@ class SilenceWatch:
                 self._heard[life] = (since_s + deaf_s, heard_s)
 
     def on_heartbeat(self, stored: StoredRecord) -> None:
-        """Take a heartbeat; ignore a wrong source and an unknown incarnation."""
+        """Restart a node's silence at its heartbeat.
+
+        A heartbeat is ignored if its source is not the node's agent, or its incarnation is unknown.
+        """
         try:
             envelope = decode(stored.record)
         except SchemaError:
@@ -166,7 +170,7 @@ class SilenceWatch:
             return
         life = (beat.node, beat.incarnation)
         if life not in self._heard:
-            # Not live, or not checked since it joined. Nodes that are not live take no memory.
+            # The node is not live, or was not checked since it joined. Other nodes take no memory.
             self._metrics.heartbeats_ignored.inc()
             return
         self._metrics.heartbeats.inc()

@@ -25,7 +25,8 @@ from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
 
-#: Pairs of pool and project with series of their own; in each pool the others are one, OTHER.
+#: Pairs of pool and project that have series of their own. In each pool, all other projects share
+#: one series, which is named OTHER.
 MAX_PROJECTS: Final = 1_000
 OTHER: Final = "other"
 #: gpu_milli by pool and project.
@@ -33,7 +34,7 @@ ByProject = Mapping[tuple[str, str], int]
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3_600.0
 DAY_S: Final = 86_400.0
-#: From a start in the next cycle to a week in the queue.
+#: Upper bounds of queue times in seconds: from a start in the next cycle to a week in the queue.
 QUEUE_BUCKETS: Final = (
     *(1.0, 5.0, 15.0, MINUTE_S, 5 * MINUTE_S, 15 * MINUTE_S, 30 * MINUTE_S),
     *(HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 3 * DAY_S, 7 * DAY_S),
@@ -95,7 +96,10 @@ class WorkMetrics:
             self.on_decision(envelope.data, commit.now_ms, policies)
 
     def on_decision(self, event: Event, now_ms: int, policies: Mapping[str, str]) -> None:
-        """Count an applied decision of a cycle at `now_ms`; `policies` has the name by pool."""
+        """Count an applied decision of a cycle at `now_ms`.
+
+        `policies` has the name of each pool's policy, by pool.
+        """
         tasks = self._state().tasks
         if isinstance(event, SlotsAllocatedV1):
             # The clock of the gateway that took the submission may be ahead.
@@ -138,9 +142,10 @@ class WorkMetrics:
 
 
 def gpus(pool: Pool) -> dict[str, int]:
-    """The gpu_milli of a pool by state; their sum is what its nodes have that have not left.
+    """Return the gpu_milli of a pool by state: used, free and unavailable.
 
-    What a task holds is used, on whichever node. The rest of a GPU is free if a new task may be
+    Their sum is the capacity of all nodes of the pool that have not left. Capacity that a task
+    holds is used, in whatever state its node is. The rest of a GPU is free if a new task may be
     placed on it, else unavailable.
     """
     total = sum(node.gpus for node in pool.nodes.values() if node.state is not NodeState.LEFT)
@@ -160,7 +165,7 @@ def statuses(state: ClusterState) -> Iterator[tuple[str, str]]:
 
 
 def shares_of(state: ClusterState, pool: Pool) -> Mapping[str, int]:
-    """The share of each project in gpu_milli, as the pool's policy divides the pool now.
+    """Return the share of each project in gpu_milli, as the pool's policy divides the pool now.
 
     Empty if the policy gives projects no shares, or has not divided the pool yet.
     """
@@ -171,7 +176,10 @@ def shares_of(state: ClusterState, pool: Pool) -> Mapping[str, int]:
 
 
 def largest_of(held: ByProject, shares: ByProject) -> frozenset[tuple[str, str]]:
-    """The MAX_PROJECTS that hold most; of equals, those with the larger share."""
+    """Return the MAX_PROJECTS pairs of pool and project that hold most gpu_milli.
+
+    Of pairs that hold the same, those with the larger share come first.
+    """
 
     def rank(key: tuple[str, str]) -> tuple[int, int, tuple[str, str]]:
         return -held.get(key, 0), -shares.get(key, 0), key
@@ -180,8 +188,10 @@ def largest_of(held: ByProject, shares: ByProject) -> frozenset[tuple[str, str]]
 
 
 def _in_gpus(milli: ByProject, named: Container[tuple[str, str]]) -> dict[tuple[str, ...], float]:
-    """The rows of a gauge: those `named`, and in each pool the sum of the others as OTHER, with
-    that of a project of this name.
+    """Return the rows of a gauge, in GPUs: one for each pair of pool and project in `named`.
+
+    In each pool, one more row named OTHER is the sum of all other projects; a project that is
+    called OTHER is part of this sum.
     """
     found: dict[tuple[str, str], int] = {}
     for key, each in milli.items():

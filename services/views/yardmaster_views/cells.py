@@ -16,7 +16,8 @@ from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.position import Position
 from yardmaster_views.progress import Progress
 
-#: Follows the partition of a cell until cancelled; reports the progress of each view by name.
+#: Follows a cell until cancelled. Its arguments are the partition, the cell, and the progress of
+#: each view by name, which it updates.
 Serve = Callable[[int, str, Mapping[str, Progress]], Awaitable[object]]
 
 
@@ -88,7 +89,7 @@ class Cells:
                 self._telemetry.info("cells", cells=[self._cells[each] for each in followed])
                 await self._changed.wait()
                 for partition in self._revoked & self._stopped.keys():
-                    # Also if it was assigned again in between: it is tried again.
+                    # If the cell was assigned again since then, it is now started again.
                     running.pop(partition)
                     del self._stopped[partition]
                     self._report(partition, None)

@@ -20,7 +20,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
 
-#: Rows that are compared together.
+#: The number of rows that are read and compared together.
 PAGE: Final = 500
 #: Differences that are listed; further ones are only counted.
 MAX_NAMED: Final = 100
@@ -72,7 +72,7 @@ class Comparison:
         """Compare every row; call `report` after each page.
 
         Raises:
-            ViewsMoved: they were lost or rebuilt during each of `MAX_STARTS` tries.
+            ViewsMoved: the views were lost or rebuilt during each of `MAX_STARTS` tries.
             ViewsUnavailable, ViewsDamaged, LogError, CoreError, SchemaError.
         """
         for _ in range(MAX_STARTS - 1):
@@ -138,7 +138,7 @@ class _Run:
             after = page.next
 
     async def _compare_missing(self, wanted: Sequence[RowKey]) -> None:
-        """Compare rows that were on no page: they may have been added after their page was read."""
+        """Compare rows that were on no page, because they may be newer than the pages."""
         for start in range(0, len(wanted), PAGE):
             await self._look_again(wanted[start : start + PAGE])
 
@@ -170,7 +170,7 @@ class _Run:
 
 def _same(found: Row | None, expected: Row | None) -> bool:
     if isinstance(found, HistoryRow) and isinstance(expected, HistoryRow):
-        # The order across topics depends on when the follower read them.
+        # The order of records across topics depends on when the follower read each topic.
         if len(found.records) == len(expected.records) == MAX_HISTORY:
             return True
         return sorted(found.records) == sorted(expected.records)

@@ -1,12 +1,12 @@
 """The views service on Kafka: a Faust app that assigns the cells to workers.
 
 Faust assigns cells to workers; the follower reads the log by position, because the commits define
-the order across topics, and a consumer group does not know it (decision 8 in
-docs/explanation/decisions). So the two agents, one per projection, read only `requests`: a
-partition of it is a cell. A request is acknowledged once the store covers it, or if this worker
-does not follow its cell, because another worker does or the cell has stopped. The committed offsets
-of the group decide nothing: a follower starts from the position in Redis, and the lag of the group
-is the lag of the followed cells.
+the order across topics, and a consumer group does not know this order (decision 8 in
+docs/explanation/decisions). So the app's two Faust agents, one per projection, read only the topic
+`requests`; each of its partitions is a cell. A request is acknowledged once the store covers it, or
+if this worker does not follow its cell, because another worker does or the cell has stopped. The
+committed offsets of the group decide nothing: a follower starts from the position in Redis, and the
+lag of the group is the lag of the followed cells.
 
 A rebalance neither loses nor repeats changes, because each write names the position before it.
 """
@@ -43,7 +43,8 @@ GROUP: Final = "yardmaster-views"
 #: Heartbeats of a member per session timeout.
 HEARTBEATS_A_SESSION: Final = 12
 COMMIT_S: Final = 1.0
-#: Seconds that Redis may take for an answer, and between two questions for the health.
+#: The longest that Redis may take to answer a health check, and the pause between two checks, in
+#: seconds.
 PING_S: Final = 1.0
 
 
@@ -55,7 +56,7 @@ class _OnlyAMember(BootStrategy):
 
 
 class App(faust.App):
-    """Faust without what the views do not need: no folder, no producer, no web server."""
+    """A Faust app without the parts that the views do not need: folder, producer, web server."""
 
     BootStrategy = _OnlyAMember
 
@@ -64,7 +65,7 @@ class App(faust.App):
 
 
 def credentials(kafka: KafkaSettings) -> CredentialsT | None:
-    """The credentials for the brokers, as our own clients use them."""
+    """Return the credentials that Yardmaster's own Kafka clients use, in the form of Faust."""
     client = kafka.client()
     match client["security_protocol"]:
         case "SSL":
@@ -81,7 +82,7 @@ def credentials(kafka: KafkaSettings) -> CredentialsT | None:
 
 
 def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> faust.App:
-    """The app: one agent per projection, on the partitions of `requests`."""
+    """Return a Faust app with one agent per projection, on the partitions of `requests`."""
     app = App(
         settings.group or GROUP,
         broker=[URL(f"kafka://{host}") for host in kafka.bootstrap.split(",")],

@@ -6,8 +6,8 @@ projected before it, so that a view never contains an effect before its cause, a
 agents that it consumed with it. The commits define the order across topics, so the log is read by
 position and not through a consumer group.
 
-A store in this process is written step by step. A remote store is written through a `CachedReader`,
-and steps that can be read already are saved in one write.
+A store in this process is written step by step. A remote store is written through a `CachedReader`:
+all steps whose records were received already are saved in one write.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
 from yardmaster_views.soft_state import SoftMetrics, SoftState
 
-#: Records read at once, and the most that one step of `requests` takes.
+#: The most records of one read, and the most requests of one step.
 MAX_READ: Final = 500
-#: Tasks that one step of `requests` submits, above which it ends: at most one submission more.
+#: A step of requests ends after the submission that brings it to this number of tasks.
 MAX_TASKS: Final = 10_000
-#: Changed rows that are not saved yet; above it, steps are saved.
+#: The most changed rows that stay unsaved; with more, the steps are saved.
 MAX_UNSAVED: Final = 2_000
 
 _Consumed = tuple[str, int, Envelope[Event], Details]
@@ -54,7 +54,7 @@ _Consumed = tuple[str, int, Envelope[Event], Details]
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """A store and its writer's reader; in memory both are one object."""
+    """A store, and the reader through which its writer reads; in memory, both are one object."""
 
     store: ViewStore
     reader: ViewReader
@@ -84,7 +84,7 @@ class Metrics:
 
 
 class Follower:
-    """One cell's log, projected; `start`, then `catch_up` again and again."""
+    """Projects one cell's log into a store: call `start` once, then `catch_up` repeatedly."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Follower:
         steps: int | None = None,
         buffered_only: bool = False,
     ) -> Position:
-        """Do what `project` does, and store the soft state."""
+        """Project records and store the soft state; arguments and errors are those of `project`."""
         await self.project(until, steps=steps, buffered_only=buffered_only)
         if self.soft_state is not None:
             await self.soft_state.catch_up(buffered_only=buffered_only)
@@ -199,12 +199,12 @@ class Follower:
         `buffered_only`: read only records that this process has received already.
 
         Raises:
-            SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
-                it may not; nothing of that cycle was projected.
+            SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds an
+                invalid record; nothing of the record's cycle was projected.
             LogError: the log failed; what was projected so far stays.
             LogBeginsLater: records that were not projected yet have expired.
             ViewsMoved: the store is not where this writer left it; `start` again.
-            ViewsUnavailable: the same, once it can be reached.
+            ViewsUnavailable: the store cannot be reached; `start` again once it can.
         """
         self._until = until
         telemetry = self._metrics.telemetry
@@ -238,7 +238,7 @@ class Follower:
     async def project_cycles(self, topic: str, beyond: Callable[[CountedCycle], bool]) -> None:
         """Project a machine's cycles, with their inputs, up to the first one that is `beyond`.
 
-        No further cycle of the topic may be projected then. Raises: as `project`.
+        That cycle is read and dropped, so call this once per topic. Raises: as `project`.
         """
         project = self._project_judged if topic == ADMISSIONS.name else self._project_decided
         try:
@@ -258,7 +258,7 @@ class Follower:
         await self._save()
 
     async def _begins_later(self) -> LogBeginsLater:
-        """The error of records that have expired before they were projected."""
+        """Return the error for records that expired before they were projected."""
         topics = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
         partitions = [Partition(topic, self._number) for topic in topics]
         return LogBeginsLater(
@@ -272,7 +272,7 @@ class Follower:
         """Check that the store is still at the position that this writer stored last.
 
         Raises:
-            ViewsMoved: it is elsewhere, or was rebuilt; `start` again.
+            ViewsMoved: the store is at another position, or was rebuilt; `start` again.
             ViewsUnavailable.
         """
         await self._store.check(self._saved)
@@ -382,8 +382,8 @@ class Follower:
     async def _project_admissions(self, *, buffered_only: bool = False) -> bool:
         """Project the next counted cycle of quota; False when there is none.
 
-        A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
-        jobs of at most 10,000 tasks) is what a worker must have room for.
+        A cycle is one step, however large it is. The memory of a worker must therefore fit quota's
+        largest cycle: `max_decisions` decisions, about jobs of at most 10,000 tasks each.
         """
         counted = await self._machines[ADMISSIONS.name].next(buffered_only=buffered_only)
         if counted is None:
@@ -392,6 +392,7 @@ class Follower:
         return True
 
     async def _project_judged(self, counted: CountedCycle) -> None:
+        """Project a cycle of quota, after the requests that it consumed."""
         for taken in counted.commit.inputs:
             if taken.topic == REQUESTS.name:
                 while self._requests.offset < taken.next:
@@ -409,6 +410,7 @@ class Follower:
         return True
 
     async def _project_decided(self, counted: CountedCycle) -> None:
+        """Project a cycle of the scheduler and its claims, after the cycles of quota before it."""
         claims: list[_Consumed] = []
         notes: Mapping[str, Any] = {}
         position = self._position.at(DECISIONS.name, counted.offset + 1)
@@ -427,7 +429,7 @@ class Follower:
     async def _read_claims(
         self, counted: CountedCycle, until: int
     ) -> tuple[list[_Consumed], Mapping[str, Any]]:
-        """Return the accepted claims before `until`, and the notes of them."""
+        """Return the accepted claims before `until`, and the notes that name the last claim."""
         refused = {
             offset
             for one in counted.commit.refused
@@ -481,7 +483,7 @@ class Follower:
     async def _changes(
         self, make: Callable[[], FoldStep], consumed: Sequence[_Consumed]
     ) -> list[Change]:
-        """The changes of a step, which runs again while rows are missing."""
+        """Return the changes of a step; it is run again until the reader has all rows it needs."""
         if self._metrics.telemetry.tracer is not OFF and len(self._linked) < MAX_LINKS:
             self._linked += contexts(envelope for _, _, envelope, _ in consumed)
         if self._cache is None:

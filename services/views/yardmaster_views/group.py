@@ -63,7 +63,7 @@ class Group:
         return f"{type(app.crash_reason).__name__}: {app.crash_reason}"
 
     async def _stop(self, app: faust.App) -> None:
-        """Leave the group; without a limit, Faust would wait for an unavailable broker."""
+        """Leave the group, within `STOP_S`: Faust itself would wait for an unavailable broker."""
         try:
             await first_of(app.stop(), self._process.clock.sleep(STOP_S))
         except Exception as error:  # noqa: BLE001 a crashed app may crash again; it is replaced

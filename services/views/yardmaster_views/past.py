@@ -22,7 +22,7 @@ from yardmaster_views.follower import MAX_READ, Follower, Metrics, Views
 
 @dataclass(frozen=True, slots=True)
 class PastViews:
-    """Views of one projection, the time they are of, and the scheduler's last cycle in them."""
+    """Views of one projection at a moment: their time, and the last scheduler cycle in them."""
 
     store: MemoryViewStore
     now_ms: int
@@ -41,8 +41,9 @@ async def views_at(
 ) -> PastViews:
     """Fold the records within all bounds; without bounds, all records.
 
-    The bounds of cycles are those of `state_at`. `position` and `time_ms` also include the requests
-    before them that no cycle has taken; `cycle` includes none. The log is folded from its start.
+    A bound is a position, a time or the number of a scheduler cycle, and bounds cycles as in
+    `state_at`. With `position` or `time_ms`, requests before this bound that no cycle has consumed
+    are folded too; with `cycle`, they are not. The log is folded from its start.
 
     Raises:
         BeforeFirstCycle: the bounds are before the log's first cycle.
@@ -71,7 +72,10 @@ async def views_at(
 
 
 def _not_first(beyond: Callable[[CountedCycle], bool]) -> Callable[[CountedCycle], bool]:
-    """The same predicate; it raises BeforeFirstCycle if it is true for the log's first cycle."""
+    """Return `beyond` as a predicate that raises BeforeFirstCycle where no cycle is included.
+
+    That is the case if `beyond` is true for the first cycle of the log.
+    """
     seen = False
 
     def checked(counted: CountedCycle) -> bool:
@@ -87,7 +91,7 @@ def _not_first(beyond: Callable[[CountedCycle], bool]) -> Callable[[CountedCycle
 
 
 async def _end(requests: Cursor, position: Position | None, time_ms: int | None) -> int:
-    """The offset of the first request after the bounds, from where the cursor is."""
+    """Advance the cursor to the first request after the bounds; return the request's offset."""
     last = None if position is None else position.requests
     while (last is None or requests.offset < last) and await requests.fill(1):
         envelope = decoded(requests.peek())

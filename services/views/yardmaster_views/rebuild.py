@@ -22,11 +22,12 @@ from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
 
-#: How often the new views try to catch up with the current ones; then they may be a bit behind.
+#: How often the new views try to catch up with the current ones. After that, the rebuild switches
+#: even if the new views are slightly behind.
 MAX_TRIES: Final = 50
-#: Rows of one write: large, because no reader waits for single rows.
+#: The rows of one write. It is large, because no reader waits for single rows of a rebuild.
 MAX_UNSAVED: Final = 8_000
-#: Between two reports of progress.
+#: Seconds between two reports of progress.
 REPORT_S: Final = 1.0
 
 
@@ -58,8 +59,8 @@ class Rebuild:
         """Build, switch, drop the old views; call `report` about once a second.
 
         Raises:
-            ViewsUnavailable: the current views are unchanged.
-            LogError, CoreError, SchemaError, LogBeginsLater: the same.
+            ViewsUnavailable, LogError, CoreError, SchemaError, LogBeginsLater: the rebuild failed;
+                the current views are unchanged.
         """
         generations = RedisGenerations(self.redis, self.cell, space=self.fold.name)
         try:
@@ -103,13 +104,17 @@ class Rebuild:
             await self._fill(follower, generations, generation)
             if await generations.switch(generation):
                 return
-        # A reader of a later position waits a moment; the worker continues from here.
+        # A reader that names a later position waits a moment, until the worker has caught up.
         await generations.switch(generation, even_behind=True)
 
     async def _fill(
         self, follower: Follower, generations: RedisGenerations, generation: int
     ) -> None:
-        """Catch up, or drop the generation, which would take memory from the current one."""
+        """Catch up with the log.
+
+        If Redis is unavailable or the log's oldest records have expired, drop the generation,
+        because it takes memory from the current one.
+        """
         try:
             await follower.catch_up()
         except (ViewsUnavailable, LogBeginsLater):

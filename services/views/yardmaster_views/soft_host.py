@@ -1,8 +1,9 @@
-"""Keeps the soft state of a cell up to date, while another loop projects its counted records.
+"""Keeps a cell's soft state (heartbeats, offsets of output) up to date in a loop of its own.
 
-Topics of soft state are not synced and expire. Whatever happens to them, the views continue: where
-records were lost, reading continues at the end; a topic that cannot be read is tried again. So this
-loop has waits, retries and errors of its own.
+Another loop projects the records that positions count. Topics of soft state are not synced, and
+their records expire. Whatever happens to these topics, the views continue: if records were lost,
+reading continues at the topic's end; a topic that cannot be read is tried again. So this loop has
+its own waits, retries and errors.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ class SoftHost:
                 await self._measure()
                 await self._log.wait(self._soft_state.ends(), self._settings.idle_wait_s)
             except ViewsMoved:
-                # Another writer, or the views were emptied, which the follower notices for itself.
+                # Another worker wrote, or the views were emptied; the follower notices both itself.
                 await self._clock.sleep(self._settings.retry.first_pause_s)
                 await self._restart()
             except (LogUnavailable, UnknownTopic, ViewsUnavailable) as error:

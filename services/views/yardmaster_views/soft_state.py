@@ -1,9 +1,9 @@
 """The soft state of the views: heartbeats, and the offsets of output.
 
 No cycle consumes these records and no position counts them; their topics expire. Rows are written
-together with the next offset as a note, and a new writer starts from the notes. A write counts only
-if the views and the notes are as its writer left them: a late write would undo a newer one, or an
-erasure. Only records of agents about their own node are used.
+together with the next offset as a note, and a new writer starts from the notes. A write is
+applied only if the views and the notes are as its writer left them, because a late write would undo
+a newer write or an erasure. Only records of agents about their own node are used.
 
 Brokers may lose the newest of these records, which are not synced. Reading then continues at the
 end; the rows of lost output stay.
@@ -36,7 +36,7 @@ class SoftMetrics:
     """The metrics of soft state, one set per process."""
 
     def __init__(self, telemetry: Telemetry, skipped: Counter, lag: Gauge) -> None:
-        """`skipped` by topic and `lag` by view and topic: those of the followers."""
+        """`skipped` (by topic) and `lag` (by view and topic) are metrics of the followers too."""
         self.telemetry = telemetry
         self.skipped = skipped
         self.lag = lag
@@ -60,7 +60,10 @@ class SoftState:
         position: Callable[[], Position],
         storing: asyncio.Lock,
     ) -> None:
-        """`position`: that of the views; `storing` is locked while it or the store changes."""
+        """`position` returns the position of the views.
+
+        `storing` is locked while this position or the store changes.
+        """
         self._log = log
         self._store = store
         self._number = partition
@@ -70,7 +73,7 @@ class SoftState:
         self._position = position
         self._storing = storing
         self._next: dict[str, int] = dict.fromkeys(TOPICS, 0)
-        #: The notes in the store; None: there is none.
+        #: The note in the store for each topic; None: the store has no note for it.
         self._noted: dict[str, object] = dict.fromkeys(TOPICS)
 
     def start(self, notes: Mapping[str, object]) -> None:
@@ -84,12 +87,15 @@ class SoftState:
         return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
 
     async def restart(self) -> None:
-        """Start from the notes in the store; raises ViewsUnavailable."""
+        """Start from the notes in the store.
+
+        Raises: ViewsUnavailable.
+        """
         async with self._storing:
             self.start(await self._store.notes())
 
     async def measure(self) -> None:
-        """Set the metric of the lag."""
+        """Set the metric of the lag: the number of unread records of each topic."""
         for partition, offset in self.ends().items():
             behind = max(0, await self._log.end(partition) - offset)
             self._metrics.lag.labels(self._view, partition.topic).set(behind)
@@ -156,7 +162,7 @@ class SoftState:
     def _reports(
         self, topic: str, records: Sequence[StoredRecord]
     ) -> Iterator[tuple[StoredRecord, Report]]:
-        """The records that an agent wrote about its own node."""
+        """Yield the decoded reports that agents wrote about their own node; count all others."""
         for stored in records:
             try:
                 envelope = decode(stored.record)
@@ -175,7 +181,7 @@ class SoftState:
     async def _outputs(
         self, reports: Iterator[Report]
     ) -> tuple[dict[str, OutputRow], frozenset[str]]:
-        """The stored rows of the output in the records, and the jobs that are erased."""
+        """Return the rows of the tasks with output in `reports`, and the jobs that are erased."""
         wanted: dict[RowKey, None] = {}
         for one in reports:
             if isinstance(one, TaskOutputV1):
