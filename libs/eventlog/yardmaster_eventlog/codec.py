@@ -70,14 +70,17 @@ def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _author(type_: str, source: str) -> tuple[Header, Header, bytes]:
-    """Return the headers between id and subject, and these framed, with the subject's name."""
+    """Return the headers between id and subject, and their framed bytes.
+
+    The framed bytes end with the name of the header for the subject.
+    """
     of_type, of_source = ("ce_type", type_.encode()), ("ce_source", source.encode())
     return of_type, of_source, frame((of_type, of_source)) + _SUBJECT
 
 
 @lru_cache(maxsize=256)
 def _moment(time_ms: int, version: int) -> tuple[Header, Header, Header, bytes]:
-    """Return the headers after the subject, and these framed."""
+    """Return the headers after the subject, and their framed bytes."""
     time = rfc3339(time_ms).encode()
     spec, of_version, framed = _conforms(version)
     return ("ce_time", time), spec, of_version, _TIME + sized(time) + framed
@@ -121,7 +124,8 @@ def decode(record: Record) -> Envelope[Event]:
 
     Raises:
         UnknownEventType, UnknownVersion: a newer program wrote the record.
-        MalformedRecord: it is not an event, it is damaged, or its headers and value disagree.
+        MalformedRecord: the record is not an event, is damaged, or has headers that contradict its
+            value.
     """
     headers = dict(record.headers)
     value = record.value
@@ -144,7 +148,8 @@ def decode(record: Record) -> Envelope[Event]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        # A hostile record's own keys are part of the location, so the message is cut.
+        # The location contains keys of the record. A hostile record may have long ones, so the
+        # message is cut.
         raise MalformedRecord(found=f"{type_}.{where[:120]}: {first['msg'][:200]}") from None
     except (RecursionError, ValueError) as error:
         raise MalformedRecord(found=f"{type_}: {type(error).__name__}") from None

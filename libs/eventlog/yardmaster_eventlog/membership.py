@@ -1,11 +1,11 @@
 """Which replica leads which cell: the port of a group of replicas, and the group in memory.
 
 A replica offers to lead partitions (cells) as soon as it can; the group assigns each partition to
-one of the members that offer it. This is a convenience only: the terms in the log ensure that the
-records of one leader count. So a member without news keeps its partitions, and no leader is deposed
-without need.
+one of the members that offer it. The group only avoids conflicts; safety does not depend on it,
+because the terms in the log ensure that the records of one leader count. So a member without news
+keeps its partitions, and no leader is deposed without need.
 
-`spread` assigns the partitions, a pure function that both adapters use: as evenly as possible, with
+`spread`, a pure function that both adapters use, assigns the partitions as evenly as possible with
 as few moves as possible.
 """
 
@@ -68,8 +68,9 @@ class CellClaim:
 
     Attributes:
         offers: the partitions that it can lead.
-        holds: the partitions that it leads, with the round in which each was assigned to it.
-        round: the newest round that it knows.
+        holds: the partitions that it leads, with the round in which each was assigned to it. A
+            round is one assignment by the group; rounds are numbered.
+        round: the newest round that the member knows.
     """
 
     offers: frozenset[int] = NOTHING
@@ -92,7 +93,7 @@ def spread(claims: Mapping[str, CellClaim]) -> dict[str, dict[int, int]]:
         able = [member for member in given if number in claims[member].offers]
         holders = [member for member in able if number in claims[member].holds]
         if holders:
-            # Of equals max returns the first, which has the lower name.
+            # Of members with the same round, max returns the first, which has the lower name.
             last = max(holders, key=lambda member: claims[member].holds[number])
             given[last][number] = claims[last].holds[number]
         else:
@@ -137,7 +138,7 @@ class MemoryGroup:
         return MemoryMembership(self, f"member-{self._count:04}")
 
     def rebalance(self, joining: "MemoryMembership | None" = None) -> None:
-        """Add a member, for the first time or again, and assign all partitions."""
+        """Let `joining` join, for the first time or again, and assign all partitions."""
         if joining is not None:
             self._members[joining.name] = joining
         claims = {name: member.claim for name, member in self._members.items()}
@@ -174,7 +175,7 @@ class MemoryMembership:
         self._offer(self.claim.offers | {partition})
 
     def withdraw(self, partition: int) -> None:
-        """Withdraw the offer."""
+        """Withdraw the offer to lead a partition."""
         self._offer(self.claim.offers - {partition})
 
     async def changed(self, seen: Assignment) -> Assignment:

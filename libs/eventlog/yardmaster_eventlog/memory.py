@@ -31,7 +31,7 @@ class _Sequence:
     def __init__(self, partition: Partition, topic: Topic) -> None:
         self.partition = partition
         self.topic = topic
-        #: The oldest offset that retention has left; compaction does not move it.
+        #: The oldest offset that retention has not removed; compaction does not move it.
         self.first = 0
         self.next = 0
         self.records: list[StoredRecord] = []
@@ -71,7 +71,7 @@ class _Sequence:
         self.next = end
 
     def lose_before(self, offset: int) -> None:
-        """Lose the records before an offset, as a wrong retention deletes them."""
+        """Lose the records before an offset, as a wrong retention would delete them."""
         self.first = offset
         self.records = [stored for stored in self.records if stored.offset >= offset]
 
@@ -132,7 +132,7 @@ class MemoryLog:
             waiter.see(partition, end)
 
     def lose_before(self, partition: Partition, offset: int) -> None:
-        """Lose the records before an offset, as a wrong retention deletes them; for tests."""
+        """Lose the records before an offset, as a wrong retention would delete them; for tests."""
         self._shared.sequences[partition].lose_before(offset)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
@@ -214,7 +214,10 @@ class MemoryLog:
             raise LogClosed()
 
     def _checked(self, partition: Partition, *, reading: bool = False) -> _Sequence:
-        """Return a partition's records, which still contain the newest one that was seen."""
+        """Return a partition's records.
+
+        Raises: LogTruncated if they no longer contain the newest record that this handle has seen.
+        """
         sequence = self._sequence(partition)
         known = self._seen.newest(partition)
         if known is not None:

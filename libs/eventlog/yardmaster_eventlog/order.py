@@ -1,8 +1,8 @@
 """The records of a log in causal order.
 
-The inputs of a cycle come before its decisions, and the records that a machine consumed from
-another machine's topic come after the inputs of the cycle that wrote them. Records that no cycle
-has consumed come last. Records of fenced leaders are included: this is the log, not its effect.
+The inputs of a cycle come before its decisions. If an input is a record of another machine, the
+inputs of the cycle that wrote that record come even earlier. Records that no cycle has consumed
+come last. Records of fenced leaders are included, although they have no effect.
 """
 
 from collections import deque
@@ -50,7 +50,7 @@ class _Cursor:
 class LogOrder:
     """Reads the log of a cell once, after a position, in causal order.
 
-    Of the records that no cycle has consumed yet, those of the topics `unconsumed` are included.
+    Records that no cycle has consumed yet are included only if their topic is in `unconsumed`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LogOrder:
     ) -> None:
         self._log = log
         self._unconsumed = unconsumed
-        #: After the last entry that was yielded.
+        #: The position after the last entry that was yielded.
         self.position = Position.start(start.cell)
         for topic, offset in start.parts():
             self.position = self.position.at(topic, offset)
@@ -90,7 +90,7 @@ class LogOrder:
                 yield entry
 
     async def _with_inputs(self, topic: str, batch: Sequence[Entry]) -> AsyncIterator[Entry]:
-        """A machine's records up to a commit, after the ranges that the commit consumed."""
+        """The records of `batch`, after the input ranges that its commit consumed."""
         commit = batch[-1].envelope
         self._open.add(topic)
         if commit is not None and isinstance(commit.data, CycleCommittedV1):
@@ -121,7 +121,10 @@ class LogOrder:
             yield self._next(topic)
 
     async def _batch(self, topic: str) -> Sequence[Entry]:
-        """The next records of a machine up to a commit or a new term; empty without one."""
+        """The next records of a machine up to and including a commit or a TermStarted.
+
+        Empty if the topic ends before either.
+        """
         cursor = self._cursors[topic]
         at = 0
         while True:

@@ -40,7 +40,10 @@ class Partition:
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record to append; without a value it is a tombstone: it erases its key where compacted."""
+    """A record to append.
+
+    A record without a value is a tombstone: in a compacted topic it erases the records of its key.
+    """
 
     key: bytes
     value: bytes | None
@@ -50,7 +53,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes that count against a topic's limit: the content and the most framing possible."""
+        """Bytes that count against a topic's limit: the content and the largest framing."""
         one_piece = frame(self.headers) if self.framed is None else self.framed
         headers = len(one_piece) - (2 * LENGTH_BYTES - HEADER_OVERHEAD) * len(self.headers)
         return RECORD_OVERHEAD + len(self.key) + len(self.value or b"") + headers
@@ -105,15 +108,16 @@ class Clock(Protocol):
         """Return milliseconds since 1970-01-01T00:00Z."""
 
     def follow(self, appended_ms: int) -> int:
-        """Take notice that the log has just stored a record, at `appended_ms` of the log's clock.
+        """Adjust to the log's clock, which has just stamped a record with `appended_ms`.
 
         Returns: the milliseconds by which the host's clock is ahead of the log's.
         """
 
     def resume(self, reached_ms: int) -> None:
-        """Stamp a log whose newest append was at `reached_ms`: start no earlier.
+        """Continue the time of a log whose newest append was at `reached_ms`: start no earlier.
 
-        If that is ahead of the host's clock, the time passes at half speed until they agree.
+        If `reached_ms` is ahead of the host's clock, this clock passes at half speed until the
+        host's clock has caught up.
         """
 
     def monotonic_s(self) -> float:
@@ -131,10 +135,10 @@ class EventLog(Protocol):
     append is as unknown as after AppendOutcomeUnknown.
 
     `append`, `read`, `end` and `wait` raise LogTruncated if a topic that is kept forever no longer
-    has the newest record that this handle has returned or appended: its end was lost, also where
-    other records have taken the offsets since. If a topic that expires lost its end, only its next
-    `read` raises LogTruncated, once, so that its reader can continue at the end; no call on another
-    topic notices. See `seen`.
+    has the newest record that this handle has returned or appended. The topic has then lost its
+    end, even if other records have taken the lost offsets since. If a topic that expires lost its
+    end, only the next `read` of that topic raises LogTruncated, once, so that the reader can
+    continue at the end; calls on other topics do not raise it. See `seen`.
     """
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
@@ -197,7 +201,7 @@ class EventLog(Protocol):
     ) -> Mapping[Partition, StoredRecord | None]:
         """Return the newest record of each partition; None if it is empty or does not exist.
 
-        Made for thousands of partitions, which together cost about as much as one. A partition that
+        A call for thousands of partitions costs about as much as a call for one. A partition that
         cannot be read now is left out, as long as others can be read.
 
         Raises:

@@ -1,7 +1,8 @@
 """Reading the log: a partition in order, one record by its position, the details of a request.
 
-`yardmaster_runtime.cycle_reader` reads the cycles of a machine that count: which do is decided in
-`yardmaster_core.commit`, which this package may not import.
+`yardmaster_runtime.cycle_reader` reads the cycles of a machine that count. It is not in this
+package, because `yardmaster_core.commit` decides which cycles count, and this package may not
+import that module.
 """
 
 from collections import deque
@@ -29,7 +30,7 @@ class Cursor:
 
     def __init__(self, log: EventLog, partition: Partition, offset: int, ahead: int) -> None:
         self.partition = partition
-        #: Of the next record to be taken.
+        #: The offset of the next record to be taken.
         self.offset = offset
         self._log = log
         self._ahead = ahead
@@ -116,16 +117,17 @@ async def first_offset(log: EventLog, partition: Partition) -> int:
     except OffsetGone as gone:
         return int(str(gone.fields["start"]))
     except LogCorrupt:
-        return 0  # the first record is damaged, which its reader reports
+        return 0  # the first record is damaged; the caller's own read reports that
     return 0
 
 
 async def continue_at(log: EventLog, partition: Partition, error: LogError) -> int:
     """Return the offset at which the reader of a topic that expires continues after an error.
 
-    That is the oldest record after `OffsetGone`, and the end after a loss of records.
+    After `OffsetGone` the reader continues at the oldest record, and after a loss of records at the
+    end.
 
-    Raises: `error`, if it says anything else; and the errors of `EventLog.end`.
+    Raises: `error`, if it is any other error; and the errors of `EventLog.end`.
     """
     start = error.fields.get("start")
     if isinstance(error, OffsetGone) and isinstance(start, int):
@@ -174,7 +176,7 @@ async def read_details(log: EventLog, ref: DetailsRef) -> Envelope[Event]:
     """Return the event in `details` that a request refers to, after checking its digest.
 
     Raises:
-        DetailsUnreadable: it was erased, is another record, or cannot be decoded.
+        DetailsUnreadable: the record was erased, differs from the digest, or cannot be decoded.
         LogError: the log failed.
     """
     stored = await record_at(log, Partition(DETAILS.name, ref.partition), ref.offset)

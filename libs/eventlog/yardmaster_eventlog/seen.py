@@ -2,14 +2,15 @@
 
 A log that lost its end gives new records the offsets of the lost ones, so a reader that only counts
 offsets would continue with records that contradict what it has read. Therefore each adapter
-compares the newest record that it knows with the log: Kafka's when a connection was interrupted,
-the others at every read. The cost does not depend on the number of records.
+compares the newest record that it knows with the log: the Kafka adapter after an interruption of a
+connection, the other adapters at every read. The cost does not depend on the number of records.
 
-If a topic that is kept forever lost records, the handle is unusable for its cell from then on:
-every call on a partition with that number raises `LogTruncated`, so that its process writes nothing
-more. Topics that expire (heartbeats, output) are not synced, so a power loss takes their end first,
-and nothing is decided on them: only the next `read` of the partition raises, and its reader
-continues at the end (`reader.continue_at`). No other call and no other topic notices.
+If a topic that is kept forever lost records, the handle is unusable for that cell from then on:
+every call on a partition with the cell's number raises `LogTruncated`, so that the process writes
+nothing more. Topics that expire (heartbeats, output) are not synced, so a power loss takes their
+end first, and no decision depends on them. Therefore only the next `read` of such a partition
+raises `LogTruncated`, and its reader continues at the end (`reader.continue_at`). Other calls, and
+calls on other topics, do not raise it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ class SeenRecords:
     def __init__(self) -> None:
         self._newest: dict[Partition, StoredRecord] = {}
         self._lost: dict[Partition, str] = {}
-        #: By the partition's number, which is the cell's in every topic.
+        #: What was lost from topics that are kept, by the partition's number. A cell has the same
+        #: number in every topic.
         self._stopped: dict[int, str] = {}
 
     def newest(self, partition: Partition) -> StoredRecord | None:
@@ -43,16 +45,16 @@ class SeenRecords:
         return list(self._newest.values())
 
     def read(self, records: Sequence[StoredRecord]) -> None:
-        """Take records of one partition that a reader gets, in order."""
+        """Note records of one partition, in order, that are about to be returned to a reader."""
         if records:
             self._take(records[-1])
 
     def appended(
         self, partition: Partition, offset: int, batch: Sequence[Record], before: int
     ) -> None:
-        """Take an appended batch; `before` is the end that was known before it was sent.
+        """Note an appended batch; `before` is the end that was known before the batch was sent.
 
-        Raises: LogTruncated: the batch got an offset that another record had.
+        Raises: LogTruncated: the batch got an offset that another record had before.
         """
         if offset < before:
             self.lose(partition, f"{partition} has a new record at {offset}, but ended at {before}")
@@ -66,9 +68,10 @@ class SeenRecords:
         return 0 if known is None else known.offset + 1
 
     def compare(self, known: StoredRecord, end: int, found: Record | None) -> None:
-        """Compare a known record with the log's end, and with its record at that offset.
+        """Compare a known record with the log; a difference counts as a loss (see `lose`).
 
-        `found`: None if the record has expired.
+        `end`: the end of the partition. `found`: the log's record at the offset of `known`; None if
+        it has expired or cannot be compared.
         """
         partition = known.partition
         if end <= known.offset:
@@ -85,9 +88,9 @@ class SeenRecords:
             self._lost[partition] = found
 
     def check(self, partition: Partition, *, reading: bool = False) -> None:
-        """Raise LogTruncated if topics that are kept lost records that this handle has seen.
+        """Raise LogTruncated if a topic that is kept lost records of the partition's cell.
 
-        With `reading`, also once for this partition if it expires.
+        With `reading`, also raise it, once, if this partition expires and lost records.
         """
         if (found := self._stopped.get(partition.number)) is not None:
             raise LogTruncated(found=found)

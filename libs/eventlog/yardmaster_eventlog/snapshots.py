@@ -33,7 +33,7 @@ P = ParamSpec("P")
 
 #: Seconds after which a call counts as unanswered: about ten times the largest snapshot's duration.
 DEADLINE_S: Final = 30.0
-#: While this number of calls were given up and have not ended, no call begins.
+#: No call begins while this many calls have exceeded the deadline and have not ended.
 MAX_HUNG: Final = 4
 
 MAGIC: Final = b"YARDSNAP"
@@ -76,9 +76,10 @@ class SnapshotStore:
     """Snapshots below a URL: a folder's path, `memory://...`, or any other URL of fsspec.
 
     `options` go to fsspec (credentials, endpoints). Every method raises SnapshotsUnavailable when
-    the store cannot be reached, or does not answer within `deadline_s` seconds, as a dead NFS mount
-    does. Nothing ends such a call: its thread is left behind, and while `MAX_HUNG` are, no other
-    call begins. `executor` runs the calls; None: each in a thread of its own.
+    the store cannot be reached, or does not answer within `deadline_s` seconds, for example because
+    an NFS server is down. Such a call cannot be ended: its thread continues. While `MAX_HUNG` such
+    threads exist, no other call begins. `executor` runs the calls; None: each call has a thread of
+    its own.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class SnapshotStore:
         self.url = url
         self._deadline_s = deadline_s
         self._executor: Executor = _Threads() if executor is None else executor
-        #: Calls that were given up and have not ended.
+        #: Number of calls that have exceeded the deadline and have not ended.
         self._hung = 0
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url, **dict(options or {}))
@@ -110,16 +111,22 @@ class SnapshotStore:
     async def load(self, machine: str, cell: str, cycle: int) -> Snapshot:
         """Return the snapshot of a cycle.
 
-        Raises: SnapshotCorrupt when it is gone, damaged, or of an unknown format.
+        Raises: SnapshotCorrupt when the snapshot is missing, damaged, or of an unknown format.
         """
         return await self._do(lambda: self._load(machine, cell, cycle))
 
     async def newest(self, machine: str, cell: str, *, before: int | None = None) -> Newest:
-        """Return the newest usable snapshot (of a cycle below `before`), and the unusable ones."""
+        """Return the newest usable snapshot, and the newer ones that cannot be used.
+
+        With `before`, only snapshots of cycles below it are considered.
+        """
         return await self._do(lambda: self._newest(machine, cell, before))
 
     async def prune(self, machine: str, cell: str, *, keep: int) -> tuple[int, ...]:
-        """Remove all but the newest `keep` and abandoned files; return the removed cycles."""
+        """Remove all snapshots except the newest `keep`; return the cycles of the removed ones.
+
+        Files of writers that failed are removed too.
+        """
         if keep < 1:
             raise ValueError("at least one snapshot is kept")
         return await self._do(lambda: self._prune(machine, cell, keep))
@@ -158,7 +165,7 @@ class SnapshotStore:
     def _ended(self, call: "asyncio.Future[Any]") -> None:
         self._hung -= 1
         if not call.cancelled():
-            call.exception()  # it was given up, so nothing else retrieves its error
+            call.exception()  # nothing else retrieves the error of a call that was given up
 
     def _save(self, snapshot: Snapshot) -> None:
         folder = self._folder(snapshot.machine, snapshot.cell)

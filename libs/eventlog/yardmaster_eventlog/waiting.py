@@ -2,10 +2,12 @@
 
 The end of a partition only grows, and a call waits at an offset up to which its caller has read. So
 an end that is read from the log after the call has begun cannot be before that offset, unless the
-log lost records: `see` takes such ends only, and then reports the loss. An end that was read before
-may be older than what the caller has read since: another thread or another handle has committed in
-between. For example, an acknowledgment may arrive after its record and the next one were read.
-`wake` takes such ends; they say nothing about a loss.
+log lost records: `see` accepts only such ends, and reports a loss.
+
+An end that was read before the call began may be older than the records that the caller has read
+since, because another thread or handle has committed in between. For example, an acknowledgment may
+arrive after its record and the next one were read. `wake` accepts such ends, from which no loss can
+be concluded.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ class Waiter:
         self.error: LogError | None = None
 
     def wake(self, partition: Partition, end: int) -> None:
-        """Wake the call if `end`, which may be out of date, is beyond the end it waits for."""
+        """Wake the call if `end`, which may be out of date, is beyond the offset it waits for."""
         if end > self._ends.get(partition, end):
             self.grown = True
             self._wake.set()

@@ -10,8 +10,9 @@ import heapq
 import time
 from typing import Final, Protocol
 
-#: The log's clock was set back if all appends of `SET_BACK_AFTER_MS` were further behind than
-#: `BEHIND_MS`. A single one may be of a slower broker, or was answered late.
+#: The log's clock counts as set back if all appends during `SET_BACK_AFTER_MS` were behind by more
+#: than `BEHIND_MS`. A single append may be behind because its broker's clock is slow, or because
+#: its acknowledgment arrived late.
 BEHIND_MS: Final = 1_000
 SET_BACK_AFTER_MS: Final = 10_000
 #: Only Linux has a clock that also counts while the machine is suspended.
@@ -25,19 +26,20 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01T00:00Z; may jump in both directions."""
 
     def follow(self, appended_ms: int) -> int:
-        """Take notice that the log has just stored a record, at `appended_ms` of the log's clock.
+        """Adjust to the log's clock, which has just stamped a record with `appended_ms`.
 
         Returns: the milliseconds by which the host's clock is ahead of the log's.
         """
 
     def resume(self, reached_ms: int) -> None:
-        """Stamp a log whose newest append was at `reached_ms`: start no earlier.
+        """Continue the time of a log whose newest append was at `reached_ms`: start no earlier.
 
-        If that is ahead of the host's clock, the time passes at half speed until they agree.
+        If `reached_ms` is ahead of the host's clock, this clock passes at half speed until the
+        host's clock has caught up.
         """
 
     def ahead_ms(self) -> int:
-        """Milliseconds by which it is ahead of the log's clock, because that was set back."""
+        """Milliseconds by which this clock is ahead of the log's clock, which was set back."""
 
     def monotonic_s(self) -> float:
         """Seconds since an unspecified start; never decreases."""
@@ -49,16 +51,18 @@ class Clock(Protocol):
 class SystemClock:
     """The log's time after the first call of `follow`; before, the operating system's clock.
 
-    The time never decreases once it follows a log. Of several brokers, the clock that is furthest
-    ahead counts. If the log's clock is set back, the time passes at half speed until they agree.
+    The time never decreases once this clock follows a log. If the log has several brokers, the
+    broker clock that is furthest ahead counts. If the log's clock is set back, this clock passes at
+    half speed until the log's clock has caught up.
     """
 
     def __init__(self) -> None:
         #: The log's time when `_elapsed_ms` was 0; None without an append.
         self._start_ms: int | None = None
-        #: The time when the log's clock was found to be behind, and `_elapsed_ms` then.
+        #: The time when the clock began to pass at half speed, and `_elapsed_ms` at that moment.
         self._slow_from: tuple[int, int] = (0, 0)
-        #: `_elapsed_ms` at the first append that was behind, and the highest start since then.
+        #: While appends are behind: `_elapsed_ms` at the first of them, and the highest
+        #: `_start_ms` that one of them would give.
         self._behind: tuple[int, int] | None = None
 
     def now_ms(self) -> int:
@@ -85,7 +89,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000 - appended_ms
 
     def resume(self, reached_ms: int) -> None:
-        """Start at the host's clock, or at `reached_ms` and pass slowly if that is later."""
+        """Start at the host's time or, if later, at `reached_ms` and pass at half speed."""
         elapsed_ms = _elapsed_ms()
         host_ms = time.time_ns() // 1_000_000
         reached_ms = max(reached_ms, 0 if self._start_ms is None else self.now_ms())
@@ -94,19 +98,20 @@ class SystemClock:
         self._start_ms = host_ms - elapsed_ms
 
     def ahead_ms(self) -> int:
-        """Milliseconds by which it is ahead of the log's clock, because that was set back."""
+        """Milliseconds by which this clock is ahead of the log's clock, which was set back."""
         if self._start_ms is None:
             return 0
         elapsed_ms = _elapsed_ms()
         return max(0, self._slow_ms(elapsed_ms) - self._start_ms - elapsed_ms)
 
     def _set_back(self, start_ms: int, elapsed_ms: int) -> None:
-        """Pass slowly, from now on, until the log's clock has caught up."""
+        """Let this clock pass at half speed from now on, until the log's clock has caught up."""
         self._slow_from = (self.now_ms(), elapsed_ms)
         self._start_ms = start_ms
         self._behind = None
 
     def _slow_ms(self, elapsed_ms: int) -> int:
+        """The time at `elapsed_ms` if this clock passes at half speed since `_slow_from`."""
         now_ms, since_ms = self._slow_from
         return now_ms + (elapsed_ms - since_ms) // 2
 

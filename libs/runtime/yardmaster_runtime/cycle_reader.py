@@ -23,7 +23,8 @@ def decode_own(record: Record, cell: str) -> Envelope[Event]:
     """Return the event of a record in a machine's own topic.
 
     Raises:
-        SchemaError: a newer program wrote the record, or it is damaged; it must not be skipped.
+        SchemaError: a newer program wrote the record, or the record is damaged. The caller must
+            not skip such a record.
     """
     if record.key != cell.encode():
         raise MalformedRecord(found=f"its key is not {cell}")
@@ -67,7 +68,7 @@ class CycleReader:
 
         With `buffered_only`, only records that this process has received already are read.
 
-        Raises: as `feed`, and what `Cursor.fill` raises.
+        Raises: the errors of `feed` and of `Cursor.fill`.
         """
         while await self.cursor.fill(1, buffered_only=buffered_only):
             counted = self.feed(self.cursor.pop())

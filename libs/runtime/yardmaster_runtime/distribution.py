@@ -1,4 +1,4 @@
-"""The installed distribution: its version, its wheel, and another distribution in its way.
+"""The installed distribution: its version, its wheel, and a distribution that conflicts with it.
 
 On PyPI, the name `yardmaster` belongs to a release tool for Flatcar Linux, which installs an import
 package of the same name. Where both are installed, one overwrites files of the other. This module

@@ -1,18 +1,19 @@
-"""A fence: the furthest record of each topic that was read, stored outside the log.
+"""A fence: the last record that was read from each topic, stored outside the log.
 
 A log that lost its end stops the processes that have read more of it (`yardmaster_eventlog.seen`).
-After a restart they know nothing of that, and would continue on the shorter log: a scheduler would
-decide again what agents execute already. Therefore the offset and the digest of the last record
-that was read are stored where the log is not: machines store them with their snapshots, views in
-their store, agents in their ledger. A start compares them with the log.
+After a restart, such a process no longer knows what it had read and would continue on the shorter
+log: a scheduler would decide again about tasks that agents already run. Therefore the offset and
+the digest of the last record that was read are stored outside the log: machines store them with
+their snapshots, views in their store, agents in their ledger. When the process starts, it compares
+them with the log.
 
 An operator may shorten a log on purpose (`yard log cut`), which starts a new *generation* of it:
 the number of cuts, recorded in the topic `cuts`. A fence names the generation of the log that was
 read. A fence of an earlier generation does not apply.
 
-A fence names its log, cell and machine, and has a checksum. One that is damaged, or that belongs
-elsewhere (a folder that was restored to the wrong place), is reported and not believed: it proves
-nothing about this log. The next write replaces it.
+A fence names its log, cell and machine, and has a checksum. A fence that is damaged, or that
+belongs to another log (for example in a folder that was restored to the wrong place), proves
+nothing about this log: it is reported and ignored. The next write replaces it.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.topics import CUTS
 
 FORMAT: Final = 1
-#: Seconds between two writes: a fence may lack what was read in the last of them.
+#: Seconds between two writes; a stored fence may lack the records read since its last write.
 EVERY_S: Final = 1.0
 #: The longest pause while the store is unavailable, in seconds.
 MAX_PAUSE_S: Final = 60.0
@@ -54,10 +55,11 @@ Marks = Mapping[Partition, Mark]
 async def check_marks(log: EventLog, marks: Marks, *, kept_in: str) -> None:
     """Compare records that were read with the log; records that have expired are skipped.
 
-    `kept_in` says where the marks are stored: they may be wrong instead of the log.
+    `kept_in` says where the marks are stored; the error names it, because the marks may be wrong
+    instead of the log.
 
     Raises:
-        LogTruncated: the log has no record at the offset of a mark, or another one.
+        LogTruncated: the log has no record at the offset of a mark, or a different record.
         LogError: the log cannot be read.
     """
     for partition, mark in marks.items():
@@ -108,7 +110,7 @@ def check_generation(read: int, log: int) -> bool:
 class Fence:
     """The fence of one machine of a cell, which all its candidates share.
 
-    Where another candidate has read further, its mark stays.
+    A write never replaces the mark of another candidate that has read further.
     """
 
     def __init__(
@@ -139,7 +141,10 @@ class Fence:
         )
 
     async def check(self, log: EventLog) -> None:
-        """Compare the stored fence with the log; without a readable fence, only report that.
+        """Compare the stored fence with the log; if the fence cannot be read, only report that.
+
+        If the log was cut since the fence was written, remove the snapshots of later cycles
+        instead.
 
         Raises:
             LogTruncated: a candidate of this machine has read more of the log.
@@ -257,9 +262,10 @@ class Fence:
 
 
 async def _name_of(log: EventLog, own: Partition) -> str | None:
-    """Return the digest of the first record that the machine wrote; None: it wrote none.
+    """Return the digest of the first record that the machine wrote; None if it wrote no record.
 
-    It names the log: the record contains random digits. A machine may not read LogCreated.
+    The digest identifies the log, because that record contains random digits. The log's own first
+    record, LogCreated, is not used: not every machine may read its topic.
 
     Raises: LogError: the log cannot be read.
     """

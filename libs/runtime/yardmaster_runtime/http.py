@@ -22,7 +22,7 @@ from yardmaster_runtime.waiting import within
 MAX_CONNECTIONS: Final = 512
 MAX_HEAD_BYTES: Final = 8192
 MAX_BODY_BYTES: Final = 8192
-#: Time for a whole request to arrive, and again for its response to be sent.
+#: Seconds for a whole request to arrive, and again for its response to be sent.
 REQUEST_S: Final = 10.0
 
 _CODES: Final = {
@@ -90,8 +90,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
-        # Accepted sockets inherit it. asyncio sets it itself only where the listener names its
-        # protocol; without it, each answer on a reused connection waits 40 ms for the client's ACK.
+        # Accepted sockets inherit TCP_NODELAY. asyncio sets the option only if the listener names
+        # its protocol; without the option, each response on a reused connection waits 40 ms for
+        # the client's ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -119,7 +120,8 @@ class HttpServer:
         """Serve until cancelled; `listener` is closed then."""
         with listener:
             async with asyncio.TaskGroup() as group:
-                # Not a coroutine: asyncio would make a task of it that has no owner.
+                # This callback is not a coroutine function, because asyncio would run the coroutine
+                # in a task that has no owner.
                 def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                     if self._connections >= MAX_CONNECTIONS:
                         self._on_connection_refused()
@@ -168,11 +170,11 @@ class HttpServer:
 async def _receive(
     connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> Request:
-    """One whole request.
+    """Receive one whole request.
 
     Raises:
-        HttpError: it is malformed or too large.
-        ConnectionResetError: the connection ended before it.
+        HttpError: the request is malformed or too large.
+        ConnectionResetError: the connection ended before the request was complete.
     """
     head: h11.Request | None = None
     body = b""

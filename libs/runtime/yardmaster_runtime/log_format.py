@@ -1,5 +1,6 @@
-"""The check that a log on Kafka has the format of this version; a SQLite file is checked by its
-adapter.
+"""The check that a log on Kafka has the format of this version.
+
+The format of a SQLite file is checked by its adapter.
 """
 
 from yardmaster_eventlog.codec import decode
@@ -24,7 +25,7 @@ async def check_log_format(log: EventLog, shown: str) -> None:
         found = await log.read(Partition(REQUESTS.name), 0, max_records=1)
     except (UnknownTopic, OffsetGone):
         return
-    # A record of another type is damage, which the readers of the log name.
+    # A first record of another type is damage, which the readers of the log report.
     if not found or ("ce_type", LogCreatedV1.TYPE.encode()) not in found[0].record.headers:
         return
     try:

@@ -1,7 +1,8 @@
 """The last records that a store of views contains, as notes in the store.
 
 The writer of the views stores them with the rows. A writer and a gateway that start compare them
-with the log (`fence.check_marks`): a log that lost its end lacks the record, or has another one.
+with the log (`fence.check_marks`): a log that lost its end lacks that record, or has a different
+record at its offset.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Why Kafka's brokers refuse this client, or why this client does not trust the brokers.
 
-For every broker that it cannot use, aiokafka reports only that it could not connect. If this
-happens at the start, one more connection is made to find the reason: a wrong setting then gets an
-error of its own at once, instead of a service that waits for brokers that are available.
+If aiokafka cannot use a broker, it reports only that it could not connect. If this happens at the
+start, one more connection is made to find the reason. A wrong setting is then reported at once;
+otherwise the service would wait for brokers that are already available.
 """
 
 import asyncio
@@ -67,14 +67,14 @@ async def check_access(settings: KafkaSettings) -> None:
             found = "it could not prove that it knows the user's password"
             raise LogNotTrusted(broker=broker, found=found) from None
         except (OSError, KafkaError, TimeoutError):
-            continue  # also a listener without TLS: it closes the connection, like a starting one
+            continue  # the broker is starting; a listener without TLS closes the connection too
         connection.close()
         return
 
 
 @asynccontextmanager
 async def admin_of(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A connected client for administration; its block ends within `call_timeout_s`.
+    """Provide a connected client for administration to a block, which may take `call_timeout_s`.
 
     Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
     """

@@ -25,7 +25,7 @@ ABANDON_S: Final = 2.0
 
 
 class _Connections(dict[object, object]):
-    """A client's connections; calls `on_change` when a node gets another one."""
+    """A client's connections; calls `on_change` when a node's connection is replaced."""
 
     def __init__(self, on_change: Callable[[], object]) -> None:
         super().__init__()
@@ -42,8 +42,9 @@ class _Connections(dict[object, object]):
 def watch_connections(client: AIOKafkaClient, on_change: Callable[[], object]) -> None:
     """Call `on_change` when a client loses a connection, and when it has reconnected.
 
-    aiokafka (0.14) reconnects silently and has no callback for it. The second call is made before
-    anything is sent or received through the new connection. Call before the client connects.
+    aiokafka (0.14) reconnects silently and has no callback for that. The call after a reconnection
+    comes before anything is sent or received through the new connection. Use this function before
+    the client connects.
     """
     closed = client._on_connection_closed
 
@@ -58,11 +59,12 @@ def watch_connections(client: AIOKafkaClient, on_change: Callable[[], object]) -
 
 @asynccontextmanager
 async def cancel_safe() -> AsyncIterator[None]:
-    """Raise a cancellation at the end exactly when the caller was cancelled while a client closes.
+    """Close a client in the block; raise CancelledError after it only if the caller was cancelled.
 
-    aiokafka (0.14) cancels its own tasks as it closes. It mistakes a cancellation of its caller for
-    theirs, so that a caller that retries would never end; and sometimes it raises theirs, which
-    would end a caller that was not cancelled.
+    aiokafka (0.14) cancels its own tasks when it closes, and confuses their cancellation with that
+    of the caller. It may suppress the cancellation of the caller, so that a caller that retries
+    would never end. It may also raise the cancellation of one of its tasks, which would end a
+    caller that was not cancelled.
     """
     task = asyncio.current_task()
     assert task is not None, "coroutines run in tasks"
@@ -78,9 +80,9 @@ async def cancel_safe() -> AsyncIterator[None]:
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
     """aiokafka's producer, which can also be discarded.
 
-    Its `stop` waits until all batches are sent, possibly forever. aiokafka has no public method
-    that does less, so `abandon` uses its internals; the lock file fixes its version, and a test
-    kills a broker under it.
+    aiokafka's `stop` waits until all batches are sent, possibly forever. aiokafka has no public
+    method that does less, so `abandon` uses aiokafka's internals; the lock file fixes the version
+    of aiokafka, and a test calls `abandon` after it has killed a broker.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -126,7 +128,9 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
 async def newest_records(
     partitions: Sequence[Partition], client: Mapping[str, Any]
 ) -> dict[Partition, StoredRecord]:
-    """Return the newest record of each non-empty partition, with one consumer; all have leaders.
+    """Return the newest record of each non-empty partition, read by one consumer.
+
+    Each of the partitions must have a leader.
 
     Raises: KafkaError.
     """
@@ -176,7 +180,7 @@ class Cursor:
         """`interruptions`: how often connections to the brokers were interrupted."""
         self.partition = partition
         self.position = -1
-        #: The cursor was at this position before, so a fetch from there is under way.
+        #: Whether the last `seek` was to the current position, so that a fetch is under way there.
         self.followed = False
         self._at = TopicPartition(partition.topic, partition.number)
         self._consumer = consumer
@@ -200,7 +204,7 @@ class Cursor:
     async def fill(self, max_records: int, timeout_s: float) -> bool:
         """Tell whether records are buffered; if not, fetch for up to `timeout_s` first."""
         if self._filled_after != (interruptions := self._interruptions()):
-            # What was fetched before may no longer be in the log.
+            # Records that were fetched before the interruption may no longer be in the log.
             self._filled_after, self._ahead = interruptions, []
             self._consumer.seek(self._at, self.position)
         if not self._ahead:
@@ -215,6 +219,10 @@ class Cursor:
         return bool(self._ahead)
 
     async def _fetch_leniently(self, error: Exception) -> None:
+        """Fetch the records that aiokafka refused with `error`, and decode them with `records`.
+
+        Raises: `error`, if the batch cannot be decoded; KafkaError.
+        """
         client = self._consumer._client
         request = FetchRequest(
             FETCH_WAIT_MS,
@@ -244,7 +252,7 @@ class Cursor:
 
     @property
     def behind(self) -> bool:
-        """The partition has more records, so the cursor can seek without a delay.
+        """Whether the partition has more records, so that the cursor can seek without a delay.
 
         At the end of the partition a fetch is pending at the broker, which answers the requests of
         a connection in order.
@@ -253,7 +261,7 @@ class Cursor:
         return end is not None and self.position < end
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the consumer's connections."""
         with suppress(KafkaError, OSError, TimeoutError):
             async with asyncio.timeout(ABANDON_S), cancel_safe():
                 await self._consumer.stop()

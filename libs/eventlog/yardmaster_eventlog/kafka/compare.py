@@ -1,7 +1,7 @@
-"""Compare how the brokers keep the catalog's topics with how `topic_settings` sets them.
+"""Compare the settings of the catalog's topics on the brokers with those of `topic_settings`.
 
-A retention that was shortened deletes records that a restart needs, and nothing else notices
-it before they are gone.
+A retention that was shortened deletes records that a restart needs. Only this comparison notices
+the change before the records are gone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from yardmaster_eventlog.kafka.access import admin_of
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_schemas.topics import Topic
 
-#: What a setting is that the brokers do not name.
+#: The shown value of a setting that the brokers do not return.
 NOT_SET: Final = "not set"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """A setting of a topic that is not as `topic_settings` says."""
+    """A setting of a topic whose value on the brokers differs from `topic_settings`."""
 
     topic: str
     setting: str
@@ -43,7 +43,7 @@ class ComparedTopics:
 def differences(
     topic: str, expected: Mapping[str, str], found: Mapping[str, str | None]
 ) -> tuple[SettingDifference, ...]:
-    """Return the settings in `expected` that `found` has otherwise or not at all."""
+    """Return the settings in `expected` that have a different value, or none, in `found`."""
     values = {setting: found.get(setting) for setting in expected}
     return tuple(
         SettingDifference(topic, setting, NOT_SET if value is None else value, expected[setting])

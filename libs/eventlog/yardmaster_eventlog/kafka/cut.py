@@ -1,9 +1,10 @@
-"""Shortens topics on Kafka, which removes records only from the start of a partition.
+"""Shortens topics on Kafka, although Kafka removes records only from the start of a partition.
 
-A topic is copied to a file first. Then it is deleted, created again, and filled from the file up to
-the new end. Offsets stay, because topics that are kept forever have no gaps. Where a partition has
-lost its first records, fillers take their offsets and are deleted. The times of the records are
-those of the copy. If this is interrupted, `refill` with the same file completes it.
+A topic is copied to a file first. Then the topic is deleted, created again, and filled from the
+file up to the new end. Offsets stay, because topics that are kept forever have no gaps. If a
+partition has lost its first records, fillers take the offsets of those records and are then
+deleted. The records get new append times. If a cut is interrupted, `refill` with the same file
+completes it.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ BATCH_RECORDS: Final = 500
 DELETED_S: Final = 60.0
 RETRY_S: Final = 0.2
 LOCK_TIMEOUT_S: Final = 5.0
-#: Takes the offset of a record that has expired, until it is deleted too.
+#: A record that takes the offset of a record that has expired, until the filler is deleted too.
 FILLER: Final = Record(b"", b"")
 
 
@@ -55,8 +56,9 @@ _Ranges = Mapping[Partition, _Range]
 async def back_up(
     settings: KafkaSettings, clock: Clock, topics: Sequence[str], path: Path, mark: Record
 ) -> None:
-    """Copy topics with all their partitions, of all cells, to a new SQLite log; its topic `cuts`
-    gets `mark`.
+    """Copy topics, with the partitions of all cells, to a new SQLite log at `path`.
+
+    Append `mark` to the topic `cuts` of the copy.
 
     Raises: LogError.
     """
@@ -81,7 +83,7 @@ async def back_up(
 
 
 async def partitions(log: EventLog, topic: str) -> int:
-    """Count the partitions of a topic; 0: it does not exist.
+    """Count the partitions of a topic; 0 if the topic does not exist.
 
     Raises: LogUnavailable.
     """
@@ -105,10 +107,11 @@ async def _copy(log: EventLog, partition: Partition, file: LogFile) -> None:
 async def refill(
     settings: KafkaSettings, clock: Clock, path: Path, ends: Mapping[Partition, int], emptied: str
 ) -> None:
-    """Replace topics by their copies in the file, up to `ends`; a repetition completes it.
+    """Replace topics by their copies in the file, up to `ends`.
 
-    All records of topics that begin with `emptied` are deleted from the partition of the ends. The
-    mark in the file is appended last.
+    After an interruption, a second call completes the work. In topics whose names begin with
+    `emptied`, all records of the partition numbers in `ends` are deleted. The mark in the file is
+    appended last.
 
     Raises:
         LogInUse: the log has records that the copy lacks.
@@ -175,7 +178,7 @@ async def _replace(
 
 
 def _copied(file: LogFile, topic: str) -> dict[Partition, _Range]:
-    """The partitions of a topic in the copy, and their offsets."""
+    """The partitions of a topic in the copy, and the offsets of their records."""
     found: dict[Partition, _Range] = {}
     while True:
         partition = Partition(topic, len(found))
@@ -205,7 +208,10 @@ async def _ranges(settings: KafkaSettings, clock: Clock, partitions: _Ranges) ->
 async def _skip(
     log: EventLog, admin: AIOKafkaAdminClient, partition: Partition, first: int, limit: int
 ) -> None:
-    """Let an empty partition begin at offset `first`: Kafka gives offsets to records only."""
+    """Let an empty partition begin at offset `first`.
+
+    Kafka cannot set an offset, so fillers are appended up to `first` and then deleted.
+    """
     most = (limit - BATCH_OVERHEAD) // FILLER.size
     for offset in range(0, first, most):
         await log.append(partition, [FILLER] * min(most, first - offset))

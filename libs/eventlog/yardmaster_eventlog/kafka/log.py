@@ -16,9 +16,10 @@ agent appends its facts again (`Writer.append` in its `reports.py`).
 
 After each interruption of a connection, before records are returned or appended, the newest records
 that this handle has seen are read again (`seen`): the brokers may have lost the end of a partition.
-An end from the brokers is never before what was read, unless it was lost: a new leader names no end
-until it has what the former leader had shown (KIP-207). Only a former leader that does not know yet
-that it was replaced, after a pause or a network fault, may name an older end; `_end` asks again.
+Unless records were lost, the end that the brokers return is never before a record that was read: a
+new leader returns no end until it has all records that the former leader had shown (KIP-207). Only
+a former leader that does not know yet that it was replaced, after a pause or a network fault, may
+return an older end; then `_end` asks again.
 
 A *cursor* is a consumer without a group at one offset of one partition. A reader that continues
 where it stopped gets the same cursor, which has read ahead. To wait for records is to fetch them
@@ -138,7 +139,8 @@ class KafkaLog:
         self._metrics = metrics
         self._client = settings.client()
         self._admin = AIOKafkaAdminClient(**self._client)
-        # For offsets: a cursor would get an answer only when its pending fetch ends.
+        # This consumer asks for offsets only: the consumer of a cursor would get an answer only
+        # when its pending fetch ends.
         self._offsets = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **self._client)
         watch_connections(self._offsets._client, self._on_interruption)
         self._producer: Producer | None = None
@@ -150,12 +152,12 @@ class KafkaLog:
         self._idle: list[Cursor] = []
         self._seen = SeenRecords()
         self._interruptions = 0
-        #: How many there were when `_seen` was last compared with the log: all topics that are kept
-        #: (None), and each partition that expires for itself.
+        #: The value of `_interruptions` when `_seen` was last compared with the log: by partition
+        #: for topics that expire, and at None for all topics that are kept forever.
         self._compared: defaultdict[Partition | None, int] = defaultdict(int)
         self._compare_locks: defaultdict[Partition | None, asyncio.Lock]
         self._compare_locks = defaultdict(asyncio.Lock)
-        #: Topics that this client writes and may not read.
+        #: Topics that this client may write but not read.
         self._unreadable: set[str] = set()
         self._waiters: dict[Waiter, None] = {}
         self._closed = False
@@ -285,7 +287,7 @@ class KafkaLog:
         await asyncio.wait([sent.done], timeout=max(0.0, left_s))
         if not sent.done.done():
             await self._abandon(sent.producer)
-            # The topic may be deleted, or have no leader: the next call checks.
+            # The topic may be deleted, or have no leader: the next call looks for it again.
             self._topics.pop(topic, None)
             waited = f"not acknowledged within {self._settings.append_timeout_s:g} s"
             raise AppendOutcomeUnknown(topic=topic, found=waited)
@@ -306,7 +308,7 @@ class KafkaLog:
             await self._abandon(sent.producer)
             raise AppendOutcomeUnknown(topic=topic, found=_described(error)) from error
         if base < 0:
-            # The broker has written the batch before, but no longer knows its offset.
+            # The broker has already written the batch, but no longer knows its offset.
             raise AppendOutcomeUnknown(topic=topic, found="written at an unknown offset")
         if stored.timestamp_type == _LOG_APPEND_TIME:
             ahead_ms = self._clock.follow(stored.timestamp)
@@ -448,10 +450,11 @@ class KafkaLog:
     async def _check_seen(self, partition: Partition, *, reading: bool = False) -> None:
         """After an interruption, compare the newest records that were seen with the log.
 
-        Those are of all topics that are kept, and of this partition to read it if it expires.
+        The records of all topics that are kept forever are compared, and with `reading` also the
+        record of `partition` if its topic expires.
 
         Raises:
-            LogTruncated: one of them has lost records.
+            LogTruncated: one of the compared topics has lost records.
             KafkaError: the brokers cannot be reached.
         """
         await self._compare_seen(None)
@@ -475,8 +478,8 @@ class KafkaLog:
         partition, offset = known.partition, known.offset
         end, found = await self._end(partition, offset + 1), None
         about = topic_of(partition.topic)
-        # The newest record of a compacted topic may be replaced at any time; and of a topic that
-        # this client may only write, it knows the end.
+        # The newest record of a compacted topic may be replaced at any time. A topic that this
+        # client may not read is compared by its end only.
         comparable = partition.topic not in self._unreadable and not (about and about.compacted)
         if comparable and await self._first(partition) <= offset < end:
             try:
@@ -551,9 +554,10 @@ class KafkaLog:
         return {each: records.get(each) for each in partitions if each in readable}
 
     async def _end(self, partition: Partition, read_to: int = 0) -> int:
-        """Return the end; one before `read_to`, the end of what was read, only if it is confirmed.
+        """Return the end of a partition, of which the records before `read_to` were read.
 
-        The request has no leader epoch (aiokafka 0.14), so a former leader may answer it.
+        An end before `read_to` is returned only if it is confirmed: the request has no leader
+        epoch (aiokafka 0.14), so a former leader may answer it with an older end.
         """
         at = TopicPartition(partition.topic, partition.number)
         end = int((await self._offsets.end_offsets([at]))[at])
@@ -605,8 +609,9 @@ class KafkaLog:
     async def _look(self, names: set[str]) -> None:
         """Find out which of the topics exist.
 
-        Raises: LeaderNotAvailableError when a partition of an existing topic has no leader now;
-            another KafkaError when this client has no right to know.
+        Raises:
+            LeaderNotAvailableError: a partition of an existing topic has no leader now.
+            KafkaError: this client may not describe a topic.
         """
         for found in await self._admin.describe_topics(sorted(names)):
             error = for_code(found["error_code"])

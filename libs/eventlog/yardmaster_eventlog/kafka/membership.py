@@ -7,9 +7,9 @@ current generation; the group's offsets have no other use.
 
 aiokafka's assignors are not usable here. The sticky one (0.14) keeps its state in class attributes,
 which all consumers of a process share, and it ignores generations, so that a member that missed a
-takeover counts as much as the one that took over. All of them count partitions from metadata,
-which may show none during an outage. `Assignor` uses `spread` instead, with claims in the members'
-user data.
+takeover counts as much as the member that took over. All of aiokafka's assignors count partitions
+from metadata, which may show none during an outage. `Assignor` uses `spread` instead, with claims
+in the members' user data.
 
 The event loop of the leader sends the heartbeats: a process that blocks the loop for a session
 timeout loses its cells, as it should.
@@ -54,8 +54,9 @@ StatusListener = Callable[[str | None], object]
 class KafkaMembership:
     """One replica's membership in a consumer group of the topic; see `Membership`.
 
-    It joins when it has offered a partition and a caller waits for an assignment. `on_status` is
-    called with the reason when the group is unavailable, and with None when it is available again.
+    The replica joins when it has offered a partition and a caller waits for an assignment.
+    `on_status` is called with the reason when the group is unavailable, and with None when it is
+    available again.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class KafkaMembership:
         self._session_timeout_s = session_timeout_s
         self._look = asyncio.Lock()
         self._consumer: _Consumer | None = None
-        #: A rebalance was requested, or is under way.
+        #: Whether a rebalance was requested or is under way.
         self._sharing = False
         self._arguments: dict[str, Any] = settings.client() | {
             "group_id": group,
@@ -101,7 +102,7 @@ class KafkaMembership:
         self._offer(self._assignor.offers | {partition})
 
     def withdraw(self, partition: int) -> None:
-        """Withdraw the offer."""
+        """Withdraw the offer to lead a partition."""
         self._offer(self._assignor.offers - {partition})
 
     async def changed(self, seen: Assignment) -> Assignment:
@@ -154,8 +155,8 @@ class KafkaMembership:
     def _subscribe(self, consumer: "_Consumer") -> None:
         """Publish the offers; if the member has joined already, this starts a rebalance.
 
-        Not called during a rebalance: aiokafka (0.14) would sometimes cancel a heartbeat before its
-        first step, which silently ends aiokafka's own coordination as well.
+        Callers must not call it during a rebalance: aiokafka (0.14) would sometimes cancel a
+        heartbeat before its first step, which silently ends aiokafka's own coordination as well.
         """
         self._sharing = True
         consumer.subscribe([self._topic], listener=_Listener(self, consumer))
@@ -168,7 +169,7 @@ class KafkaMembership:
                     if self._consumer is None:
                         await self._join()
                     else:
-                        # It never returns records, but raises the errors of the group.
+                        # `getmany` never returns records here, but raises the errors of the group.
                         await self._consumer.getmany(timeout_ms=LOOK_MS)
                 # A leader must survive the failure of its client, and keep watching when aiokafka's
                 # own coordination was cancelled, which aiokafka raises here.
@@ -177,7 +178,8 @@ class KafkaMembership:
                     if task is not None and task.cancelling():
                         raise
                     self._on_status(_described(error))
-                    # Cleared first: if this task is cancelled now, the consumer is not used again.
+                    # The attribute is cleared first: if this task is cancelled now, the failed
+                    # consumer is not used again.
                     consumer, self._consumer = self._consumer, None
                     if consumer is not None:
                         await consumer.leave()
@@ -193,7 +195,7 @@ class KafkaMembership:
             return
         self._on_status(None)
         self._news.publish(frozenset(partitions))
-        # Later, because aiokafka calls this in the middle of its own work.
+        # The rebalance ends later, because aiokafka calls this in the middle of its own work.
         asyncio.get_running_loop().call_soon(self._end_rebalance)
 
     def _end_rebalance(self) -> None:
@@ -203,7 +205,7 @@ class KafkaMembership:
 
 
 class Assignor:
-    """`spread` as one of aiokafka's assignors: one object for each member, with its state.
+    """`spread` in the form of an aiokafka assignor; one object for each member holds its state.
 
     A claim is sent as JSON in a member's user data; the assigned partitions with their rounds are
     in the user data of the assignment.
@@ -262,11 +264,11 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = consumer
 
     def on_partitions_revoked(self, revoked: object) -> None:
-        """A rebalance begins."""
+        """Note that a rebalance begins."""
         self._membership.begin_rebalance(self._consumer)
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """A rebalance has ended."""
+        """Pass the group's new assignment on: a rebalance has ended."""
         there = sorted(assigned)
         self._consumer.pause(*there)
         self._membership.assign(self._consumer, (at.partition for at in there))
@@ -275,8 +277,9 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
 class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     """aiokafka's consumer, which can also leave in bounded time.
 
-    Its `stop` waits for a join under way, and so for other members, and for brokers that do not
-    answer. aiokafka has no public method that does less; the lock file fixes its version.
+    aiokafka's `stop` waits for a join under way, so it waits for other members, and for brokers
+    that do not answer. aiokafka has no public method that does less, so `leave` uses aiokafka's
+    internals; the lock file fixes the version of aiokafka.
     """
 
     async def leave(self) -> None:
@@ -293,7 +296,8 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     async def _abandon(self) -> None:
         coordinator, fetcher = self._coordinator, self._fetcher
         if coordinator is not None and coordinator.coordinator_id and coordinator.member_id:
-            # Over another connection: on this one a broker answers the join first.
+            # The request goes over another connection: on the connection of the join, the broker
+            # answers the join first.
             request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
             with suppress(Exception):
                 async with asyncio.timeout(LEAVE_S / 2):

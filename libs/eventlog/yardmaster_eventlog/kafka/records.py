@@ -1,8 +1,9 @@
 """A lenient decoder of record batches in the brokers' format, for batches that aiokafka refuses.
 
-Header names should be text, and aiokafka stops at a name that is not. Brokers accept such a record,
-so a compromised agent could write one and block every reader of its topic. This decoder reads it
-and marks the damage (U+FFFD); the reader then refuses it like any malformed record.
+Header names should be UTF-8, and aiokafka fails at a name that is not. Brokers accept a record with
+such a name, so a compromised agent could write one and block every reader of its topic. This
+decoder reads the record and marks the damage (U+FFFD); the reader then refuses it like any
+malformed record.
 
 Source: Apache Kafka's documentation, "Message format", record batches of magic 2.
 """
@@ -28,7 +29,7 @@ class UnreadableBatch(ValueError):
 
 
 def records(partition: Partition, offset: int, data: bytes) -> Sequence[StoredRecord]:
-    """Return the records from `offset` on of a fetch response, without a truncated last batch.
+    """Return the records of a fetch response from `offset` on; skip a truncated last batch.
 
     Raises: UnreadableBatch.
     """

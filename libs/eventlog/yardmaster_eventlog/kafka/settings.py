@@ -16,8 +16,8 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 class _ClearTextOnce(logging.Filter):
     """Passes aiokafka's warning about PLAIN without TLS once for each address of brokers.
 
-    aiokafka (0.14) logs it for each connection. To brokers on this machine it says nothing: the
-    password does not leave it.
+    aiokafka (0.14) logs the warning for each connection. For brokers on this machine the warning is
+    always dropped, because the password does not leave the machine.
     """
 
     _TEXT: Final = "Sending username and password in the clear"
@@ -128,8 +128,9 @@ def topic_settings(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
     }
     synced = topic.retention_ms is None or topic.name.startswith(ASSIGNMENTS_PREFIX)
     if synced and settings.replication_factor == 1:
-        # Without replicas, an acknowledged record must be on the disk; Kafka does not sync itself.
-        # The loss of an assignment that its agent has read would end all tasks of the node.
+        # Kafka does not sync by default. Without replicas, an acknowledged record must therefore be
+        # written to the disk at once. The loss of an assignment that its agent has read would end
+        # all tasks of the node.
         config["flush.messages"] = "1"
     if topic.retention_ms is not None:
         # Kafka deletes only whole segments, and never the active one.

@@ -1,5 +1,6 @@
-"""Create the users of the brokers, with the access rules and the byte rate of each, over an
-administrator's connection.
+"""Create the users of the brokers, with the access rules and the byte rate of each user.
+
+The requests need an administrator's connection.
 
 The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no method for these
 requests, so this module defines them; the lock file fixes its version.
@@ -35,7 +36,8 @@ from yardmaster_schemas.access import AGENT_BYTE_RATE, AccessRule, access_rules,
 #: The mechanism of all users but the administrator.
 MECHANISM: Final = "SCRAM-SHA-512"
 _SCRAM_SHA_512: Final = 2
-#: The least that Kafka accepts. The passwords are random, so more would not make them safer.
+#: The fewest iterations that Kafka accepts. The passwords are random, so more would not make them
+#: safer.
 ITERATIONS: Final = 4096
 _SALT_BYTES: Final = 32
 
@@ -65,7 +67,7 @@ class _AlterUsersResponse(Response):  # type: ignore[misc]
 
 
 class _AlterUsersStruct(RequestStruct):  # type: ignore[misc]
-    """AlterUserScramCredentials."""
+    """The body of Kafka's request AlterUserScramCredentials."""
 
     API_KEY = 51
     API_VERSION = 0
@@ -110,7 +112,7 @@ class _AlterUsers(Request[_AlterUsersStruct]):  # type: ignore[misc]
 
 
 class _CreateRules(Request[CreateAclsRequest_v1]):  # type: ignore[misc]
-    """CreateAcls for many rules; aiokafka's own request has one."""
+    """Kafka's request CreateAcls for many rules; aiokafka's own request has one rule."""
 
     API_KEY = 30
 
@@ -153,7 +155,7 @@ class _AlterQuotasResponse(Response):  # type: ignore[misc]
 
 
 class _AlterQuotasStruct(RequestStruct):  # type: ignore[misc]
-    """AlterClientQuotas."""
+    """The body of Kafka's request AlterClientQuotas."""
 
     API_KEY = 49
     API_VERSION = 0

@@ -63,13 +63,13 @@ class LogFile:
         """Open the log at `path`; with `create`, create it when the path is free.
 
         Raises:
-            NotOurLog: the path holds something else, or nothing though `create` is false.
-            OtherLogFormat: the log has another format than those of this version.
+            NotOurLog: the path holds something else, or it holds nothing and `create` is false.
+            OtherLogFormat: the log has another format than this version.
             LogCorrupt: the file is damaged or cut short.
         """
         self.path = path
         self.lock_timeout_s = lock_timeout_s
-        #: Deleted records are still in the write-ahead log, until `truncate_wal` has run.
+        #: Whether the write-ahead log still contains deleted records; `truncate_wal` removes them.
         self.erased = False
         self._db = connect(path, create=create, lock_timeout_s=lock_timeout_s)
         self._broken = False
@@ -118,7 +118,10 @@ class LogFile:
             return self._bounds(stored)[1]
 
     def data_version(self) -> int:
-        """Return a number that changes when another connection, of any process, commits. Cheap."""
+        """Return a number that changes when another connection, of any process, commits.
+
+        The call only reads shared memory.
+        """
         with translated(self.path):
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
@@ -141,9 +144,10 @@ class LogFile:
     def cut(
         self, ends: Mapping[Partition, int], emptied: str, mark: tuple[Partition, Record]
     ) -> None:
-        """Remove the records from each end on, in one durable transaction; no other may write.
+        """Remove all records at or after each end, in one durable transaction.
 
-        Of topics that begin with `emptied`, all records are removed. `mark` is appended.
+        In topics whose names begin with `emptied`, all records are removed. `mark` is appended. No
+        other process may write to the log meanwhile.
         """
         with translated(self.path), self._transaction():
             for partition, end in ends.items():
@@ -167,7 +171,7 @@ class LogFile:
 
     @contextmanager
     def bulk(self) -> Iterator[None]:
-        """Make `load` fast, at the price of a useless file when the process dies before the end."""
+        """Make `load` fast in the block; if the process dies in the block, the file is useless."""
         with translated(self.path):
             for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
                 self._db.execute(f"PRAGMA {setting}")
@@ -219,7 +223,7 @@ class LogFile:
         return self._records(stored, rows)
 
     def record_at(self, stored: StoredPartition, offset: int) -> tuple[int, Record | None]:
-        """Return the partition's end, and its record at `offset`; None if it has none there."""
+        """Return the partition's end, and its record at `offset`; None without such a record."""
         with translated(self.path):
             end = self._bounds(stored)[1]
             rows = self._rows(stored, offset, offset + 1, 1)
@@ -269,8 +273,8 @@ class LogFile:
                     self._db.execute("ROLLBACK")
             if certainly_not_written(error):
                 raise
-            # The sync failed, for example: the commit mark may be on disk, and then counts after a
-            # crash unless a later append overwrites it.
+            # For example, the sync failed. The commit mark may be on disk. After a crash it then
+            # counts, unless a later append overwrites it.
             self._broken = True
             raise AppendOutcomeUnknown(topic=self.path.name, found=str(error)) from error
 
@@ -279,7 +283,8 @@ class LogFile:
             self._db.close()
             self._db = connect(self.path, create=False, lock_timeout_s=self.lock_timeout_s)
             self._broken = False
-        # SQLite's own busy handler backs off to 100 ms, so that a quicker process gets the lock.
+        # SQLite's own busy handler backs off to 100 ms, so a process that retries faster would
+        # always get the lock first.
         deadline = time.monotonic() + self.lock_timeout_s
         self._db.execute("PRAGMA busy_timeout = 0")
         while True:
@@ -321,7 +326,7 @@ class LogFile:
         self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?)", (stored.id, key, offset))
 
     def _expire(self, stored: StoredPartition, now_ms: int, retention_ms: int) -> None:
-        # Records are kept up to 2 % longer than the retention, for one look in 50 intervals.
+        # Look only 50 times per retention; records are therefore kept up to 2 % longer.
         if now_ms - self._expired_ms.get(stored.id, 0) < retention_ms // 50:
             return
         rows = self._db.execute(

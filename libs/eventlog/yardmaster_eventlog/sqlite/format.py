@@ -1,8 +1,8 @@
 """The file of a SQLite log: its tables, how it is created and recognized, its errors.
 
-The records of a partition are adjacent in one b-tree, with the key (partition, offset). Pages
-have 8 KiB: in such a table a record that does not fit four times into a page is stored outside of
-it, which at 4 KiB was every second record.
+The records of a partition are adjacent in one b-tree, with the key (partition, offset). Pages have
+8 KiB, because SQLite stores a record that does not fit into a page four times outside the page;
+with pages of 4 KiB, that was every second record.
 
 A new file is made under another name and then linked to its path, so that a process that finds a
 file at the path finds a whole log; an empty file is refused.
@@ -81,8 +81,8 @@ def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Conne
     """Open the log at `path`; create it with `create`.
 
     Raises:
-        NotOurLog: the path holds something else, or nothing though `create` is false.
-        OtherLogFormat: the log has another format than those of this version.
+        NotOurLog: the path holds something else, or it holds nothing and `create` is false.
+        OtherLogFormat: the log has another format than this version.
         LogCorrupt: the file is damaged or cut short.
         LogUnavailable: the file cannot be opened, or stays locked.
     """
@@ -111,7 +111,7 @@ def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Conne
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise SQLite's errors as errors of the log."""
+    """Raise SQLite's errors in the block as errors of the log."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -124,7 +124,7 @@ def primary(error: sqlite3.Error) -> int:
 
 
 def certainly_not_written(error: sqlite3.Error) -> bool:
-    """Tell whether a failed COMMIT left no commit mark on disk, as the write itself was refused."""
+    """Tell whether a failed COMMIT left no commit mark on disk, because its write was refused."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code == sqlite3.SQLITE_IOERR_WRITE or primary(error) in (
         sqlite3.SQLITE_FULL,

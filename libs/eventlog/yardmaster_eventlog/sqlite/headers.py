@@ -8,8 +8,9 @@ from yardmaster_eventlog.port import Headers
 def pack(headers: Headers) -> bytes:
     """Return headers as one value: names joined by 0x1F, then each value after a zero byte.
 
-    Python splits at a byte fastest, and the records of a topic share their names, which are split
-    only once. Where a name or value contains one of these bytes, each part gets a length instead.
+    This form is the fastest to read in Python: bytes are split at one byte, and the names, which
+    are the same in all records of a topic, are split only once. If a name or value contains one of
+    the two bytes, each part is stored with its length instead.
     """
     if not headers:
         return b""
@@ -39,7 +40,10 @@ def unpack(packed: bytes) -> Headers:
 
 
 class _Names(dict[bytes, tuple[str, ...]]):
-    """Header names, split once for all records that share them; bounded against made-up names."""
+    """Header names, split once for all records that share them.
+
+    The number of entries is bounded, because a hostile writer could invent names.
+    """
 
     LIMIT: Final = 1024
 

@@ -2,12 +2,12 @@
 
 SQLite blocks, so each handle has two threads, each with a connection of its own. The *writer*
 commits all pending appends in one transaction: one fsync for many callers, and each append stays
-atomic. The *reader* reads. SQLite does not notify of other processes' commits; while a call of
-`wait` is open, the handle asks SQLite every few milliseconds whether another connection has
-committed, which is a look at shared memory. Its own appends wake its waiters at once.
+atomic. The *reader* reads. SQLite does not notify of other processes' commits. While a call of
+`wait` is open, the handle therefore asks SQLite every few milliseconds whether another connection
+has committed, which only reads shared memory. The handle's own appends wake its waiters at once.
 
-An append is bounded in time. An append that the writer had not begun by then was not written
-(LogUnavailable); one that it had begun may have been (AppendOutcomeUnknown).
+An append ends within a time limit. If the writer has not begun the append by then, nothing was
+written (LogUnavailable); if it has begun, the append may have been written (AppendOutcomeUnknown).
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class _Worker:
         return await self._call(lambda: work(self.file))
 
     async def close(self) -> None:
-        """Close the file and end the thread, after the calls before."""
+        """Close the file and end the thread, after all earlier calls have ended."""
         done = self._call(self.file.close)
         self._end()
         await done
@@ -147,7 +147,7 @@ class SqliteLog:
         self._truncation: asyncio.TimerHandle | None = None
         self._waiters: dict[Waiter, Sequence[StoredPartition]] = {}
         self._polling: asyncio.TimerHandle | None = None
-        #: Used by the event loop, for what is in shared memory: `data_version`, `end`.
+        #: A connection that the event loop uses for reads of shared memory: `data_version`, `end`.
         self._watched: LogFile
         self._version = -1
 
@@ -167,7 +167,7 @@ class SqliteLog:
         `lock_timeout_s`.
 
         Raises:
-            NotOurLog: the path holds something else, or nothing though `create` is false.
+            NotOurLog: the path holds something else, or it holds nothing and `create` is false.
             LogCorrupt: the file is damaged or cut short.
             LogUnavailable: the file cannot be opened, or stays locked.
         """
@@ -182,7 +182,7 @@ class SqliteLog:
             log._watched = await log._reader.run(
                 lambda file: LogFile(file.path, create=False, lock_timeout_s=0)
             )
-            # Only the host's clock tells how long the file was closed.
+            # Only the host's clock knows for how long the file was closed.
             clock.resume(await log._reader.run(LogFile.newest_ms))
         except BaseException:
             await log._reader.close()
@@ -278,7 +278,8 @@ class SqliteLog:
         else:
             for append, offset in zip(group, offsets, strict=True):
                 _resolve(append.done, offset)
-                # Only `wake`: since the commit, a waiter may have read what was written after it.
+                # `wake`, not `see`: since the commit, a waiter may have read later records, so this
+                # end may be out of date.
                 for waiter in self._waiters:
                     waiter.wake(append.write.to.partition, offset + len(append.write.batch))
 
@@ -354,7 +355,8 @@ class SqliteLog:
                 self._poll()
             for each in stored:
                 self._seen.check(each.partition)
-            # After the waiter is known, so that no append is missed and no end is out of date.
+            # The ends are read after the waiter is registered, so that no append is missed and no
+            # end is out of date.
             ends_now = await self._reader.run(lambda file: [file.end(each) for each in stored])
             for partition, end in zip(ends, ends_now, strict=True):
                 waiter.see(partition, end)
@@ -389,7 +391,7 @@ class SqliteLog:
     # --- the handle -----------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close this handle after the appends begun before; waiting calls end with LogClosed."""
+        """Close this handle after the appends under way; waiting calls end with LogClosed."""
         if self._closed:
             return
         self._closed = True

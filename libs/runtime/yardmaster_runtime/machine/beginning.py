@@ -1,4 +1,4 @@
-"""Logs that have lost their first records, as a wrong retention of the brokers deletes them.
+"""Logs that have lost their first records, for example by a wrong retention on the brokers.
 
 A machine folds such a log from a snapshot whose commit the log still has, with all records after
 it. Without one, its state at the beginning of the log is unknown.

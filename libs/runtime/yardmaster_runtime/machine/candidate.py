@@ -167,7 +167,8 @@ class Candidate(Generic[S]):
         if leader_tasks is not None:
             work += leader_tasks(leader)
         await first_of(*work)
-        # The election was lost. If the new leader has taken its term already, this names it.
+        # The election was lost. If the new leader has taken its term already, this call raises
+        # Fenced, which names that term.
         await leader.check_fenced()
         self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
 
@@ -192,7 +193,10 @@ class Candidate(Generic[S]):
         self._election.withdraw()
 
     def _recovers_from(self, error: YardmasterError) -> bool:
-        """Prepare to start over after `error`; False when the same error would follow."""
+        """Prepare to start over after `error`; return False if the same error would recur.
+
+        Counts and reports the error, tells the election, and adapts what the next term does.
+        """
         metrics = self._metrics
         if not isinstance(error, Fenced):
             # A standby has the state already; this candidate must restore it first.

@@ -136,8 +136,9 @@ def write_cycle(
 ) -> WrittenCycle:
     """Return the decisions' records followed by the CycleCommitted over them.
 
-    `traces`: the result of `traces_of` for the cycle's inputs. `rules`: those in force when the
-    cycle began.
+    `traces`: the result of `traces_of` for the cycle's inputs. `limit`: the number of decisions at
+    which the cycle was cut; None for a complete cycle. `rules`: the rules in force when the cycle
+    began.
 
     Raises:
         DecisionNotEnabled: the cycle's rules do not have a decision's type.

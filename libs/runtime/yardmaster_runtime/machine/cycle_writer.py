@@ -57,7 +57,8 @@ class CycleWriter(Generic[S]):
         Raises:
             Fenced: a higher term started before the commit, so the cycle does not count.
             DecisionRefused: a decision cannot be written, and the machine can observe that.
-            UnwritableDecision, CycleTooLarge: likewise, but the machine cannot observe it.
+            UnwritableDecision, CycleTooLarge: a decision cannot be written, and the machine cannot
+            observe that.
             AppendOutcomeUnknown: the append may or may not count.
         """
         try:

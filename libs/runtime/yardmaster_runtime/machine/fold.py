@@ -278,7 +278,10 @@ class Fold(Generic[S]):
         )
 
     def ordered(self, counted: CountedCycle) -> Sequence[InputRange]:
-        """Return the commit's ranges, checked to be of the machine's inputs in their order."""
+        """Return the ranges that the commit took from inputs.
+
+        First checks that they belong to inputs of the machine and are in the order of the inputs.
+        """
         order = {partition: index for index, partition in enumerate(self.inputs)}
         ranks = [
             order.get(Partition(taken.topic, taken.partition), -1)

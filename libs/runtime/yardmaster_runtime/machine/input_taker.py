@@ -54,7 +54,11 @@ class InputTaker(Generic[S]):
         return [*self._fold.inputs.values()]
 
     def call_for_cycle(self) -> bool:
-        """Whether other machines' cycles call for a cycle, or there are as many as one may take."""
+        """Whether the whole cycles read from other machines call for a cycle.
+
+        They do if one of their events requires a cycle, if they switch to newer rules, or if they
+        have as many records as one cycle may take.
+        """
         machine, rules = self._fold.machine, self._fold.reader.rules
         return any(
             len(taken.digests) >= self._limits.max_inputs
@@ -70,7 +74,7 @@ class InputTaker(Generic[S]):
         )
 
     def newest_ms(self) -> int:
-        """The latest append time of the claims that were read and not taken, or 0."""
+        """The latest append time (ms) of the claims that were read and not taken; 0 without any."""
         cursors = (source for source in self.sources() if isinstance(source, Cursor))
         return max((cursor.newest_ms() for cursor in cursors), default=0)
 

@@ -108,7 +108,8 @@ def check_claim(
     if stored.record.key != key:
         return RefusedRecord(stored, RefusalCode.WRONG_CELL, "its key names another cell")
     if rules < envelope.data.RULES:
-        # A program of older rules refuses it in the same way.
+        # A program that has only the older rules does not know the event, and refuses it with the
+        # same code.
         first = envelope.version == 1
         code = RefusalCode.UNKNOWN_TYPE if first else RefusalCode.UNKNOWN_VERSION
         found = f"rules {envelope.data.RULES} introduce {envelope.type}, {rules} are in force"
@@ -130,7 +131,7 @@ class MachineInput(CycleReader):
         super().__init__(cursor, reader)
         #: Digests of the records after the last taken cycle.
         self._digests: list[bytes] = []
-        #: The reader's dump before the cycles that were read and that no commit has taken.
+        #: The reader's dump from before the cycles that were read but that no commit has taken yet.
         self._before: dict[str, Any] | None = None
 
     def dump(self) -> dict[str, Any]:
@@ -189,7 +190,10 @@ class MachineInput(CycleReader):
 
 
 def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
-    """Return the decisions that are inputs of other machines: all but the shell's own records."""
+    """Return a cycle's decisions that are inputs of other machines.
+
+    These are all its decisions except those that record the work of the runtime itself.
+    """
     return [
         envelope
         for _, envelope in counted.decisions

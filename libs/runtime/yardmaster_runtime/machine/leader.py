@@ -75,8 +75,8 @@ class Leader(Generic[S]):
         self._inputs = InputTaker(fold, limits)
         self._writer = CycleWriter(fold, clock, limits, metrics)
         self._last_start_s: float | None = None
-        #: The newest time of a cycle that was ahead of the clock, and when it was read
-        #: (`monotonic_s`). From there the time passes at half speed.
+        #: The newest time of a cycle that was ahead of the clock (ms), and when that cycle was read
+        #: (`monotonic_s`). From that moment the time of cycles passes at half speed.
         self._ahead: tuple[int, float] = (0, 0.0)
         self._ahead_said = False
         #: Whether the last cycle left records of an input for the next one.
@@ -145,8 +145,8 @@ class Leader(Generic[S]):
             if not self._inputs.call_for_cycle() and not self._has_work(self.now_ms()):
                 await self.check_fenced(buffered_only=True)
                 return False
-        # No earlier than the appends of its inputs, so that the epoch of a gateway, which was an
-        # append time, is never ahead of a cycle that takes its requests.
+        # The cycle's time is not before the append times of its inputs. A gateway's epoch is an
+        # append time, so it is never later than a cycle that takes the gateway's requests.
         now_ms = max(self.now_ms(), min(self._inputs.newest_ms(), LAST_MS))
         rules = self._rules()
         enabling = self._enabling(rules)
@@ -180,7 +180,8 @@ class Leader(Generic[S]):
             fold.mark(each.partition, each.first, each.digests)
         self._observations.recorded(len(waiting))
         due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
-        # Only a due time in the past that did not move; a later one starts its own cycle.
+        # Ignore only a due time in the past that this cycle did not change. A due time in the
+        # future starts a cycle when it comes.
         self._idle_due = due_ms if due_ms is not None and due_ms <= now_ms else None
         self._count(taken, len(decisions), verdict.complete)
         if refused and self._quarantine is not None:
@@ -239,11 +240,12 @@ class Leader(Generic[S]):
         return due_ms is not None and due_ms <= now_ms
 
     def now_ms(self) -> int:
-        """The time of the next cycle: the clock's; further ahead if an earlier cycle was ahead.
+        """The time of the next cycle: the clock's time, or later if an earlier cycle was ahead.
 
-        A clock that was ahead, also a broker's, may have written cycles with later times, and the
-        time of cycles never decreases. From their time on it passes at half speed until the clock
-        has caught up, so it never stands still and does not stay ahead.
+        An earlier cycle may have a later time than the clock, because the clock of its leader or of
+        a broker was ahead. The time of cycles never decreases. It therefore passes at half speed
+        from that cycle on until the clock has caught up, so it neither stands still nor stays
+        ahead.
         """
         clock_ms, elapsed_s = self._clock.now_ms(), self._clock.monotonic_s()
         ahead_ms, since_s = self._ahead
@@ -265,9 +267,9 @@ class Leader(Generic[S]):
     def _rules(self) -> int:
         """The rules with which the next cycle begins.
 
-        A new log starts with the newest. Then the rules stay: quota's until a request switches
-        them, the scheduler's until quota has newer ones. Rules that this program no longer has are
-        replaced by its oldest.
+        A new log starts with the newest rules. Afterwards, quota keeps its rules until a request
+        switches them, and the scheduler keeps its rules until quota has newer ones. Rules that this
+        program no longer has are replaced by the oldest that it has.
         """
         reader, machine = self.fold.reader, self.fold.machine
         followed = max(

@@ -110,6 +110,7 @@ class Snapshotter(Generic[S]):
         return float(min(self._limits.every_s * 2 ** min(self._failures - 1, 16), MAX_PAUSE_S))
 
     def _note(self, taken: Snapshot) -> None:
+        """Let a later cycle record the snapshot, if the machine records snapshots."""
         if SnapshotTakenV1 not in self._fold.machine.observations:
             return
         event = SnapshotTakenV1(cycle=taken.cycle, state_digest=taken.state_digest)
@@ -135,7 +136,7 @@ def _snapshot(fold: Fold[Any], cycle: int, state_digest: str, payload: bytes) ->
 async def encoded(dump: dict[str, Any]) -> bytes:
     """Return the dump as JSON; other tasks run after each SLICE of rows.
 
-    The state is the last value of the dump.
+    `dump["state"]` must be the last value of the dump.
     """
     state = dump["state"]
     if not isinstance(state, dict):

@@ -52,7 +52,8 @@ UNLIMITED: Final = 1 << 31
 class DetailsRefs:
     """References of proved requests to `details`, and what was erased."""
 
-    #: (reference, keys that the record may have, the request by its id and subject)
+    #: For each reference: the reference, the keys that its record may have, and the id and the
+    #: subject of the request that contains it.
     wanted: list[tuple[DetailsRef, frozenset[bytes], tuple[str, str]]] = field(default_factory=list)
     erased: set[str] = field(default_factory=set)
     #: Ids of submissions that quota refused as repeats; a gateway removes their details.
@@ -68,7 +69,11 @@ class DetailsRefs:
                 self.wanted.append((ref, frozenset(key.encode() for key in keys), request))
 
     def note_decision(self, envelope: Envelope[Event]) -> None:
-        """Note which details quota erased, or had removed as those of a repeated submission."""
+        """Note the details that may be missing.
+
+        These are the details of a job that quota erased, and of a submission that quota refused as
+        a repeat.
+        """
         event = envelope.data
         if isinstance(event, DetailsErasedV1):
             self.erased.add(event.job_id)
@@ -96,7 +101,7 @@ class Prover(Fold[S]):
         super().__init__(log, machine, cell, partition=partition, dump=dump)
         self.refs = DetailsRefs()
         self.from_cycle = self.reader.cycle
-        #: Including the term of the dump.
+        #: The number of terms that were read, including the term of the dump.
         self.terms = 0 if dump is None else 1
         self.cycles = self.decisions = self.taken = self.refused = 0
         #: Refused claims that the version that refused them could not read, and this one can.

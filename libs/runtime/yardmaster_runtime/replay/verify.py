@@ -138,7 +138,11 @@ async def _note_unproved(
 
 
 async def _calls(log: EventLog, machine: Machine[Any], partition: Partition, offset: int) -> bool:
-    """Whether a record from `offset` on calls for a cycle; a machine may leave the others."""
+    """Whether a record at `offset` or later calls for a cycle of the machine.
+
+    A machine may leave records that call for no cycle unconsumed, so they do not count as unproved.
+    An unreadable record counts as one that calls for a cycle.
+    """
     end = await log.end(partition)
     try:
         while offset < end:
@@ -152,7 +156,7 @@ async def _calls(log: EventLog, machine: Machine[Any], partition: Partition, off
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:
-    """Audit a cell's log; refused claims are not held against anyone.
+    """Audit a cell's log; a claim that was refused breaks no guarantee.
 
     Raises: LogBeginsLater: the first records of a topic have expired.
     """

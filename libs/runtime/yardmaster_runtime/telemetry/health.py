@@ -21,8 +21,9 @@ class Health:
         self._degraded: dict[str, str] = {}
 
     def report(self, part: str, reason: str | None = None, degraded: bool = False) -> None:
-        """Report that `part` is ready, or the reason why it is not, or is only with a restriction
-        (`degraded`).
+        """Report whether `part` is ready: without a `reason`, it is.
+
+        `reason` says why the part is not ready or, with `degraded`, with which restriction it is.
         """
         self._reasons[part] = None if degraded else reason
         self._degraded.pop(part, None)
@@ -31,12 +32,12 @@ class Health:
 
     @property
     def restrictions(self) -> Mapping[str, str]:
-        """With which restrictions the process is ready, by part."""
+        """The restrictions under which the process is ready, by part."""
         return self._degraded
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why the process is not ready, by part; a process without a report is not ready."""
+        """The reasons why the process is not ready, by part; before any report it is not ready."""
         if not self._reasons:
             return {"process": "starting"}
         return {part: reason for part, reason in self._reasons.items() if reason is not None}

@@ -118,7 +118,7 @@ class RootSampler(TraceIdRatioBased):
 def make_provider(
     processor: CountingProcessor, settings: TraceSettings, resource: Resource
 ) -> TracerProvider:
-    """A provider of its own, not the process's global one."""
+    """A tracer provider for one service, separate from the process's global provider."""
     provider = TracerProvider(
         sampler=ParentBased(RootSampler(settings.ratio)), resource=resource, shutdown_on_exit=False
     )

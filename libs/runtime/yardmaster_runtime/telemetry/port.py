@@ -40,8 +40,8 @@ BUCKETS: Final = (
     30.0,
 )
 
-# The library's switch is for the whole process. Without it each counter and histogram has another
-# series with the time of its creation, which no alarm and no query uses.
+# prometheus_client has this switch for the whole process only. Without the call, each counter and
+# histogram has one more series with its creation time, which no alarm and no query uses.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -131,7 +131,7 @@ class Telemetry:
 
     @contextmanager
     def exposed(self, part: "Telemetry") -> Iterator[None]:
-        """A context in which the metrics of `part` are exposed together with these."""
+        """A context in which the metrics of `part` are exposed with those of this telemetry."""
         self.registry.register(part.registry)
         try:
             yield
@@ -189,7 +189,10 @@ class Telemetry:
 
 
 class GaugeTable(Collector):
-    """A gauge with all its series: by the values of its labels, in their order."""
+    """A gauge whose series are replaced together by an assignment to `rows`.
+
+    `rows` has the value of each series by the values of its labels, in the order of the labels.
+    """
 
     def __init__(self, name: str, about: str, labels: Sequence[str]) -> None:
         self._name, self._about, self._labels = name, about, labels
@@ -217,7 +220,9 @@ class _Before(Collector):
 
 
 class _Labeled(Collector):
-    """The metrics of several cells, or of several nodes, as one family each, with that label."""
+    """The metrics of several cells or nodes; each metric is one family with a label for the cell
+    or the node.
+    """
 
     def __init__(self) -> None:
         self._registries: dict[tuple[str, str], CollectorRegistry] = {}

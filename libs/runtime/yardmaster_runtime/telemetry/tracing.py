@@ -49,7 +49,7 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{
 
 
 class TraceSettings(BaseModel):
-    """Where spans are sent (`YARD_TRACES__ENDPOINT`, ...); without an endpoint there are none."""
+    """Where spans are sent, set by `YARD_TRACES__ENDPOINT`; without it, nothing is traced."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -174,7 +174,7 @@ def trace_id_of(traceparent: str | None) -> str | None:
 
 
 def is_sampled(traceparent: str | None) -> bool:
-    """Whether the trace is kept: the last bit of its flags."""
+    """Whether the trace is kept, which the last bit of its flags says."""
     return traceparent is not None and traceparent[-1] in "13579bdf"
 
 
@@ -206,7 +206,7 @@ def trace_cycle(
         traced = [one for _, one in counted.decisions if is_sampled(one.traceparent)]
         for envelope in traced[:MAX_LINKS]:
             about = {"yard.subject": envelope.subject}
-            # A refusal's reason.
+            # The event of a refusal has its reason in `code`.
             if isinstance(code := getattr(envelope.data, "code", None), str):
                 about["yard.code"] = str(code)
             start_span(
