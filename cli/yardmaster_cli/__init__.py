@@ -1,5 +1,5 @@
 """The `yard` command, and `yard dev`, which runs every service in one process.
 
-Start reading at `main`; `dev.embedded` wires the services. No other module but `commands.views`
-imports a service, and no module contains a scheduling rule.
+Start reading at `main`. Only `dev.embedded`, which wires the services, and `commands.views` import
+a service. No module contains a scheduling rule.
 """

@@ -36,25 +36,28 @@ _DATA: Final = frozenset({"data"})
 
 
 def _list(*examples: str, of: frozenset[str] = _SERVER) -> Entry:
+    """Return the entry of a command that prints a list; `of` adds shared options."""
     return Entry(examples, FORMATS, _TABLE | of)
 
 
 def _fields(*examples: str) -> Entry:
-    """Rows without a name of their own: fields of objects."""
+    """Return the entry of a list whose rows have no name, such as the fields of an object."""
     return Entry(examples, FORMATS[:-1], _TABLE | _SERVER)
 
 
 def _one(*examples: str, of: frozenset[str] = _SERVER) -> Entry:
+    """Return the entry of a command that prints one object; `of` is its shared options."""
     return Entry(examples, OBJECT, of)
 
 
 def _plain(*examples: str, of: frozenset[str] = _SERVER) -> Entry:
+    """Return the entry of a command without `-o`; `of` is its shared options."""
     return Entry(examples, (), of)
 
 
 _NOTHING: Final = frozenset[str]()
 
-#: By the words after `yard`; groups have examples only.
+#: The entry of each command, by the words after `yard`; an entry of a group has only examples.
 CATALOG: Final[Mapping[str, Entry]] = {
     "": _plain("demo", "submit --gpus 1 -- python train.py", "ls", "--server URL nodes"),
     "submit": _one("submit job.yaml", "submit --gpus 2 --follow -- python train.py"),
@@ -178,5 +181,5 @@ CATALOG: Final[Mapping[str, Entry]] = {
 
 
 def path_of(command_path: str) -> str:
-    """The words after `yard` of a command's path, as `CATALOG` has them."""
+    """Return the key of a command in `CATALOG`: its path without the leading `yard`."""
     return command_path.partition(" ")[2]

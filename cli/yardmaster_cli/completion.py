@@ -1,7 +1,7 @@
 """Shell completion of ids, nodes, pools, projects, departments, phases, kinds and contexts.
 
-Most names come from the server. The shell waits for them, at most `LIMIT_S`; after an error or a
-timeout there are no completions, and nothing is printed.
+Most names come from the server. The shell waits at most `LIMIT_S` seconds for the names. After an
+error or a timeout there are no completions, and nothing is printed.
 """
 
 import os
@@ -18,7 +18,7 @@ from yardmaster_schemas.phases import Phase
 if TYPE_CHECKING:
     from yardmaster_cli.server.reader import Reader
 
-#: The longest completion, in seconds: settings, token command and server together.
+#: The longest time of a completion, in seconds: settings, token command and server together.
 LIMIT_S: Final = 1.5
 #: The most ids in one completion, the newest first.
 MOST_IDS: Final = 100
@@ -28,7 +28,7 @@ Found = list[CompletionItem]
 
 
 class Completed(click.ParamType):
-    """A text that is a name of one sort, such as `nodes`."""
+    """The click type of a parameter whose value is a name of one sort, such as `nodes`."""
 
     name = "text"
 
@@ -139,4 +139,4 @@ def _items(names: Iterable[str]) -> Found:
 
 
 def _no_pause(_: float) -> None:
-    """Do not wait: there is only one try."""
+    """Replace the pause between tries: a completion has only one try."""

@@ -65,7 +65,7 @@ class BadUsage(CliError):
 
 
 def input_error(error: InputError) -> CliError:
-    """The error to show for wrong settings or a wrong file; several problems are one per line."""
+    """The error to show for wrong settings or a wrong file; each problem has a line of its own."""
     code = Exit.USAGE
     if isinstance(error, NoServer):
         code = Exit.UNREACHABLE
@@ -132,7 +132,7 @@ _BY_STATUS: Final[Mapping[int, Exit]] = {
 }
 
 
-#: problem+json `code` -> what a user of `yard` can do, where the hint is for programs.
+#: problem+json `code` -> the hint for a user of `yard`, if the gateway's hint is for programs.
 _HINTS: Final[Mapping[str, str]] = {
     "unauthenticated": "yard config shows where the token comes from; use another one with yard "
     "login, or set YARD_TOKEN",
@@ -145,14 +145,14 @@ _LISTS: Final[Mapping[str, str]] = {
 
 
 def list_hint(kind: str) -> str:
-    """Where the objects of a kind are listed, for the error of an unknown name."""
+    """The hint that names the command which lists the objects of a kind."""
     return f"list them with: {_LISTS[kind]}"
 
 
 def _where_listed(detail: str) -> str | None:
     """The hint for `There is no project nlp.`; None for another detail."""
     kind = detail.removeprefix("There is no ").partition(" ")[0]
-    # The detail of a task's attempt or replica lists those that the task has.
+    # The detail of an unknown attempt or replica already lists the ones that the task has.
     return list_hint(kind) if detail.startswith("There is no ") and kind in _LISTS else None
 
 

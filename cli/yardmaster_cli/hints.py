@@ -14,7 +14,7 @@ def yard(env: Mapping[str, str]) -> str:
     called = Path(sys.argv[0])
     found = shutil.which("yard", path=env.get("PATH"))
     if called.name != "yard":
-        # Started as a module, as tests do.
+        # Tests start this program as a module; the script `yard` is then in the folder of Python.
         called = Path(sys.executable).with_name("yard")
     if not called.exists() or (found is not None and Path(found).samefile(called)):
         return "yard"
@@ -24,8 +24,8 @@ def yard(env: Mapping[str, str]) -> str:
 def yard_for(data: Path, env: Mapping[str, str]) -> str:
     """The command of this program with the settings to find the cluster in the folder `data`.
 
-    Without YARD_DATA a command uses the cluster of `yard dev` in its default folder, else that of
-    `yard up` in its default folder.
+    Without YARD_DATA a command uses the cluster of `yard dev` in the default folder, else the
+    cluster of `yard up` in the default folder.
     """
     dev, up = default_data_dir(env).absolute(), default_up_dir(env).absolute()
     found = data == dev or (data == up and read_dev(dev) is None)
@@ -41,7 +41,7 @@ def down_for(data: Path, env: Mapping[str, str]) -> str:
 
 
 def up_with(flags: str, env: Mapping[str, str]) -> str:
-    """The command that starts a cluster with `flags`, by make if make started this command."""
+    """The command that starts a cluster with `flags`: `make` if make started this command."""
     return f'make up UP_ARGS="{flags}"' if env.get("MAKELEVEL") else f"{yard(env)} up {flags}"
 
 

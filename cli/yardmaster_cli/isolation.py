@@ -1,4 +1,4 @@
-"""Say where tasks run as the user of their agent, and what that lets them read."""
+"""Report the nodes whose tasks run as the user of their agent, and what such tasks can read."""
 
 import os
 import pwd
@@ -19,13 +19,13 @@ LOCAL: Final = "local"
 
 
 def not_isolated(folder: Path, cluster: DevServer, agents: int = 1) -> str | None:
-    """Return what tasks of a local cluster may read, if they run as the user who started it.
+    """Return what the tasks of a local cluster may read if they run as the user of the cluster.
 
-    `agents`: the nodes to wait for, a few seconds at most.
+    `agents`: the number of nodes to wait for, at most `NODES_S` seconds.
 
-    None: they have a user of their own; or the cluster has one user who is not root, so that a
-    task has only what this user has; or the cluster does not answer. Nodes of `yard dev` and
-    containers are not looked at.
+    None: tasks have a user of their own; or the cluster has only one user and that user is not
+    root, so that a task can read only what its user can read; or the cluster does not answer.
+    Nodes of `yard dev` and containers are not checked.
     """
     data = DataLayout(folder)
     root = os.geteuid() == 0
@@ -53,7 +53,7 @@ def not_isolated(folder: Path, cluster: DevServer, agents: int = 1) -> str | Non
 
 
 def why_not_isolated(folder: Path) -> str:
-    """Return what the operator can do about it."""
+    """Return what the operator can do so that tasks run as a user of their own."""
     if os.geteuid() != 0:
         return "start the cluster as root, so that tasks get a user of their own; or have one user"
     return (

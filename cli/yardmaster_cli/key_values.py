@@ -131,7 +131,8 @@ class Key:
 
     Attributes:
         path: the field of the configuration that the key sets.
-        read: parses the text of a value. A mapping sets several fields where `path` has its last.
+        read: parses the text of a value. If it returns a mapping, the mapping's keys are the fields
+            to set, in place of the last field of `path`.
         value: the form of a value, for the help.
         about: the meaning, for the help; empty: not listed, because the server refuses it yet.
     """
@@ -159,7 +160,7 @@ def _of(
     *,
     path: tuple[str, ...] | None = None,
 ) -> Key:
-    """The key of a field, with the text of the field; `also` is about the command line alone."""
+    """The key of a model's field, described by the field's text; `also` is added to the text."""
     none = next((word for word in ("none", "unlimited") if word in value.split("|")), "default")
     text = abouts(model)[name].written(USER_UNITS, none)
     text = re.sub(r"`(\w+)`", lambda found: f"`{_KEYS.get(found[1], found[1])}`", text)
@@ -225,7 +226,7 @@ DEPARTMENT: Final[Mapping[str, Key]] = {
     **_QUEUE,
 }
 
-#: Of one quota; the policy `quota` alone reads them, except `limit`.
+#: The keys of one quota. Only the policy `quota` reads them, except `limit`.
 QUOTA: Final[Mapping[str, Key]] = {
     "deserved": _of(Quota, "deserved_milli", _deserved, "N|unlimited|none"),
     "limit": _of(Quota, "limit_milli", _gpus, "N|none"),
@@ -247,7 +248,7 @@ _KIND_NODE_TYPES: Final = _of(
 
 
 def listed(known: Mapping[str, Key]) -> Mapping[str, Key]:
-    """The keys that `overlay` accepts with `known` and that the server supports, for the help.
+    """The keys to list in the help: `known`, and further keys of `overlay`, if they are supported.
 
     `option.NAME`, `user.USER`, `kind-node-types.KIND` and the keys of `quota.POOL` stand for all
     keys of that form.
@@ -374,7 +375,7 @@ def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _written(key: Key, value: Any) -> str | None:
-    """The text that sets a value; None: no text unsets the field of this key."""
+    """The text that sets a key to `value`; None: `value` is None and no text unsets the key."""
     if value is None:
         return _UNSET.get(key.read)
     if key.read in _WRITERS:
@@ -397,7 +398,7 @@ def _size(mib: int) -> str:
 
 
 def _time(seconds: int) -> str:
-    """The time in the largest unit that divides it: 90 s stay `90s`."""
+    """The seconds in the largest unit that divides them: 120 is `2m`, 90 is `90s`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds and seconds % size == 0:
             return f"{seconds // size}{unit}"
@@ -405,7 +406,7 @@ def _time(seconds: int) -> str:
 
 
 _WORDS: Final = {number: word for word, number in WEIGHTS.items()}
-#: By the function that reads a text: the one that writes it; others are written as they are.
+#: Reading function -> writing function; a value of another reading function is written unchanged.
 _WRITERS: Final[Mapping[Callable[[str], Any], Callable[[Any], str]]] = {
     **dict.fromkeys((_gpus, _cpus, _deserved, _deserved_cpus), _amount),
     **dict.fromkeys((_memory, _deserved_memory), _size),
@@ -413,7 +414,7 @@ _WRITERS: Final[Mapping[Callable[[str], Any], Callable[[Any], str]]] = {
     _weight: lambda number: _WORDS.get(number, str(number)),
     _switch: lambda on: "on" if on else "off",
 }
-#: By the function that reads a text: the text that unsets the field.
+#: Reading function -> the text that unsets the field.
 _UNSET: Final[Mapping[Callable[[str], Any], str]] = {
     **dict.fromkeys((_gpus, _cpus, _memory, _deserved, _name, _limit), "none"),
     **dict.fromkeys((_names_or_none, _optional_text, _optional_seconds), "none"),

@@ -16,7 +16,8 @@ import click
 try:
     from yardmaster.errors import InputError
 except ImportError as error:
-    # Another distribution's `yardmaster` hides ours, so that no command can run.
+    # The package `yardmaster` of another distribution hides this project's package, so no command
+    # can run.
     from yardmaster_runtime.distribution import other_version, repair
 
     if other_version() is None:
@@ -99,7 +100,7 @@ class _ClosedPipe(Exception):
 
 @contextmanager
 def _closed_pipe_raised() -> Iterator[None]:
-    """Raise `_ClosedPipe` for a closed pipe: click would exit with code 1."""
+    """Turn a closed pipe into `_ClosedPipe`, because click would exit with code 1."""
     try:
         yield
     except BrokenPipeError:
@@ -240,9 +241,9 @@ def _print_traceback() -> None:
 
 
 def _missing_extra(error: ModuleNotFoundError) -> CliError:
-    """The error for a command whose libraries are not installed.
+    """The error for a command that needs a third-party library which is not installed.
 
-    The distribution contains all modules of Yardmaster: a third-party module is missing.
+    The missing module is never one of Yardmaster's, because the distribution contains all of them.
     """
     if (error.name or "yardmaster").startswith("yardmaster"):
         return CliError(
@@ -313,13 +314,13 @@ def _known(error: Exception) -> CliError:
     )
 
 
-#: The begin of a line that says what is wrong; it is red on a terminal.
+#: The start of a line that says what is wrong; it is red on a terminal.
 _ERROR: Final = "error:"
 
 
 def _say(lines: Sequence[str], *, color: bool) -> None:
     color = color and sys.stderr.isatty()
-    with suppress(BrokenPipeError):  # the exit code must reach the caller without stderr, too
+    with suppress(BrokenPipeError):  # the exit code must reach the caller even without stderr
         for line in lines:
             if color and line.startswith(_ERROR):
                 line = click.style(_ERROR, fg="red") + line.removeprefix(_ERROR)
@@ -331,7 +332,7 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
-        # A second Ctrl-C, while the first one is reported.
+        # The user pressed Ctrl-C again while the first interrupt was reported.
         code = int(Exit.INTERRUPTED)
     sys.exit(code)
 

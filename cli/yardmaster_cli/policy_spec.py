@@ -28,7 +28,7 @@ def checked_policy(spec: PolicySpec) -> "PolicyRef":
     Raises:
         BadUsage: the policy does not exist, or does not have these options.
     """
-    # Imported here: only a start that names a policy needs the registry.
+    # Imported here, because only a start that names a policy needs the registry of policies.
     from yardmaster_core.errors import BadPolicyOptions
     from yardmaster_core.scheduling.policies import POLICIES, options_of
     from yardmaster_schemas.events.requests import PolicyRef

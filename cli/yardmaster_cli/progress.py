@@ -1,4 +1,4 @@
-"""Reports on a terminal what the tasks do that a command waits for."""
+"""Report on a terminal the phases of the tasks that a command waits for."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,8 @@ from yardmaster_cli.server.remote import Remote
 from yardmaster_schemas.backoff import Backoff
 from yardmaster_schemas.phases import ENDED
 
-#: The pauses between two reads, in seconds: short after a change, then doubled up to the longest.
+#: The shortest and the longest pause between two reads, in seconds. The pause is short after a
+#: change and then doubles.
 FIRST_S: Final = 0.5
 LONGEST_S: Final = 5.0
 #: The most jobs and tasks whose changes are reported; more would hide the output.
@@ -22,10 +23,10 @@ MOST_REPORTED: Final = 10
 
 @contextmanager
 def reporting(remote: Remote, out: Output, refs: Sequence[str]) -> Iterator[None]:
-    """Within this context print a line on stderr at each change of phase or reason.
+    """Within this context, print a line on stderr at each change of phase or reason.
 
-    `refs` are complete ids of jobs and tasks. Prints nothing if stderr is no terminal, or with -q.
-    Outages of the gateway are not reported: the command that waits does so.
+    `refs` are complete ids of jobs and tasks. Nothing is printed with -q, or if stderr is not a
+    terminal. Outages of the gateway are not reported here: the waiting command reports them.
     """
     if not out.progress or out.quiet or len(refs) > MOST_REPORTED:
         yield
@@ -77,7 +78,7 @@ def _task_line(task: Row) -> str | None:
 
 
 def describe(task: Row) -> str | None:
-    """`pending: insufficient_free`, `running on node-1`; None if the task has ended."""
+    """The state of a task: `pending: insufficient_free`, `running on node-1`; None if it ended."""
     if task["phase"] in ENDED:
         return None
     detail = _detail(task)

@@ -1,8 +1,8 @@
-"""The part that every command shares: options, settings, output and connection.
+"""The parts that all commands share: options, settings, output and connection.
 
-A command is a `YardCommand`: it accepts its own options and the shared ones that `catalog` names.
-Its first argument is a `Session`, which creates settings, output and connection on first use. The
-shared options may also precede the command: `yard --server URL ls`.
+A command is a `YardCommand`. It accepts its own options and the shared options that `catalog` lists
+for it. Its first argument is a `Session`, which creates settings, output and connection on first
+use. Most shared options may also precede the command: `yard --server URL ls`.
 """
 
 import os
@@ -114,7 +114,7 @@ class Session:
         return connect(self.config, self.out)
 
     def log_file(self, given: str | None) -> Path:
-        """The log file to read: the given one, else that of the cluster on this machine.
+        """The log file to read: the given file, else the file of the cluster on this machine.
 
         Raises:
             BadUsage: the file does not exist.
@@ -129,7 +129,7 @@ class Session:
 
 
 def colors_wanted(env: Mapping[str, str]) -> bool:
-    """Whether a terminal supports colors, and its user did not turn them off."""
+    """Whether the terminal supports colors and the user did not turn colors off."""
     return not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
@@ -193,7 +193,7 @@ class YardCommand(click.Command):
         return self._shared
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; every error names this command, also that of a missing value."""
+        """Parse the options; every error, also of a missing value, names this command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -279,7 +279,7 @@ class YardGroup(click.Group):
         write_examples(ctx, formatter)
 
 
-#: Commands of other tools, and their names here.
+#: The names of commands in other tools -> the command of `yard` to suggest.
 _SYNONYMS: Final = {
     "describe": ("show",),
     "enrol": ("enroll",),

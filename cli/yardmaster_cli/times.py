@@ -12,7 +12,7 @@ from typing import Final
 from yardmaster_cli.errors import BadUsage
 from yardmaster_schemas.durations import duration_s
 
-#: The forms, for help and errors.
+#: The accepted forms of a time, as text for help and errors.
 FORMS: Final = "2h, -2h, 2026-01-31 or 2026-01-31T12:00:00Z"
 #: The forms of a moment in a log (see `log.moments`), for help that must not import the log.
 MOMENT_FORMS: Final = "a time, 2h (ago), a log position (main@d3021) or a cycle (cycle:88121)"
@@ -29,7 +29,7 @@ def now_ms() -> int:
 
 
 def parse_time(at: str) -> int | None:
-    """Milliseconds since the epoch of an RFC 3339 time; None when it is none."""
+    """Milliseconds since the epoch of an RFC 3339 time; None: `at` is not an RFC 3339 time."""
     try:
         moment = datetime.fromisoformat(at.replace("Z", "+00:00"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Waiting commands: timeout, Ctrl-C, and reconnecting after a restart of the gateway."""
+"""The common part of waiting commands: timeout, Ctrl-C, and reconnecting to the gateway."""
 
 import signal
 import threading
@@ -59,10 +59,10 @@ def timeout_s(text: str | None) -> int | None:
 
 @contextmanager
 def interruptible(session: Session, command: str, limit_s: int | None) -> Iterator[None]:
-    """Within this context reads wait for the end of outages of the gateway.
+    """Make reads in this context wait for the end of an outage, and end the context in time.
 
-    Ctrl-C and the end of `limit_s` seconds (None: no limit) change no task; the error names the
-    command that continues the wait. Main thread only.
+    After Ctrl-C or `limit_s` seconds (None: no limit), the context ends with an error that names
+    the command to continue the wait. No task is changed. Use it only in the main thread.
 
     Raises:
         CliError: 124 after `limit_s`, 130 after Ctrl-C.

@@ -28,7 +28,8 @@ from yardmaster_schemas.events.requests import Quota
 
 T = TypeVar("T")
 _CELL: Final = "cell"
-#: In an order in which objects come after those that they name: the cell names pools.
+#: The parser of each kind's configuration. An object is applied after the objects that it names:
+#: pools come before the cell, which names pools.
 _CONFIGS: Final[Mapping[str, TypeAdapter[Any]]] = {
     "pools": KINDS["pools"].config,
     _CELL: TypeAdapter(CellConfig),
@@ -53,7 +54,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object of the file, and what the server has: `revision` is None for a new object."""
+    """An object of the file, and the same object on the server; a new one has no `revision`."""
 
     nouns: str
     name: str
@@ -72,16 +73,16 @@ class _Object:
 
     @property
     def takes_quota(self) -> bool:
-        """Whether it is a pool that exists and gets the policy `quota` instead of another one."""
+        """Whether the object is an existing pool whose policy changes to `quota`."""
         if self.nouns != "pools" or self.revision is None:
             return False
         return bool(self.found.policy.name != "quota" == self.config.policy.name)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each key that differs, as the file writes it; one row more for a new object.
+        """Yield a row for each key that differs; a new object has one more row.
 
-        Keys that the file does not name are shown only where the server has another value than
-        their default.
+        The rows show values as the file writes them. A key that the file does not name has a row
+        only if the server's value is not the default.
         """
         if self.revision is None:
             yield self._row(None, None, "new")
@@ -97,7 +98,7 @@ class _Object:
             if before == after:
                 continue
             named = key in self.named
-            # A quota that only the file, or only the server, has: its other keys are defaults.
+            # If only the file or only the server has a quota, its other keys are defaults.
             if named or (before is not None and before != unset.get(key)):
                 yield self._row(key, before, after, default=not named and after is not None)
 
@@ -112,7 +113,7 @@ class _Object:
         return where | {"now": now, "file": then, "default": default}
 
     def put(self, remote: Remote) -> Any:
-        """Send the configuration; a change since it was compared is refused."""
+        """Send the configuration; the server refuses it if the object has changed meanwhile."""
         client = remote.client
         tag = None if self.revision is None else f'"{self.revision}"'
         if self.nouns == _CELL:
@@ -188,7 +189,7 @@ def _show(session: Session, compared: list[_Object]) -> bool:
 
 
 def _compared(remote: Remote, file: str) -> list[_Object]:
-    """The objects of the file with the server's, in an order in which they can be applied."""
+    """Compare each object of the file with the server's, in an order that can be applied."""
     compared = []
     for nouns, wanted in _entries(file).items():
         found = {_CELL: remote.client.cell()} if nouns == _CELL else everything(remote, nouns)
@@ -198,7 +199,7 @@ def _compared(remote: Remote, file: str) -> list[_Object]:
             entry, has = wanted[name], found.get(name)
             known = () if has is None else (has.config, has.revision)
             compared.append(_Object(nouns, name, entry.config, entry.named, *known))
-    # Last, when the quotas are stored: without them the policy would stop tasks at once.
+    # Pools that change to `quota` come last: without stored quotas the policy would stop tasks.
     return sorted(compared, key=lambda each: each.takes_quota)
 
 
@@ -228,7 +229,7 @@ def objects_of(file: str) -> dict[str, dict[str, Any]]:
     """The configurations in a file, by kind (`cell`, `pools`, ...) and name.
 
     Raises:
-        InputError: it is not such a file; the error names the line.
+        InputError: the file does not have this form; the error names the line.
     """
     return {
         nouns: {name: entry.config for name, entry in entries.items()}
@@ -240,7 +241,7 @@ def _entries(file: str) -> dict[str, dict[str, _Entry]]:
     """The objects in a file, by kind and name.
 
     Raises:
-        InputError: it is not such a file; the error names the line.
+        InputError: the file does not have this form; the error names the line.
     """
     tree = yaml_tree.read(*text_of(file))
     for key in tree.values:
@@ -264,7 +265,7 @@ def _entries(file: str) -> dict[str, dict[str, _Entry]]:
 def _entry(
     tree: Tree, path: tuple[str, ...], new: Mapping[str, Any], keys: Mapping[str, Key]
 ) -> _Entry:
-    """The object at `path`: its keys are those of `set`; dots may be nested mappings."""
+    """Parse the object at `path`; the file may write the key `a.b` of `set` as nested mappings."""
     body = dict(new)
     pairs = list(_flat(_mapping(tree, path)))
     # The policy comes first: another policy has other options.
@@ -294,7 +295,7 @@ def _mapping(tree: Tree, path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is not a mapping, with its path in dots."""
+    """Yield every value that is not a mapping, with its path joined by dots."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

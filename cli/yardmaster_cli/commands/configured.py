@@ -30,11 +30,11 @@ class ConfiguredKind:
     """A kind of object that has a configuration of KEY=VALUE pairs.
 
     Attributes:
-        noun: one object, as in the client's `put_NOUN`; the group is named NOUNs.
+        noun: the name of one object, as in the client's `put_NOUN`; the command group is NOUNs.
         config: parses a configuration.
         new: the configuration that `create` starts from.
         keys: the keys that `create` and `set` accept.
-        columns: of the list, with the numbers of one pool, or (None) of all pools together.
+        columns: the columns of the list, with the numbers of one pool; None: of all pools together.
         lists: the help of `ls`.
         unused: when an object may be deleted, for the help of `delete`.
         by_pool: `ls --pool` shows the numbers of one pool.
@@ -136,7 +136,8 @@ def group(kind: ConfiguredKind) -> click.Group:
     @if_match
     def change(session: Session, name: str, pairs: tuple[str, ...], if_match: str | None) -> None:
         remote = session.remote
-        # The ETag is read before the configuration: a change in between is refused, not undone.
+        # The ETag is read before the configuration: the server then refuses this write if another
+        # change came in between.
         tag = if_match or remote.client.etag(f"/v1/{nouns}/{name}")
         body = plain(getattr(remote.client, noun)(name))["config"]
         config = kind.parse(body, pairs)
@@ -159,10 +160,10 @@ def group(kind: ConfiguredKind) -> click.Group:
 
 @contextmanager
 def naming_the_option(config: Any) -> Iterator[None]:
-    """Within this context a configuration may be refused; a hint says what is wrong with a policy.
+    """Add a hint about the wrong policy to a refusal of `config` within this context.
 
     Raises:
-        Refused: it was refused.
+        Refused: the server refused the configuration.
     """
     try:
         yield
@@ -203,7 +204,7 @@ _DEPARTMENTS = ConfiguredKind(
     by_pool=True,
 )
 
-#: By their names in the plural, in an order in which objects come after those that they name.
+#: The kinds by plural name. A kind comes after the kinds that its objects name.
 KINDS: Final[Mapping[str, ConfiguredKind]] = {
     "pools": _POOLS,
     "departments": _DEPARTMENTS,
@@ -213,7 +214,7 @@ pools, departments, projects = (group(kind) for kind in KINDS.values())
 
 
 def everything(remote: Remote, nouns: str) -> dict[str, Any]:
-    """All objects of a kind by name, from as many pages as they need."""
+    """Read all pages of a kind and return its objects by name."""
     found: dict[str, Any] = {}
     cursor: str | None = None
     while True:

@@ -62,5 +62,5 @@ def _line(verdict: Verdict) -> str:
 
 
 def _shown(text: str) -> str:
-    """Escape the unprintable characters of names, which scenarios choose."""
+    """Escape the unprintable characters in a name that a scenario chose."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -177,7 +177,7 @@ def login(
 def _checked(url: str, token_command: str | None, ca: str | None, path: Path) -> str:
     """Call the server with the new context and return the result as text.
 
-    Raises: CliError when it does not answer, or does not accept the token.
+    Raises: CliError when the server does not answer, or does not accept the token.
     """
     token = os.environ.get("YARD_TOKEN")
     if token is not None:

@@ -1,9 +1,9 @@
 """`yard demo`: a small cluster at work, from the first job to the proof of its log.
 
-It starts its own cluster in the embedded mode; with `--running` it uses a running cluster: that of
-`yard up`, or the one that `--server` or `--context` names. All output is real: the commands are
-those of a user, and the tasks are training processes. The exit code is 0 only if every claim was
-observed.
+The command starts its own cluster in the embedded mode. With `--running` it uses a running cluster:
+the cluster of `yard up`, or the cluster that `--server` or `--context` names. All output is real:
+the demo runs the commands that a user runs, and the tasks are training processes. The exit code is
+0 only if the demo observed every claim that it makes.
 """
 
 import shutil

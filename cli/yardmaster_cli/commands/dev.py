@@ -110,7 +110,7 @@ def dev(
 
     services = "gateway, quota, scheduler, views and agents"
     out.note(f"starting {services} in one process")
-    # Imports all services, which takes long.
+    # Imported here: this module imports all services, which takes long.
     from yardmaster_cli.dev.embedded import Options, serve
 
     options = Options(
@@ -145,7 +145,7 @@ def _log_level(*, verbose: bool) -> LogLevel:
 
 
 def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:
-    """The policy of the flags; None without flags."""
+    """The policy that the flags request; None without flags."""
     if name is None and not options:
         return None
     found: dict[str, bool | int | str] = {}
@@ -168,7 +168,7 @@ def _check(policy: PolicySpec) -> None:
 
 
 def _cluster(folder: DataDirectory, nodes: int | None, slots: int | None) -> Cluster:
-    """The nodes of the flags; without flags those of the last start."""
+    """The nodes that the flags request; without flags, the nodes of the last start."""
     before = folder.cluster()
     if nodes is None and slots is None and before is not None:
         return before
@@ -177,7 +177,7 @@ def _cluster(folder: DataDirectory, nodes: int | None, slots: int | None) -> Clu
 
 
 def _slots_here() -> int:
-    """The number of GPUs of this machine, or the default when it has none."""
+    """The number of GPUs of this machine; without a GPU, the default number of slots."""
     if shutil.which("nvidia-smi") is None:
         return DEFAULT_SLOTS
     from yardmaster_cli.commands.doctor import gpu_names

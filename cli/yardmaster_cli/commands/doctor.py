@@ -61,9 +61,10 @@ _LISTENERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; a `needed` one that is not `good` fails the command.
+    """The result of one check; a result that is `needed` and not `good` fails the command.
 
-    `lacking`: its state when it is not good; by default `missing` if needed, else `absent`.
+    `what` was checked, `found` describes the result, and `get` says how to repair it. `lacking` is
+    the state of a result that is not good; by default `missing` if needed, else `absent`.
     """
 
     what: str
@@ -75,7 +76,7 @@ class Finding:
 
     @property
     def state(self) -> str:
-        """`ok`, or what it is instead."""
+        """`ok` if the result is good, else `lacking` or its default."""
         return "ok" if self.good else self.lacking or ("missing" if self.needed else "absent")
 
 
@@ -155,7 +156,7 @@ def _ports(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
 
 
 def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
-    """Each running cluster, whether it answers, and its broker, Redis and processes."""
+    """Check whether each running cluster answers, and its broker, Redis and processes."""
     if not running:
         yield Finding("cluster", False, "no cluster runs here", get="yard dev; or make up")
     for folder, dev in running:
@@ -176,7 +177,7 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
 
 
 def _servers(folder: Path, dev: DevServer) -> Iterator[Finding]:
-    """Whether broker and Redis of a cluster answer."""
+    """Check whether the broker and Redis of a cluster answer."""
     for name, url, look in (
         ("Kafka", dev.log, why_kafka_is_silent),
         ("Redis", dev.redis, why_redis_is_silent),
@@ -191,9 +192,9 @@ def _servers(folder: Path, dev: DevServer) -> Iterator[Finding]:
 
 
 def topic_findings(dev: DevServer) -> Iterator[Finding]:
-    """Whether the brokers keep the topics of the log as Yardmaster sets them.
+    """Check whether the brokers' settings of the log's topics are those that Yardmaster sets.
 
-    Nothing for a log that is not on Kafka, or whose password this user may not read.
+    There is no finding if the log is not on Kafka, or this user may not read its password.
     """
     if dev.log is None or not dev.log.startswith("kafka://"):
         return
@@ -212,7 +213,7 @@ def topic_findings(dev: DevServer) -> Iterator[Finding]:
         )
     what = f"topics of {dev.what}"
     try:
-        # An extra has Kafka's client; all other checks work without it.
+        # Imported here: only an extra installs Kafka's client, and other checks do not need it.
         from yardmaster_eventlog.kafka.compare import compare_topics
     except ModuleNotFoundError as error:
         get = f"pip install '{distribution.NAME}[all]'"
@@ -237,7 +238,7 @@ def topic_findings(dev: DevServer) -> Iterator[Finding]:
 
 
 def _processes(folder: Path) -> Iterator[Finding]:
-    """The processes of `yard up --local`, as its supervisor reports them and they themselves."""
+    """Check the processes of `yard up --local` by its supervisor's report and their own health."""
     rows = read_state(DataLayout(folder)).get("processes", [])
     urls = [row.get("health") for row in rows if row["state"] == "running"]
     known = [url for url in urls if url]
@@ -347,7 +348,7 @@ def _module(what: str, name: str, get: str) -> Finding:
 
 
 def _broken_safe(look: Callable[[], Finding], what: str) -> Finding:
-    """Run a check; its own failure becomes a finding."""
+    """Run a check; an OSError of the check becomes a finding."""
     try:
         return look()
     except OSError as error:
@@ -359,7 +360,7 @@ def look(folder: Path, server: str = distribution.ANY_SERVER) -> list[Finding]:
 
     Args:
         folder: the data directory, which need not exist.
-        server: the gateway from which a damaged installation is repaired.
+        server: the gateway that the hint names as the source to repair a damaged installation.
     """
     running = _running(os.environ, folder)
     while not folder.is_dir():
@@ -387,7 +388,7 @@ def look(folder: Path, server: str = distribution.ANY_SERVER) -> list[Finding]:
 
 
 def lacks(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """The needed findings that are not good, by state."""
+    """The names of the needed checks that are not good, by state."""
     found: dict[str, list[str]] = {}
     for finding in findings:
         if finding.needed and not finding.good:

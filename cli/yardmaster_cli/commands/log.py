@@ -47,7 +47,7 @@ def log() -> None:
 
 
 def record_json(entry: Entry, *, raw: bool = False) -> dict[str, Any]:
-    """A record as one JSON object, as `GET /v1/events` gives it; with `raw`, its bytes too."""
+    """A record as the JSON object of `GET /v1/events`; with `raw`, also the bytes of the record."""
     return {
         "position": str(entry.position),
         "topic": entry.topic,
@@ -84,7 +84,7 @@ def _envelope_json(envelope: Envelope[Any] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """Which records are asked for: those of some types, about one job or task."""
+    """Selects the records of some types (empty: all) about one job or task (None: all)."""
 
     types: Sequence[str]
     about: str | None = None
@@ -105,7 +105,7 @@ class _Filter:
 
 
 def _types(given: Sequence[str]) -> Sequence[str]:
-    """The types that `--type` names, each time one or several with commas between them.
+    """The types that `--type` names; each use of the option is a list separated by commas.
 
     Raises: BadUsage for an unknown type.
     """
@@ -122,9 +122,9 @@ def _types(given: Sequence[str]) -> Sequence[str]:
 
 
 async def _about(log: EventLog, where: LogSource, given: str) -> str:
-    """The id of the job or task that `--task` names by an id or a prefix.
+    """Search the log for the job or task that `--task` names by id or prefix; return its id.
 
-    Raises: CliError when no job, or more than one job, of the log has this prefix.
+    Raises: CliError when no job of the log, or more than one, has this prefix.
     """
     match = REF.match(given)
     if match is None:
@@ -206,7 +206,7 @@ def dump(
 
 
 async def start_of(log: EventLog, where: LogSource) -> Position:
-    """The position before the oldest record of each topic that the log still has."""
+    """The position before the oldest remaining record of each topic."""
     position = Position.start(where.cell)
     for topic in INPUT_ORDER:
         position = position.at(topic, await first_offset(log, where.at(topic)))
@@ -216,7 +216,7 @@ async def start_of(log: EventLog, where: LogSource) -> Position:
 async def between(
     order: LogOrder, first: Moment | None, last: Moment | None
 ) -> AsyncIterator[Entry]:
-    """The entries from `first` to `last`, both included."""
+    """Yield the entries from `first` to `last`, both included; None: no bound."""
     begun = first is None
     async for entry in order.entries():
         begun = begun or (first is not None and first.passed(entry))
@@ -433,8 +433,9 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
 async def _page(
     source: EventLog, partition: Partition, offset: int | None
 ) -> Sequence[StoredRecord]:
-    """Read records from an offset or the oldest one on; none where the log lacks the topic, as
-    those of simulations lack `cuts`.
+    """Read records from `offset` on; None: from the oldest record.
+
+    There are no records if the log lacks the topic: the log of a simulation has no topic `cuts`.
     """
     try:
         if offset is None:

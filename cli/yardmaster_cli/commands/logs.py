@@ -82,7 +82,7 @@ def follow_all(
     Raises:
         ApiError: the server failed.
         BadUsage: more tasks than can be followed at once.
-        Exception: as `meanwhile`.
+        Exception: `meanwhile` raised it.
     """
     if len(tasks) > MAX_FOLLOWED:
         raise BadUsage(
@@ -130,7 +130,7 @@ def follow_all(
 
 
 def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
-    """The last lines of a task's newest attempt; lines of a gang start with the replica."""
+    """The last `lines` lines of a task's newest attempt; a gang's line starts with its replica."""
     found: list[str] = []
     writers = _Writers(None, task, many=False, replica=None, take=found.append)
     for piece in remote.client.output(task["task_id"], tail=lines):
@@ -140,9 +140,9 @@ def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
 
 
 class _Writers:
-    """Prints the output of one task, with a prefix on each line where there are several writers.
+    """Prints the output of one task; if several tasks or replicas write, each line has a prefix.
 
-    `many`: other tasks are printed too; `replica`: the only replica to print.
+    `many`: other tasks are printed too. `replica`: the only replica to print; None: all.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class _Writers:
         self._open.clear()
 
     def _mark(self, replica: int) -> str:
-        """`[3] ` of an array, `[0] ` of a gang, `[3.0] ` of an array of gangs."""
+        """The prefix of a line: `[3] ` in an array, `[0] ` in a gang, `[3.0] ` in both."""
         parts = [self._index] if self._index else []
         if self._by_replica:
             parts.append(str(replica))

@@ -87,7 +87,7 @@ def ls(
 def _show(
     out: Output, shown: Listing, listed: Listed, given: Mapping[str, Any], *, fill: bool = False
 ) -> None:
-    """Print a list; `fill`: at most as many lines as the terminal has, the first ones."""
+    """Print a list; with `fill`, only the first lines that fit the height of the terminal."""
     if not listed.rows and narrowed(given):
         check_names(shown.remote.reader, shown.query)
     columns = shown.columns
@@ -106,7 +106,7 @@ def _show(
 
 
 def _append(out: Output, shown: Listing) -> None:
-    """Print changed rows, at intervals."""
+    """Read the list every `WATCH_S` seconds and print the rows that changed, without end."""
     seen: dict[str, str] = {}
     while True:
         listed = shown.read(None).rows
@@ -143,7 +143,8 @@ def _append_changes(out: Output, shown: EachTask) -> None:
             listed.update(row["task_id"] for row in change.data["items"])
             take(change.data["items"])
             if change.data["complete"]:
-                # A snapshot has active tasks only: tasks that were active may have ended since.
+                # A snapshot has only active tasks. A task that is missing from a later snapshot
+                # has ended, so its last state is read separately.
                 if known is None and out.headers and out.format in ("table", "wide", "csv"):
                     _print(out, shown, [], even_empty=True)
                 gone = sorted((known or set()) - listed)
@@ -158,6 +159,6 @@ def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool 
 
 
 def _mark(row: Row) -> str:
-    """The fields whose change prints a row again."""
+    """The fields of a row as text; a row is printed again if this text changes."""
     named = ("phase", "phases", "attempt", "wait", "stop", "priority")
     return " ".join(str(row.get(name)) for name in named)

@@ -92,12 +92,13 @@ def slots(
     """
     client = session.remote.client
     if disable is None and (stop or reason):
-        # They would apply to every disabled slot.
+        # Without --disable, the two options would apply to every slot that is already disabled.
         raise BadUsage("--stop and --reason need --disable")
     if disable is None and enable is None:
         _list_slots(session, name)
         return
-    # The ETag is read before the slots: a change in between is refused, not undone.
+    # The ETag is read before the slots: the server then refuses this write if another change came
+    # in between.
     tag = if_match or client.etag(f"/v1/nodes/{name}")
     known = set(client.node(name).disabled_slots)
     back = known if enable == "all" else _indexes("--enable", enable)
@@ -213,7 +214,10 @@ def enroll(
 def _barred_by(
     name: str, enrollment: Enrollment, nodes: Sequence[Node], present: Sequence[Node]
 ) -> list[Node]:
-    """The nodes that get no new tasks once `name` is enrolled; empty unless it is the first."""
+    """The present nodes that get no new tasks once `name` is enrolled as the cell's first node.
+
+    The list is empty if any node is enrolled already.
+    """
     if any(node.enrollment is not None for node in nodes):
         return []
     return [
@@ -225,6 +229,7 @@ def _barred_by(
 
 
 def _fits(node: Node, enrollment: Enrollment) -> bool:
+    """Whether the enrollment allows what the node claims: pool, GPUs, type, labels, address."""
     return covers(
         *(enrollment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
     )
@@ -233,7 +238,7 @@ def _fits(node: Node, enrollment: Enrollment) -> bool:
 def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> None:
     """Ask whether the first enrollment may bar these nodes.
 
-    Raises: BadUsage without a terminal; click.Abort for no.
+    Raises: BadUsage without a terminal; click.Abort if the user answers no.
     """
     named = ", ".join(
         f"{node.name} ({count_of(len(node.tasks), 'task')})" if node.tasks else node.name
@@ -260,7 +265,7 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _enrollment_tag(session: Session, name: str) -> str | None:
-    """The ETag of a node's enrollment; None when it is not enrolled."""
+    """The ETag of a node's enrollment; None when the node is not enrolled."""
     client = session.remote.client
     try:
         return f'"{client.enrollment(name).revision}"'
@@ -338,7 +343,8 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
         return
     with detaching(f"yard nodes show {name}"):
         while (node := session.remote.client.node(name)).tasks or node.state is NodeState.DRAINING:
-            # Grace periods follow the deadline; after one more hour the drain hangs.
+            # Tasks get their grace period after the deadline. A drain that is not complete one hour
+            # later hangs.
             if now_ms() > until_ms + 3_600_000:
                 held = node.tasks
                 raise CliError(

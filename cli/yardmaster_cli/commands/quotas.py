@@ -1,7 +1,7 @@
 """`yard quotas`: list, set and delete the quotas of projects and departments, pool by pool.
 
-A quota is a part of its project or department: `set` reads it, changes what its options name, and
-writes it with the ETag that it had.
+A quota is a part of its project or department. `set` reads the project or department, changes the
+keys that its options name, and writes it under the ETag that was read.
 """
 
 from collections.abc import Callable, Mapping
@@ -159,7 +159,8 @@ def _write(
 ) -> None:
     remote: Remote = session.remote
     noun = _noun(is_department)
-    # The ETag is read before the configuration: a change in between is refused, not undone.
+    # The ETag is read before the configuration: the server then refuses this write if another
+    # change came in between.
     tag = if_match or remote.client.etag(f"/v1/{noun}s/{name}")
     body = plain(getattr(remote.client, noun)(name))["config"]
     config = KINDS[f"{noun}s"].parse(body | {"quotas": changed(body["quotas"])}, ())

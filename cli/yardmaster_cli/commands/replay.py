@@ -1,6 +1,6 @@
-"""`yard replay at|verify`: the cluster at any time, and the proof of every decision.
+"""`yard replay at|verify`: show the cluster at any time, and verify every decision.
 
-Both read the log itself, without a service.
+Both commands read the log itself, without a service.
 """
 
 import re
@@ -231,7 +231,7 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 
 def _reason(codes: Mapping[str, WaitCode]) -> str:
-    """The reason of `yard ls`; the pools are named if the task waits in several."""
+    """The reason as `yard ls` shows it; it names the pools if the task waits in several."""
     words = {
         pool: wait_words({"code": code.value, "wait_class": code.wait_class.value})
         for pool, code in sorted(codes.items())
@@ -406,7 +406,7 @@ def _report_lines(report: Report, took_s: float) -> list[str]:
 
 
 def _machine_lines(one: MachineProof, first: Finding | None) -> list[str]:
-    """The proof of one machine, and its ranges unless all were recomputed."""
+    """The lines about one machine; its ranges are listed unless all were recomputed."""
     ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
     refused = f", {count_of(one.refused, 'claim')} refused" if one.refused else ""
     if one.unreadable_then:

@@ -33,7 +33,10 @@ def shares(session: Session, pool: str) -> None:
 
 
 def _depths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
-    """The number of departments above each queue, by level and name; they come before it."""
+    """The number of departments above each queue, by level and name.
+
+    In `rows`, a department comes before the queues below it.
+    """
     depths: dict[tuple[str, str], int] = {}
     for row in rows:
         above = depths.get(("department", row["parent"]), -1)

@@ -268,7 +268,7 @@ def _prepare(out: Path) -> None:
 
 @contextmanager
 def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, where that is a terminal."""
+    """Show a progress bar if stderr is a terminal; yield the function that sets the bar."""
     if out.quiet or not click.get_text_stream("stderr").isatty():
         yield lambda part: None
         return
@@ -280,7 +280,7 @@ def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
 
 
 def _show(out: Output, results: Sequence[Result]) -> None:
-    """Print one line for the runs that differ only by their seed, with means over the seeds."""
+    """Print one line for each group of runs that differ only by seed, with means over seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         fixed = {key: value for key, value in result.case.labels.items() if key != SEED}

@@ -44,7 +44,7 @@ def snapshots(session: Session, url: str | None, cell: str) -> None:
 def _place(config: Config) -> str:
     """The folder of the snapshots.
 
-    Raises: BadUsage: no cluster on this machine serves the server that the settings name.
+    Raises: BadUsage: the server that the settings name is not of a cluster on this machine.
     """
     if config.here is None and config.server_named and config.data.source == "default":
         raise BadUsage(

@@ -35,9 +35,9 @@ from yardmaster_schemas.reasons import RefusalCode
 MAX_FOLDER: Final = 128
 
 
-#: How often a job is recorded whose record is refused.
+#: The most records of one job: each refused record is followed by another one.
 MAX_RECORDS: Final = 3
-#: Refusals of a record because of its number: a further record is not refused for them.
+#: Refusals that concern the number of the record and not the job: a further record may succeed.
 _RECORD_REFUSED: Final = frozenset({RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD})
 #: An idempotency key, as the API takes it.
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -164,13 +164,13 @@ def _key(given: str | None) -> str:
 
 
 def _print_id(answer: Submitted, out: Output) -> None:
-    """Print the id, before everything that can be slow: the job exists, whatever happens next."""
+    """Print the id before any slow step, because the job exists even if a later step fails."""
     out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
     sys.stdout.flush()
 
 
 def _not_acknowledged(error: ApiError, key: str) -> CliError | None:
-    """The error for a submission without an answer, which may be recorded; None: it is not."""
+    """The error for a job that may be recorded although no answer came; None: it is not."""
     if not error.transient:
         return None
     shown = api_error(error)
@@ -183,7 +183,7 @@ def _not_acknowledged(error: ApiError, key: str) -> CliError | None:
 
 @contextmanager
 def _detaching(answer: Submitted, session: Session) -> Iterator[None]:
-    """Turn Ctrl-C during the wait for the verdict into the command that shows the job."""
+    """Turn Ctrl-C during the wait for the verdict into an error that names `yard show JOB`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -193,7 +193,7 @@ def _detaching(answer: Submitted, session: Session) -> Iterator[None]:
 
 
 def _to_the_end(session: Session, answer: Submitted, *, follow: bool) -> int:
-    """Wait for the end, and print the output with `follow`; returns the exit code of the tasks.
+    """Wait for the end of the job and return its exit code; with `follow`, print its output.
 
     Raises:
         CliError: 105 when the job can never fit.
@@ -206,7 +206,7 @@ def _to_the_end(session: Session, answer: Submitted, *, follow: bool) -> int:
     if follow:
         tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)
         listed = sorted(rows(tasks), key=lambda row: int(row["index"]))
-        # A task that can never fit writes no output: it is detected while output is awaited.
+        # A task that can never fit writes no output, so a second thread looks for it meanwhile.
         follow_all(remote, listed, out, meanwhile=lambda: ended(replace(out, quiet=True)))
     return ended(out)
 
@@ -225,12 +225,15 @@ def _not_a_job_file(file: str | None, error: Exception) -> BadUsage | None:
 
 
 def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
-    """The text of the job file (None: no file) and its name; `runs`: flags contain the command."""
+    """The text of the job file (None: no file), and its name in messages.
+
+    `runs`: the flags contain a command, so `file` cannot be the command.
+    """
     if file is None:
         if not runs:
             raise BadUsage("no job given", hint="give a job file, or -- COMMAND")
         return None, "command line"
-    # The name of a job file, and a folder, are no command.
+    # A name with the suffix of a job file, or of a folder, is not a command.
     runs = runs or Path(file).suffix in (".yaml", ".yml") or Path(file).is_dir()
     hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
     return text_of(file, hint)
@@ -239,10 +242,11 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
 def _report_verdict(
     remote: Remote, answer: Submitted, out: Output, submit_again: Callable[[], Submitted]
 ) -> Submitted:
-    """Wait for the verdict of the quota service, at most `VERDICT_S`, also if nothing answers.
+    """Wait at most `VERDICT_S` seconds for the verdict of the quota service on a job.
 
-    If quota refused the record of the request and not the job, a repetition with the same key is
-    safe: it is the same job, or a new record of it. Returns the answer to the last request.
+    If quota refused the record of the request and not the job, `submit_again` sends the request
+    again. That is safe, because the same idempotency key means the same job. Return the answer to
+    the last request.
 
     Raises:
         Refused: the job was refused, or each of `MAX_RECORDS` records of it.

@@ -74,7 +74,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, e
 
 
 def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> None:
-    """Show a job of several tasks; for people the tasks of a large job are grouped."""
+    """Show a job of several tasks; formats for people group the tasks of a large job."""
     if every or not out.for_people or job["tasks"] <= FEW_TASKS:
         listed = remote.rows_of(ref)
         body: Row = {**job, "items": listed}
@@ -105,7 +105,7 @@ def _show_spec(remote: Remote, out: Output, job: Row) -> None:
 
 
 def _last_output(session: Session, task: Row) -> list[str]:
-    """The last lines of a task's output, under a title with the command for all of it."""
+    """The last lines of a task's output; the title names the command that prints all of it."""
     # Imported here: the client for output needs models, which are slow to import.
     from yardmaster_cli.commands.logs import last_lines
 
@@ -165,7 +165,7 @@ def _exit(replica: Row) -> str | None:
 def _targets(
     session: Session, refs: Sequence[str], yes: bool, given: dict[str, Any], verb: str
 ) -> list[Ref]:
-    """The jobs and tasks of a command; a choice by filters must be confirmed."""
+    """The jobs and tasks that a command names; the user confirms tasks that filters choose."""
     remote = session.remote
     if refs:
         if narrowed({**given, "project": None}):
@@ -199,9 +199,10 @@ def _request_all(
     skip_ended: bool,
     wrong_phase: str | None = None,
 ) -> None:
-    """Send a request for each job or task; `skip_ended`: leave out those that have ended by now.
+    """Send a request for each job or task, then wait for the verdicts.
 
-    `wrong_phase` says in a hint why quota refuses the request in some phases.
+    `skip_ended`: a note replaces the error for a job or task that has ended by now. `wrong_phase`:
+    the hint that says why quota refuses the request in some phases.
     """
 
     @contextmanager

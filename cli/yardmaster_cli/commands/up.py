@@ -159,15 +159,15 @@ def up(
 
 
 def _pending_upgrade(data: DataLayout) -> str | None:
-    """That the rules of the started cluster are older than those of its version, as text."""
+    """A note if the started cluster's rules are older than its version's rules; None if not."""
     server = read_dev(data.path)
     if server is None:
         return None
     try:
         rules = Reader(server.server, server.token, sleep=time.sleep).get("/v1/rules")
     except ApiError:
-        return None  # the cluster runs; `yard upgrade show` tells more
-    # 0: the views do not have a cycle yet.
+        return None  # the cluster runs, so `yard up` does not fail; see `yard upgrade show`
+    # The number of the rules is 0 while the views do not have a cycle yet.
     if not 0 < rules["rules"] < rules["newest"]:
         return None
     return (
@@ -190,7 +190,7 @@ def _up_local(
 
 
 def _ports(given: Mapping[str, Any], before: Mapping[str, int]) -> dict[str, int]:
-    """The port of each listener: as given, else that of the cluster, else the default."""
+    """The port of each listener: the given one, else the cluster's port, else the default."""
     return {
         name: given[f"{name}_port"] or before.get(name) or default
         for name, default in _PORTS.items()
@@ -200,10 +200,10 @@ def _ports(given: Mapping[str, Any], before: Mapping[str, int]) -> dict[str, int
 def _cells(
     given: str | None, data: DataLayout, before: Wanted, ports: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """The cells that were given, or those of the cluster; an existing log keeps its cells.
+    """The given cells, or else the cells of the cluster; an existing log keeps its cells.
 
     Raises:
-        BadUsage: the names are not unique, or differ from those of the log.
+        BadUsage: the names are not unique, or differ from the log's cells.
     """
     if given is None:
         return before.cells
@@ -219,9 +219,9 @@ def _cells(
 
 
 def _form(given: str | None, clusters: _Clusters, out: Output) -> str:
-    """Whether to use containers or processes: as given, as running, or as available.
+    """Choose containers or processes: the given form, else the running one, else an available one.
 
-    A form that was not chosen by an option is printed with the reason.
+    If no option chose the form, print the form and the reason.
 
     Raises:
         CliError: the cluster runs in the other form.

@@ -10,7 +10,8 @@ from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import NounGroup, Session
 
-#: How long `finish` waits for the scheduler, and the interval of its reads, in seconds.
+#: How long `finish` waits until the scheduler uses the new rules, and the interval of its reads, in
+#: seconds.
 FOLLOWS_S: Final = 30.0
 LOOK_S: Final = 0.2
 

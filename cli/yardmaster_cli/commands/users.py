@@ -18,7 +18,7 @@ from yardmaster_schemas.api import NewUser, RoleGiven, RolesChange, TokenIssued,
 from yardmaster_schemas.durations import duration_s
 from yardmaster_schemas.events.users import RoleName, Scope
 
-#: The lifetime of a new token, and for how long the tokens before it stay valid.
+#: The lifetime of a new token, and for how long the user's older tokens stay valid.
 LIFETIME: Final = "90d"
 OVERLAP: Final = "1m"
 NEVER: Final = "never"
@@ -273,7 +273,7 @@ def rotate(session: Session, name: str | None, expires: str | None, overlap: str
     try:
         remote.await_verdict(issued, name, session.out)
     except ApiError as error:
-        # Only an accepted request can have ended the token of this command.
+        # Only an accepted rotation can have ended the token that this command itself uses.
         if name != me or overlap_s > 0 or error.document["code"] != "unauthenticated":
             raise
     _show(session, name, issued)

@@ -39,7 +39,7 @@ from yardmaster_views.follower import Metrics
 from yardmaster_views.rebuild import Rebuild, Rebuilt
 from yardmaster_views.settings import ViewsSettings
 
-#: What to do when views cannot be rebuilt or checked, as the log has lost its first records.
+#: The hint for views that cannot be rebuilt or checked because the log lost its first records.
 NOT_REBUILT: Final = (
     "views that have read these records continue, and nothing was changed; else restore the log "
     "from a backup, or Redis from a copy (docs/how-to/recover.md)"
@@ -119,7 +119,7 @@ async def _rebuild(
 
 
 def redis_settings(session: Session, where: LogSource, url: str | None) -> RedisSettings:
-    """Redis of the views: `url`, else the services' settings, else that of the log's cluster.
+    """The Redis of the views: `url`, else the services' settings, else the log's cluster's Redis.
 
     Raises:
         BadUsage: the settings are not valid.
@@ -146,7 +146,7 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
 
 
 def local_redis(url: str, credentials: str | None) -> RedisSettings:
-    """Redis of a cluster on this machine, with the user that may rebuild its views."""
+    """The Redis of a cluster on this machine, with the user that may rebuild the views."""
     if credentials is None:
         return RedisSettings(url=url)
     user = "views"
@@ -157,7 +157,7 @@ async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) 
     """Check that the views in Redis belong to this log; views without a log id are empty.
 
     Raises:
-        CliError: they belong to another log.
+        CliError: the views belong to another log.
         LogError, ViewsUnavailable, ViewsDamaged.
     """
     store = RedisViewStore(redis, where.cell, SystemClock())

@@ -42,7 +42,7 @@ def wait_for_end(
 ) -> int:
     """Wait until every task has ended or reached `wanted`; returns the exit code for all.
 
-    `refs` are complete ids of jobs and tasks, or the answer to a submission. With `hints`, a hint
+    `refs` are complete ids of jobs and tasks, or answers to submissions. With `hints`, a hint
     names the command that shows the output of the first task that failed.
 
     Raises:
@@ -86,7 +86,7 @@ def _hint_at_output(session: Session, tasks: Sequence[Task]) -> None:
 
 
 def _summarize(job_id: str, tasks: Sequence[Task], out: Output) -> None:
-    """Report a large job: some of its tasks without success, and the count of each phase."""
+    """Print a summary of a large job: the first unsuccessful tasks, and the count of each phase."""
     unsuccessful = [task for task in tasks if task.phase in UNSUCCESSFUL]
     for task in unsuccessful[:FEW_TASKS]:
         out.note(f"{task.task_id} {_how(task)}")

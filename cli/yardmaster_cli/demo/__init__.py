@@ -1,1 +1,1 @@
-"""`yard demo`: the cluster it runs on, and the steps it shows."""
+"""`yard demo`: the cluster that the demo runs on, and the steps that it shows."""

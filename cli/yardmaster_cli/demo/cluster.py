@@ -30,10 +30,10 @@ STEP_S: Final = 60.0
 LOOK_S: Final = 0.2
 NODES: Final = 2
 SLOTS: Final = 4
-#: The most GPUs of a cluster for the demo; each runs a process.
+#: The most GPUs of a cluster for the demo; each GPU runs one process.
 MOST_GPUS: Final = 32
 POOL: Final = "default"
-#: Tasks of one page.
+#: The most tasks that one request lists.
 PAGE: Final = 1000
 _HOLDING: Final = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 #: Settings of the user that must not affect the demo.
@@ -104,7 +104,7 @@ def line_of(tasks: Sequence[Task], gpus: int) -> str:
 class DemoCluster:
     """A cluster of the embedded mode in a folder of its own."""
 
-    #: Steps of a search point: more than run before the demo cancels it.
+    #: The steps of each search point: so many that the demo cancels the point before its end.
     search_steps = 60
     at_the_end = "The cluster is stopped."
     next_step = "yard dev, and in another terminal yard submit -- COMMAND"
@@ -184,7 +184,7 @@ class DemoCluster:
         )
 
     def _end_tasks(self) -> None:
-        """Cancel all tasks after a failure."""
+        """Cancel all tasks of the demo after a failure."""
         if self.remote is None:
             return
         with contextlib.suppress(Exception):
@@ -239,7 +239,7 @@ class DemoCluster:
 
     def tasks(self) -> list[Task]:
         """All tasks of the demo, in the order of their submission."""
-        # One page, as far as possible: two pages are read at two moments.
+        # The page is large, because two pages would be read at two moments.
         found = [task for task in self.client.all_tasks(limit=PAGE) if task.job_id in self.jobs]
         return sorted(found, key=lambda task: (task.submitted_at, task.job_id, task.index))
 
@@ -247,7 +247,7 @@ class DemoCluster:
         """Wait until a condition holds; `what` describes it.
 
         Raises:
-            CliError: it does not hold in time.
+            CliError: the condition does not hold within `STEP_S` seconds.
         """
         deadline = time.monotonic() + STEP_S
         while not there():
@@ -267,7 +267,8 @@ class DemoCluster:
         def look() -> bool:
             tasks = self.tasks()
             if gpus_held(tasks) > gpus:
-                # The list is of two moments: a gang had ended, and the next one had started.
+                # More GPUs are held than exist: the pages of the list were read at two moments,
+                # before the end of one gang and after the start of the next one.
                 return False
             line = line_of(tasks, gpus)
             if line != self._last:
@@ -303,7 +304,7 @@ class RunningCluster(DemoCluster):
         """Check the cluster; cancel the tasks of a demo that fails.
 
         Raises:
-            CliError: it does not have two or more idle nodes of equal size under `priority`.
+            CliError: the cluster lacks two idle nodes of equal size under the policy `priority`.
         """
         ready = [n for n in self.client.nodes(pool=POOL, limit=1000).items if n.state == "ready"]
         sizes = {node.gpus for node in ready}
@@ -353,7 +354,7 @@ _INTERRUPTED: Final = threading.Event()
 
 @contextlib.contextmanager
 def remembered_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the demo, at the latest after the command that it interrupts."""
+    """Remember Ctrl-C in `_INTERRUPTED`, so that it ends the demo after the current command."""
 
     def remember(*_: object) -> None:
         _INTERRUPTED.set()
@@ -375,7 +376,7 @@ def _not_interrupted(code: int) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop the embedded mode like Ctrl-C; kill it after a timeout."""
+    """Stop the embedded mode as Ctrl-C does; kill the process after a timeout."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGINT)

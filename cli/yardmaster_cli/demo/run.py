@@ -1,9 +1,14 @@
 """The steps of `yard demo`: an example from Determined's documentation, in seven steps.
 
-On 8 GPUs: a search uses all of them; a gang of 4 with a higher priority preempts part of it; a
-notebook is pending; gang and search end; a gang of 8 is pending for the GPU of the notebook, and a
-gang of 4 with a lower priority runs as backfill on the others; the notebook ends, and the gang of 8
-preempts the backfill, which saves a checkpoint. The sizes scale with the cluster.
+The steps on 8 GPUs (the sizes scale with the cluster):
+
+1. A search uses all GPUs.
+2. A gang of 4 with a higher priority preempts a part of the search.
+3. A notebook is pending; most search points are cancelled, and the notebook starts.
+4. The gang and the search end.
+5. A gang of 8 is pending for the GPU of the notebook.
+6. A gang of 4 with a lower priority runs as backfill on the other GPUs.
+7. The notebook ends, and the gang of 8 preempts the backfill, which saves a checkpoint.
 """
 
 import re
@@ -77,7 +82,7 @@ class DemoRun:
         self.gang = self._submit_gang("gang", 1, half, 40)
         self.cluster.watch(lambda tasks: _runs(tasks, self.gang), "the gang runs")
         stopped = [t for t in self._of(self.search) if self._stopped_for(t.task_id, self.gang)]
-        # One less than were preempted: so one GPU is left.
+        # The demo keeps one search point fewer than were preempted, so that one GPU stays free.
         self.kept = {task.task_id for task in stopped[1:]}
 
     def _notebook(self) -> None:
@@ -96,7 +101,8 @@ class DemoRun:
             for task in self._of(self.search)
             if task.task_id not in self.kept and not task.phase.final
         ]
-        # Pending points first: otherwise they would start in place of cancelled ones.
+        # Pending points are cancelled first: otherwise they would start on the GPUs of running
+        # points that were just cancelled.
         given_up.sort(key=lambda task: task.phase is not Phase.PENDING)
         cluster.cancel([task.task_id for task in given_up])
         cluster.watch(lambda tasks: _runs(tasks, self.notebook), "the notebook runs")

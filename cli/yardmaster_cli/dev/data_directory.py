@@ -21,7 +21,7 @@ from yardmaster_cli.policy_spec import PolicySpec
 from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
 from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name, Port
 
-#: Ports of a node's range for gangs; nodes of one machine must not share any.
+#: The number of ports in a node's range for gangs; nodes of one machine must not share a port.
 PORTS_A_NODE: Final = 100
 FIRST_PORT: Final = 29_600
 #: The slots of a node when none are given and the machine has no GPU.
@@ -67,7 +67,7 @@ class Cluster(BaseModel):
 
 
 def plain_cluster(nodes: int, slots: int, policy: PolicySpec) -> Cluster:
-    """`nodes` equal nodes `node-1`, `node-2`, ..."""
+    """A cluster of `nodes` equal nodes, named `node-1`, `node-2` and so on."""
     named = tuple(NodeSpec(name=f"node-{i + 1}", slots=slots) for i in range(nodes))
     return Cluster(nodes=named, policy=policy)
 
@@ -76,7 +76,7 @@ def read_cluster(path: Path) -> Cluster:
     """Read a cluster from a YAML file.
 
     Raises:
-        BadUsage: with the wrong line.
+        BadUsage: the file cannot be read, or is not a cluster; the error names the line.
     """
     try:
         text = path.read_text()
@@ -107,8 +107,8 @@ class DataDirectory:
         """Create the folder if necessary, and hold its lock until this process ends.
 
         Raises:
-            DataDirInUse: another process runs on it.
-            DataDirUnusable: it cannot be created.
+            DataDirInUse: another process runs on the folder.
+            DataDirUnusable: the folder cannot be created.
         """
         return cls(path, take_lock(path))
 
@@ -134,7 +134,7 @@ class DataDirectory:
         return found
 
     def cluster(self) -> Cluster | None:
-        """The cluster of the last start; None without one, or when its file is damaged."""
+        """The cluster of the last start; None at the first start, or when its file is damaged."""
         try:
             return Cluster.model_validate_json((self.path / "cluster.json").read_bytes())
         except (OSError, ValidationError):
@@ -145,7 +145,7 @@ class DataDirectory:
         self._write("cluster.json", cluster.model_dump_json(indent=2) + "\n")
 
     def port(self) -> int | None:
-        """The gateway's port at the last start; None without one."""
+        """The gateway's port at the last start; None when no port is stored."""
         try:
             return int((self.path / "port").read_text())
         except (OSError, ValueError):

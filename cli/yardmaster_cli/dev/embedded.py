@@ -1,10 +1,10 @@
 """The embedded mode: every service in one process over one SQLite file.
 
-The only module that wires several services. It contains no decisions: it opens the log, sets up a
-new one, passes each service its ports, and runs all services as one group. When a service ends, for
-any reason, the process ends with its error; a part of a cluster never runs. Ctrl-C and SIGTERM are
-handled like a crash: services are cancelled, tasks keep running, and the next start continues from
-the log.
+No other module wires several services. This module contains no decisions: it opens the log, or sets
+up a new one, passes each service its ports, and runs all services as one group. When a service
+ends, for any reason, the process ends with the error of that service, so a part of a cluster never
+runs. Ctrl-C and SIGTERM are handled like a crash: services are cancelled, tasks keep running, and
+the next start continues from the log.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from yardmaster_views.follower import Views
 
 CELL: Final = "main"
 HOST: Final = "127.0.0.1"
-#: Longest that the gateway may take from its start to its first good answer, in seconds.
+#: The longest time from the start of the gateway to its first good answer, in seconds.
 READY_S: Final = 30.0
 LOOK_S: Final = 0.05
 #: The number of ports from GATEWAY_PORT on that are tried before the start fails.
@@ -66,8 +66,8 @@ class Options:
     """The options of a start.
 
     Attributes:
-        port: of the gateway; 0: any free port; None: the last port of the folder, or the first free
-            port from GATEWAY_PORT on.
+        port: the port of the gateway; 0: any free port; None: the last port of the folder, or the
+            first free port from GATEWAY_PORT on.
         policy: the policy that the log must have; None: any.
         log_level: the lowest level of the log lines of services.
         token_file: users to record in the log (see `yardmaster_gateway.identity.authentication`).
@@ -140,10 +140,11 @@ def site_of(cluster: Cluster) -> Site:
 async def _serve(folder: DataDirectory, options: Options, ready: Callable[[str], None]) -> None:
     clock, chance = SystemClock(), SystemChance()
     token = folder.token()
-    # The port is taken first: a start that fails on it has written nothing.
+    # The port is taken first, so that a start that fails because of the port has written nothing.
     with _listen(folder, options.port) as listener:
         log = await SqliteLog.open(folder.log, clock)
-        # Lines of libraries, such as one about a malformed request, are like those of services.
+        # Log lines of libraries, such as a line about a malformed request, get the format of the
+        # services' log lines.
         telemetry = Telemetry("dev", now_ms=clock.now_ms, level=options.log_level)
         library_logs = LibraryLogs(telemetry, clock.monotonic_s)
         library_logs.install()
@@ -205,7 +206,7 @@ def _stop_on_signals(group: asyncio.TaskGroup) -> None:
 
 
 async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:
-    """Run a service; its end is always an error."""
+    """Run a service, and raise its end, for whatever reason, as an error."""
     try:
         await run()
     except YardmasterError:
@@ -291,7 +292,7 @@ def _services(
                 file_users=(owner(token), *others),
                 snapshots=snapshots(),
             ),
-            # There are few streams, so they can send bookmarks more often than in production.
+            # This mode has few streams, so each can send bookmarks more often than in production.
             GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
             listener=listener,
         ),
@@ -307,7 +308,7 @@ def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agen
     node = options.cluster.nodes[index]
     first, last = options.cluster.ports(index)
     return agent.Settings(
-        # One process, whose log is a file of its own user.
+        # The log is a file of this process's user, so tasks run as the same user.
         task_user="same",
         node=node.name,
         cell=CELL,

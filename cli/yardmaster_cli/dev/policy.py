@@ -13,7 +13,7 @@ from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.events.requests import PolicyRef, PoolChangeRequestedV1
 from yardmaster_schemas.topics import REQUESTS
 
-#: The request for the first pool is among this many records at the start of a log.
+#: The request for the first pool is one of this many records at the start of a log.
 _FIRST_RECORDS: Final = 10
 
 
@@ -48,7 +48,10 @@ async def check_policy_of_log(log: EventLog, cell: str, requested: PolicySpec) -
 
 
 async def _policy_of_log(log: EventLog, cell: str) -> PolicyRef | None:
-    """The policy of the pool `default`: as decided, else as first requested; None without pool."""
+    """The policy of the pool `default`: the decided one, else the first requested one.
+
+    None: the log has no such pool.
+    """
     found = await state_at(log, SchedulerMachine(), cell)
     if found.cycle:
         pool = found.state.pools.get(DEFAULT)

@@ -1,4 +1,4 @@
-"""The log of the embedded mode, which says once that it takes no records, and when it does."""
+"""The log of the embedded mode; it reports once when appends begin to fail, and when they work."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from yardmaster_runtime.telemetry.port import Telemetry
 
 
 class WatchedLog(ForwardingLog):
-    """Passes every call on to another log, and notes whether its last append was possible.
+    """Passes every call on to another log, and records whether the last append succeeded.
 
-    Every service retries by itself, so none of them would say that the disk is full.
+    Every service retries by itself, so no service would report that the disk is full.
     """
 
     def __init__(self, log: EventLog, telemetry: Telemetry) -> None:
         super().__init__(log)
         self._telemetry = telemetry
-        #: Why the last append was not possible; None: it was.
+        #: Why the last append failed; None: it succeeded.
         self.fault: str | None = None
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:

@@ -183,7 +183,8 @@ def build(
         flags: values by `Flag.parameter`.
         project: the default project.
         folder: the default working directory of a job without an image.
-        file_folder: a relative working directory in the file is relative to it; None: unchanged.
+        file_folder: the folder of the file, to which a relative working directory in the file is
+            relative; None: the working directory is unchanged.
 
     Raises:
         BadUsage: a flag is not like NAME=VALUE.

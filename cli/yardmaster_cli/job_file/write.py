@@ -1,4 +1,4 @@
-"""A submitted job as a job file, for `yard show --spec`: to edit and submit again."""
+"""Write a submitted job as a job file, which a user can edit and submit again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def job_file(job: Row, params: Sequence[Row]) -> Document:
 
 
 def _given(values: Document) -> Document:
-    """The values that are set."""
+    """The values that are not None."""
     return {key: value for key, value in values.items() if value not in (None, [], {})}
 
 

@@ -67,7 +67,7 @@ def narrowed(given: Mapping[str, Any]) -> bool:
 
 
 def names_tasks(given: Mapping[str, Any]) -> bool:
-    """Whether a filter selects tasks by more than their team or pool."""
+    """Whether a filter other than project, user and pool is given."""
     return any(given[key] for key in ("phase", "node", "name", "label", "since"))
 
 

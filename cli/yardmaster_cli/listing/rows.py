@@ -1,8 +1,9 @@
 """The rows of `yard ls`: active tasks first, tasks of an array grouped.
 
-Lists for people are short: the pending tasks of a job are one row, as are ended tasks in the same
-phase, and the number of rows is limited. Without filters of tasks they have active tasks and the
-`RECENT` rows that ended last. Other formats, and `--all`, have a row for every task.
+A list for people is short. All pending tasks of a job are one row, all its ended tasks in one phase
+are one row, and the number of rows is limited. Without a filter that selects tasks, such a list has
+the active tasks and the `RECENT` rows that ended last. Other formats, and `--all`, have a row for
+every task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from yardmaster_schemas.phases import ENDED, Phase
 
 #: The most rows of a list for people without `--limit` or `--all`.
 MOST_ROWS: Final = 100
-#: The rows of ended tasks in a list without filters of tasks: those that ended last, among the
-#: ended tasks of the `_READ_ENDED` newest jobs that have any.
+#: The number of rows of ended tasks in a list without a filter that selects tasks. They are the
+#: rows that ended last among the `_READ_ENDED` newest jobs with ended tasks.
 RECENT: Final = 10
 _READ_ENDED: Final = 100
 #: The most tasks read where the client groups them instead of the server.
@@ -39,7 +40,7 @@ Query = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Rows and a summary line; None: the rows are complete."""
+    """Rows of a list, and a line that says what was left out; None: nothing was left out."""
 
     rows: Sequence[Row]
     summary: str | None = None
@@ -85,7 +86,7 @@ class EachTask(Listing):
 class GroupedTasks(Listing):
     """Running tasks, then pending and ended tasks grouped by job and phase.
 
-    `recent`: of the ended ones only the `RECENT` rows that ended last.
+    `recent`: only the `RECENT` rows of ended tasks that ended last.
     """
 
     recent: bool = False
@@ -131,7 +132,7 @@ class GroupedTasks(Listing):
         return Listed(found, summary)
 
     def _chosen(self, rows: list[Row], phases: Sequence[Phase]) -> list[Row]:
-        """Of rows of ended tasks those that ended last, if only these are shown."""
+        """Shorten rows of ended tasks to the ones that ended last if `recent` is set."""
         if not self.recent or phases is not _OVER:
             return rows
         return sorted(rows, key=lambda row: row.get("ended_at") or "", reverse=True)[:RECENT]
@@ -143,9 +144,10 @@ class GroupedTasks(Listing):
         return f"{shown}; --phase ended lists all that ended, --all every task"
 
     def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
-        """Group tasks in the client: the filters match only some tasks of a job.
+        """Group tasks in the client, because the filters match only some tasks of a job.
 
-        `cut`: more tasks are running than `found` contains.
+        `found`: the rows of running tasks; `left`: the most rows. `cut`: more tasks are running
+        than `found` contains.
         """
         for some in (_WAIT, _OVER):
             wanted = self._phases(some)
@@ -174,7 +176,7 @@ class GroupedTasks(Listing):
 class EachJob(Listing):
     """One row for each job, jobs with active tasks first.
 
-    `recent`: of the others only the `RECENT` newest.
+    `recent`: only the `RECENT` newest of the jobs without active tasks.
     """
 
     recent: bool = False
@@ -203,7 +205,7 @@ class EachJob(Listing):
 
 @dataclass(frozen=True, slots=True)
 class Queue(Listing):
-    """The pending tasks of a pool, in the order of its policy; `group`: equal tasks as one row."""
+    """The pending tasks of a pool in the order of its policy; `group` makes equal tasks one row."""
 
     group: bool = False
 
@@ -229,7 +231,7 @@ def listing(
     group: bool,
     recent: bool,
 ) -> Listing:
-    """The kind of list that the options request; `recent`: with few ended tasks or jobs.
+    """The kind of list that the options request; `recent`: show only few ended tasks or jobs.
 
     Raises:
         BadUsage: options that exclude each other.
@@ -260,7 +262,7 @@ def check_names(reader: Reader, query: Query) -> None:
     """Check the node, pool and project of a query that found no task.
 
     Raises:
-        CliError: 101, with a name that the server does not know.
+        CliError: the server does not know one of the names; exit code 101.
     """
     for kind in ("node", "pool", "project"):
         for name in filter(None, str(query.get(kind) or "").split(",")):

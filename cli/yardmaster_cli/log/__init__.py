@@ -1,3 +1,1 @@
-"""The event log as commands use it:
-which log, in which order its records are read, how a new one is set up.
-"""
+"""The event log for commands: choose a log, read it in order, set up a new one, cut one."""

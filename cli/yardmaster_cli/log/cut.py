@@ -1,4 +1,4 @@
-"""Shortens the log of a cell that lost records: checks, plans, keeps a copy, and cuts."""
+"""Cut the log of a cell that lost records: check the log, plan the cut, keep a copy, and cut."""
 
 import asyncio
 import os
@@ -38,9 +38,10 @@ from yardmaster_schemas.topics import (
     REQUESTS,
 )
 
-#: How long no topic may grow before the log is cut: agents send a heartbeat every 2 s by default.
+#: A log is cut only if no topic grew for this time, in seconds. A running agent appends a heartbeat
+#: every 2 s by default.
 QUIET_S: Final = 10.0
-#: Lost jobs that the text names; -o json names all.
+#: The most lost jobs that the text names; -o json names all.
 NAMED: Final = 20
 LOCK_TIMEOUT_S: Final = 5.0
 
@@ -49,9 +50,10 @@ LOCK_TIMEOUT_S: Final = 5.0
 def log_to_cut(
     session: Session, given: str | None, cell: str | None, snapshots: str | None
 ) -> Iterator[LogSource]:
-    """The log that the options name; by default that of a local cluster that `yard down` stopped.
+    """The log that the options name, by default the log of a local cluster that is stopped.
 
-    The broker of the stopped cluster runs meanwhile; the log is shown by its data directory.
+    The broker of the stopped cluster runs within this context. Messages name such a log by its
+    data directory.
 
     Raises: BadUsage: there is no such log. LocalClusterError: the broker does not start.
     """
@@ -93,7 +95,7 @@ def log_to_cut(
 
 
 def drop_views(where: LogSource) -> None:
-    """Remove the views of a local cluster, which may contain what was cut; they are rebuilt."""
+    """Remove the saved views of a local cluster, because they may contain records that were cut."""
     folder = Path(where.shown)
     if folder.is_dir():
         (DataLayout(folder).redis / "dump.rdb").unlink(missing_ok=True)
@@ -116,7 +118,7 @@ async def planned(where: LogSource, cycle: int | None) -> CutPlan:
 
     Raises:
         CliError: the log has no such cycle, or is not consistent up to it.
-        LogBeginsLater: its start has expired, and no snapshot covers that.
+        LogBeginsLater: the first records have expired, and no snapshot covers them.
     """
     async with opened(where) as log:
         await identify(log, where)
@@ -139,13 +141,13 @@ async def planned(where: LogSource, cycle: int | None) -> CutPlan:
 
 
 async def expired(where: LogSource) -> Mapping[Partition, int]:
-    """The first offsets of the topics that have lost their first records, as views need them."""
+    """The first offset of each topic that has lost its first records; views need these offsets."""
     async with opened(where) as log:
         return await later_beginnings(log, map(where.at, INPUT_ORDER))
 
 
 def warning_of(firsts: Mapping[Partition, int]) -> str:
-    """The consequences of a cut of a log that has lost its first records; none can be repaired."""
+    """The consequences, all permanent, of cutting a log that has lost its first records."""
     return (
         f"warning: {expired_records(firsts)}, so no views can be built from this log. After the "
         "cut, views that have read a removed record stop with log_truncated, and no rebuild is "
@@ -174,9 +176,9 @@ def _named(jobs: Sequence[str]) -> str:
 
 
 async def copy_file(where: LogSource, plan: CutPlan) -> Path:
-    """The file for the copy: in the log's data directory, for brokers elsewhere the working folder.
+    """The file for the copy: in the log's data directory, or without one in the working folder.
 
-    Its name has the id of the log, so that copies of several logs lie in one folder.
+    Its name has the id of the log, so that one folder can contain copies of several logs.
     """
     async with opened(where) as log:
         log_id = await id_of(log, where.at(REQUESTS.name))
@@ -193,7 +195,7 @@ def _data_folder(where: LogSource) -> Path:
 async def check_unused(where: LogSource, plan: CutPlan) -> None:
     """Check that no service has written to the log since the plan, nor for `QUIET_S` seconds.
 
-    On Kafka the topics are replaced with the partitions of all cells, so none may be written to.
+    On Kafka, a cut replaces topics with the partitions of all cells, so all cells are checked.
 
     Raises: CliError.
     """
@@ -244,7 +246,7 @@ async def cut(where: LogSource, plan: CutPlan, copy: Path) -> None:
         )
     clock = SystemClock()
     async with opened(where) as log:
-        # The log of a simulation has no such topic.
+        # The log of a simulation lacks the topic `cuts`.
         await log.create_topics([CUTS], where.partition + 1)
     mark = plan.record(clock.now_ms())
     if on_kafka(where.settings):
@@ -267,7 +269,7 @@ async def resumed(where: LogSource, copy: Path) -> None:
 
     Raises:
         BadUsage: the copy is of another cell, or the log is not on Kafka.
-        LogError: call it again.
+        LogError: the log failed; call `resumed` again.
     """
     if not on_kafka(where.settings):
         raise BadUsage("--resume: a cut of a log in a file is never half done")

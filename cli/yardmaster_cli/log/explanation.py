@@ -1,4 +1,4 @@
-"""The explanation of a task from a log, at any time, as a gateway explained it then."""
+"""Explain a task from a log at any time, as a gateway would have explained it at that time."""
 
 import re
 from typing import Any, Final

@@ -1,8 +1,8 @@
-"""The topics and the first records of a log, which services need.
+"""Set up a log: create the topics, and append the first records that services need.
 
-The first records of a cell are one batch: LogCreated, then requests as from a gateway for the pool,
-department and project `default`, which a first job needs. An interrupted setup is therefore
-repeated as a whole, and a further setup changes nothing.
+The first records of a cell are one batch: LogCreated, then the requests of a gateway to create the
+pool, department and project `default`, which a first job needs. Because it is one batch, a setup
+that was interrupted can be repeated, and a further setup changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,11 +47,11 @@ class Site:
     """The cells and defaults of a new log.
 
     Attributes:
-        cells: in the order of their partitions, in every topic.
+        cells: the names of the cells, in the order of their partitions in every topic.
         actor: the actor of the first records.
-        nodes: their topics are created too; an agent also creates its own.
+        nodes: the nodes whose topics are created; an agent also creates the topic of its node.
         policy: the policy of the pool `default` in a new cell.
-        passwords: the brokers' users that are created, each with its rules.
+        passwords: the password of each broker user to create; each user gets its access rules.
     """
 
     mode: LogMode
@@ -74,7 +74,8 @@ async def set_up(log: EventLog, clock: Clock, chance: Chance, site: Site) -> Fou
     """Create the topics, and append the first records of each empty cell.
 
     Raises:
-        CliError: the log has other cells, another mode or too few partitions; unknown policy.
+        CliError: the log has other cells, another mode or too few partitions, or the policy does
+            not exist.
         LogError: the log cannot be reached, or failed.
     """
     nodes = [assignments(node) for node in site.nodes]
@@ -154,7 +155,8 @@ def _first_records(
                 type=event.TYPE,
                 version=event.VERSION,
                 source=source,
-                # These sources write once. Quota could refuse a time of this host's clock.
+                # Each source writes only once, so the epoch is 0. Quota could refuse an epoch
+                # from this host's clock.
                 epoch=0,
                 seq=seq,
                 subject=subject,
@@ -195,7 +197,7 @@ async def wait_and_set_up(
             finally:
                 await log.close()
         except (LogUnavailable, AppendOutcomeUnknown):
-            # The next try finds records that were written in spite of the error.
+            # The next try finds the records if they were written despite the error.
             if clock.monotonic_s() >= deadline_s:
                 raise
         await clock.sleep(RETRY_S)

@@ -25,7 +25,7 @@ class Moment:
         return {"position": self.position, "time_ms": self.at_ms, "cycle": self.cycle}
 
     def missed(self, last_cycle: int, now_ms: int) -> str | None:
-        """That the log does not reach this moment, if so: it ends with `last_cycle`."""
+        """A note if a log that ends with `last_cycle` does not reach this moment; else None."""
         if self.cycle is not None and self.cycle > last_cycle:
             return f"the log has no cycle {self.cycle} yet; this is its last, cycle {last_cycle}"
         if self.at_ms is not None and self.at_ms > now_ms:
@@ -50,10 +50,10 @@ class Moment:
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> Moment:
-    """Parse the value of `option`.
+    """Parse `text`, the value of `option`, as a moment.
 
     Raises:
-        BadUsage: it is not a moment.
+        BadUsage: the text is not a moment.
     """
     if text.startswith("cycle:") and text[6:].isdecimal():
         return Moment(cycle=int(text[6:]))

@@ -1,11 +1,13 @@
-"""The log, and the cell of it, that a command reads without a server.
+"""Choose the log and the cell that a command reads without a server.
 
-`--log` takes a file or the URL of a log. Its default is `YARD_LOG`, then the log of the cluster on
-this machine that serves the context's server, then the file of the embedded mode. Where a context,
-`--server` or YARD_SERVER names a server and `--log` no log, both must be of the same cluster.
-`YARD_KAFKA__...` configures the connection to brokers as for services, and `YARD_CELLS` names the
-cells of a log with several. The snapshots that a log needs whose start has expired are those of
-`--snapshots`, `YARD_SNAPSHOTS`, or the cluster on this machine whose log it is.
+- `--log` takes a file or the URL of a log. Its default is `YARD_LOG`, then the log of the cluster
+  on this machine that serves the context's server, then the file of the embedded mode.
+- If a context, `--server` or YARD_SERVER names a server and `--log` is not given, the log must be
+  the log of that server.
+- `YARD_KAFKA__...` configures the connection to brokers as for services.
+- `YARD_CELLS` names the cells of a log that has several.
+- A log whose first records have expired needs snapshots: those of `--snapshots`, of
+  `YARD_SNAPSHOTS`, or of the cluster on this machine that owns the log.
 """
 
 import asyncio
@@ -66,9 +68,9 @@ class ServerLog:
 class LogSource:
     """A log and one of its cells; `shown` is the name of the log in messages.
 
-    `server`: the server whose log it must be; None: the command line names the log itself, or it
-    is the log that the cluster of the server announces. `snapshots`: the URL of the snapshots of
-    its state machines, as far as it is known.
+    `server`: the server that must serve this log. None: no check is needed, because the command
+    line names the log, or the server's cluster announces it. `snapshots`: the URL of the snapshots
+    of the log's state machines, if known.
     """
 
     settings: SharedSettings
@@ -88,7 +90,7 @@ class LogSource:
         return None if self.snapshots is None else SnapshotStore(self.snapshots)
 
     def at(self, topic: str) -> Partition:
-        """The partition with the cell's records of a topic."""
+        """The partition of `topic` that contains the cell's records."""
         return Partition(topic, self.partition)
 
 
@@ -125,7 +127,8 @@ def log_source(
     chosen = settings.model_copy(update={"log": url, "cell": name, "partition": number})
     announced = here is not None and url == (here.log or f"sqlite:///{here.folder / 'log.db'}")
     if announced and here is not None and here.credentials is not None:
-        # The cluster of this machine: its brokers know the auditor, which reads every topic.
+        # The log is of the cluster on this machine. Its brokers know the user auditor, who may read
+        # every topic.
         chosen = chosen.model_copy(update={"kafka": _auditor(settings, here.credentials)})
     server = None
     if given is None and not announced:
@@ -148,9 +151,9 @@ def _snapshots_in(folder: Path | None) -> str | None:
 
 
 def server_of(session: Session, shown: str, *, named: bool) -> ServerLog | None:
-    """The server whose log `shown` must be; None where no server is named.
+    """The server that must serve the log `shown`; None if the settings name no server.
 
-    `named`: a setting names the log, which is then read also while the server does not answer.
+    `named`: a setting names the log. The log is then read even if the server does not answer.
 
     Raises: CliError: the server does not answer, and only a default names the log.
     """
@@ -190,7 +193,7 @@ def _log_of_server(config: Config) -> ServerLog:
 async def identify(log: EventLog, source: LogSource) -> None:
     """Print which log the command reads.
 
-    Raises: CliError: it is not the log of the server.
+    Raises: CliError: the server that the settings name does not serve this log.
     """
     log_id = await id_of(log, source.at(REQUESTS.name))
     source.note(f"reading {source.shown}: log {log_id or 'without an id'}, cell {source.cell}")
@@ -213,7 +216,7 @@ async def identify(log: EventLog, source: LogSource) -> None:
 
 
 async def id_of(log: EventLog, requests: Partition) -> str | None:
-    """The id in the first record of a cell; None: it has no such record."""
+    """The id of the log, from a cell's first record; None if it is missing or has no id."""
     try:
         first = await log.read(requests, 0, max_records=1)
         event = decode(first[0].record).data if first else None
@@ -223,7 +226,7 @@ async def id_of(log: EventLog, requests: Partition) -> str | None:
 
 
 def _auditor(settings: SharedSettings, credentials: str) -> KafkaOptions:
-    """The options of a reader of the local brokers; a user that the environment names remains."""
+    """The options to read from the local brokers as the auditor, or as the environment's user."""
     if settings.kafka.sasl_username is not None:
         return settings.kafka
     return settings.kafka.model_copy(
@@ -263,9 +266,9 @@ async def opened(source: LogSource) -> AsyncIterator[EventLog]:
 
 @contextmanager
 def needing_every_record(what: str, hint: str) -> Iterator[None]:
-    """Within this context `what` reads a log that may have lost its first records.
+    """Turn LogBeginsLater into an error which says that `what` needs every record of the log.
 
-    Raises: CliError: it has; `hint` says what to do.
+    Raises: CliError: the log has lost its first records; `hint` says what to do.
     """
     try:
         yield
@@ -278,9 +281,9 @@ def needing_every_record(what: str, hint: str) -> Iterator[None]:
 
 
 def on_log(source: LogSource, work: Callable[[EventLog], Awaitable[T]]) -> T:
-    """Print which log it is, run `work` on it and return the result.
+    """Open the log, print which log it is, run `work` on it and return the result.
 
-    Raises: CliError: it is not the log of the server.
+    Raises: CliError: the server that the settings name does not serve this log.
     """
 
     async def run() -> T:

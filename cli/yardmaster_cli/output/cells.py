@@ -16,21 +16,24 @@ NOTHING: Final = "-"
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """An RFC 3339 time; on a terminal the time since then, or until then."""
+    """An RFC 3339 time; on a terminal, the time that has passed since it, or is left until it."""
 
     at: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """The time since an RFC 3339 time; exact: the time itself. The shortest age sorts first."""
+    """An age: the time since an RFC 3339 time. In a pipe it is the RFC 3339 time itself.
+
+    The shortest age sorts first.
+    """
 
     at: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Percent:
-    """A share in thousandths; exact: a percentage without its sign."""
+    """A share in thousandths, printed as a percentage; in a pipe without the percent sign."""
 
     permille: int
 
@@ -69,14 +72,14 @@ def _lines(text: str) -> str:
 
 
 def clock_time(at: str | None) -> str:
-    """`09:42:10` of an RFC 3339 time as written, in UTC; `-` for None."""
+    """The time of day, such as `09:42:10`, of an RFC 3339 time in UTC; `-` for None."""
     if not at or len(at) < 19:
         return NOTHING
     return at[11:19]
 
 
 def span(seconds: float) -> str:
-    """`41s`, `12m`, `2h`, `5d`: in the largest unit that gives at least one."""
+    """Format a duration in the largest unit that fits in it: `41s`, `12m`, `2h` or `5d`."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if whole >= size:
@@ -85,7 +88,7 @@ def span(seconds: float) -> str:
 
 
 def gpus(milli: int | None, digits: int | None = None) -> str:
-    """`8`, `0.5`; with `digits`, always that many decimals."""
+    """Format thousandths of GPUs as GPUs: `8`, `0.5`; with `digits`, always that many decimals."""
     if milli is None:
         return NOTHING
     if digits is not None:
@@ -94,12 +97,12 @@ def gpus(milli: int | None, digits: int | None = None) -> str:
 
 
 def mebibytes(mib: int) -> str:
-    """`256 GiB` or `512 MiB`."""
+    """Format an amount of memory: `256 GiB` or `512 MiB`."""
     return f"{mib // 1024} GiB" if mib and mib % 1024 == 0 else f"{mib} MiB"
 
 
 def duration(seconds: int) -> str:
-    """`1h30m`, `90d`, `0s`: an exact duration."""
+    """Format a duration exactly: `1h30m`, `90d`, `0s`."""
     parts = []
     left = seconds
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):

@@ -69,7 +69,7 @@ def reason(task: Row) -> str | None:
 
 
 def wait_words(wait: Mapping[str, Any]) -> str:
-    """`insufficient_free`, `never: exceeds_pool`."""
+    """The code of a wait as text: `insufficient_free`, `never: exceeds_pool`."""
     return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
 
 
@@ -157,7 +157,7 @@ TASKS: Final = (
 )
 
 
-#: What the tasks of a group do not have in common.
+#: The fields in which the tasks of a group differ, with the empty values that a group shows.
 _OF_ONE_TASK: Final[Row] = {
     **{"nodes": (), "params": None, "progress_permille": None, "attempt": None},
     **{"started_at": None, "checkpoint": None},
@@ -165,9 +165,9 @@ _OF_ONE_TASK: Final[Row] = {
 
 
 def grouped(row: Row) -> Row:
-    """The row of a group of tasks: a row without what differs, with a label like `ID.[3-299]`.
+    """The row of a group of tasks: the first task's row without the fields that differ.
 
-    The label is no id: a group is a part of a job, and its tasks change.
+    Its label, such as `ID.[3-299]`, is not an id, because the tasks of a group change.
     """
     first: Row = row["first"]
     if row["count"] == 1:
@@ -179,7 +179,7 @@ def grouped(row: Row) -> Row:
     return {**first, **_OF_ONE_TASK, "task_id": label, "count": row["count"]}
 
 
-#: The columns of groups of tasks: tasks of a job in the same phase; GPUS are those of one task.
+#: The columns of a group: the tasks of a job in the same phase. GPUS is the GPUs of one task.
 GROUPS: Final = (
     *TASKS[:4],
     Column("TASKS", lambda row: row.get("count", 1), right=True, narrow=((2, 0),)),
@@ -188,7 +188,7 @@ GROUPS: Final = (
 
 
 def without_one_pool(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence[Column]:
-    """Leave out POOL where all rows have the same one."""
+    """Leave out the column POOL if all rows have the same pool."""
     (pool,) = (column for column in columns if column.title == "POOL")
     if len({pool.cell(row) for row in rows}) > 1:
         return columns
@@ -196,7 +196,7 @@ def without_one_pool(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence
 
 
 def of_job(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence[Column]:
-    """The columns of the tasks of one job: without its name and project, with PARAMS if any."""
+    """The columns for the tasks of one job: no name and project; PARAMS if a task has some."""
     found = []
     for column in columns:
         if column.title == "PARAMS" and any(row.get("params") for row in rows):
@@ -294,7 +294,7 @@ POOLS: Final = (
 
 
 def _usage(row: Row, pool: str | None) -> Mapping[str, Any]:
-    """The used, pending and limit of `row` in `pool`; None: in all pools together."""
+    """The used and pending GPUs and the limit of `row` in `pool`; None: in all pools together."""
     usages = [usage for usage in row.get("pools") or () if pool in (None, usage["pool"])]
     if pool is None:
         return {
@@ -315,7 +315,7 @@ def _usage_column(title: str, pool: str | None) -> Column:
 
 
 def _quota(row: Row, pool: str | None) -> Mapping[str, Any]:
-    """The quota and use of `row` in `pool`."""
+    """The quota of `row` in `pool`, with the GPUs in use."""
     return next((each for each in row.get("pools") or () if each["pool"] == pool), {})
 
 
@@ -386,7 +386,7 @@ def _memory(name: str) -> Any:
     return lambda row: None if row.get(name) is None else mebibytes(row[name])
 
 
-#: Of quotas: those of one department or project in one pool.
+#: The columns of quotas; a row is the quota of one department or project in one pool.
 QUOTAS: Final = (
     Column("KIND", _key("kind")),
     Column("NAME", _key("name")),
@@ -404,7 +404,7 @@ QUOTAS: Final = (
 )
 
 
-#: Title and field of the amounts of a queue.
+#: The title and the field of each amount of a queue.
 _AMOUNTS: Final = (
     ("DESERVED", "deserved"),
     ("LIMIT", "limit"),
@@ -416,13 +416,14 @@ _AMOUNTS: Final = (
 
 
 def share_columns(depths: Mapping[tuple[str, str], int]) -> Sequence[Column]:
-    """The columns of the queues of a pool, indented by the depth of each level and name."""
+    """The columns of a pool's queues; names are indented by `depths`, keyed by level and name."""
 
     def queue(row: Row) -> Cell:
         return "  " * depths.get((row["level"], row["name"]), 0) + str(row["name"])
 
     def column(title: str, field: str, amount: str, show: Any) -> Column:
-        # No limit is shown like a missing one; what is deserved without a limit is much.
+        # A missing limit is shown as empty. A missing bound on the deserved amount means
+        # everything, so it is shown as a word.
         nothing = "unlimited" if field == "deserved" else None
 
         def cell(row: Row) -> Cell:

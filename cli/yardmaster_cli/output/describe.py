@@ -36,7 +36,7 @@ def _labelled(label: str, text: str) -> str:
 
 
 def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
-    """`free 1, short 3`: the numbers of a reason as text."""
+    """The numbers of a reason as text: `free 1, short 3`."""
     parts = []
     for key, value in values.items():
         if key in without:
@@ -68,7 +68,7 @@ def _utc(at_ms: int) -> str:
 
 
 def needs(task: Row) -> str:
-    """`2 x (8 GPU, 32 CPU, 256 GiB)`: the resources that all replicas of a task request."""
+    """The resources that a task's replicas request: `2 x (8 GPU, 32 CPU, 256 GiB)`."""
     request = task["resources"]
     if request.get("gpu_memory_mib"):
         count = f"{request['gpus']} x " if request["gpus"] > 1 else ""
@@ -173,7 +173,7 @@ def _recorded(wait: Row, *, without: Sequence[str] = ()) -> str:
     return shown
 
 
-#: Resources that a wait may be about; all else that it is about is a task, project or department.
+#: The resources that a wait can be about. Any other subject is a task, project or department.
 _RESOURCES: Final = ("gpus", "cpus", "memory", "gpu_memory", "gpuless")
 #: The numbers of a wait that state the request of the task.
 _REQUEST_NUMBERS: Final = (
@@ -192,7 +192,7 @@ def _request(wait: Row) -> str:
 
 
 def stop_words(out: Output, stop: Row, *, over: bool = False) -> str:
-    """`quota, rule over_fair_share (nlp), for 4kq7w2mz9c1f.0, grace until 12:31:00`.
+    """The origin, rule and deadline of a stop: `quota, rule R (nlp), for ID, grace until 12:31:00`.
 
     `over`: the task has stopped, so no grace period runs.
     """
@@ -208,12 +208,12 @@ def stop_words(out: Output, stop: Row, *, over: bool = False) -> str:
     return text
 
 
-#: Nodes of a reservation that one line names.
+#: The most nodes of a reservation that one line names.
 _MAX_NODES: Final = 4
 
 
 def reserved_words(out: Output, reserved: Row) -> str:
-    """`slots 3 and 4 of gpu-07, until 12:31`: the slots that are kept for a task."""
+    """The slots that are reserved for a task: `slots 3 and 4 of gpu-07, until 12:31`."""
     parts = [_slots_of(one) for one in reserved["slots"][:_MAX_NODES]]
     more = len(reserved["slots"]) - _MAX_NODES
     text = "; ".join(parts) + (f"; and of {count_of(more, 'more node')}" if more > 0 else "")
@@ -230,7 +230,7 @@ def _slots_of(one: Row) -> str:
 
 
 def refusal_words(refusal: Row) -> str:
-    """`limit_exceeded nlp: limit 8, asked 16`."""
+    """The text of a refusal: `limit_exceeded nlp: limit 8, asked 16`."""
     text = str(refusal["code"])
     if refusal.get("about"):
         text += f" {refusal['about']}"
@@ -238,7 +238,7 @@ def refusal_words(refusal: Row) -> str:
     return f"{text}: {shown}" if shown else text
 
 
-#: The end of an attempt that its node took along: no stop was requested, so there is none.
+#: The end of an attempt whose node was lost: no stop was requested, so the attempt has no `stop`.
 _NODE_LOST: Final = "node_lost"
 
 
@@ -267,7 +267,7 @@ def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str
 
 
 def _attempt_end(attempt: Row, *, over: bool) -> str:
-    """The end of an attempt; a stopped attempt of a task that continued (`over`) was requeued."""
+    """The end of an attempt; if a stopped attempt is over and the task is not, it was requeued."""
     if attempt.get("end") is None:
         return "running" if attempt.get("started_at") else "starting"
     stopped = attempt.get("stop") or attempt["end"] == _NODE_LOST
@@ -343,7 +343,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     return lines
 
 
-#: How the names of the amounts of a share end, and what they count.
+#: The suffix of each amount's name in a share, and its unit.
 _SHARED: Final = (("_milli", "GPU"), ("_cpu_milli", "CPU"), ("_memory_mib", ""))
 
 
@@ -373,7 +373,7 @@ def _share_line(wait: Row) -> str | None:
                 f"its project would hold {amount(used + asked)} of its share of {amount(share)} of "
                 f"{pool}; projects that it may take from: {others}"
             )
-        # The numbers are those of the cycle that recorded them, and may have changed since.
+        # The numbers may have changed since a cycle recorded them, so the text names this cycle.
         cycle = wait.get("cycle")
         return _labelled("Fair share", text if cycle is None else f"{text} (as of cycle {cycle})")
     return None
@@ -404,9 +404,9 @@ def _unblock_line(why: Row) -> str:
 
 
 def _pool_numbers(wait: Row) -> str:
-    """`nlp used 24, fair share 32`, `gpus, free 0`: the subject of a wait, and its numbers.
+    """The subject of a wait and its numbers: `nlp used 24, fair share 32`, `gpus, free 0`.
 
-    Without those that state the request, which have a column of their own.
+    The numbers that state the request are left out, because they have a column of their own.
     """
     if wait["code"] == "no_matching_node" and not wait["numbers"].get("nodes"):
         return "the pool has no nodes"
@@ -417,12 +417,12 @@ def _pool_numbers(wait: Row) -> str:
 
 
 def _end_words(end: Row) -> str:
-    """`failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
+    """The end of a task and its time: `failed, exit 3, in cycle 12 (2026-01-31T12:00:00Z)`."""
     return f"{_outcome(end)}, in cycle {end['cycle']} ({end['ended_at']})"
 
 
 def _outcome(end: Row) -> str:
-    """`failed, exit 3`; `cancelled`, without a code that repeats it."""
+    """The phase and code of an end: `failed, exit 3`; only the phase if the code repeats it."""
     outcome, code = str(end["outcome"]), ended(end)
     return outcome if code == outcome else f"{outcome}, {code}"
 

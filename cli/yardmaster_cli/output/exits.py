@@ -1,4 +1,4 @@
-"""How processes of a task ended, in words."""
+"""Describe in words how the processes of a task ended."""
 
 import signal
 from collections.abc import Mapping

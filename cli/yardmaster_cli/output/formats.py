@@ -61,9 +61,10 @@ LEAST_ROOM: Final = 8
 class Column:
     """A column: its title, the function from a row to its cell, and whether only `wide` has it.
 
-    `exact` is the title of the exact form of the cells, which names their unit. `narrow` says how
-    the column gives way on a narrow terminal, as pairs of a step and a width: step by step over all
-    columns, until the lines fit, its cells are cut to this width; 0 leaves the column out.
+    `exact` is the title that names the unit of the cells in a pipe. `narrow` has pairs of a step
+    and a width. If a table is too wide for the terminal, the steps of all columns are applied in
+    ascending order until the lines fit: each step cuts the cells of its column to the width, and
+    the width 0 leaves the column out.
     """
 
     title: str
@@ -105,7 +106,7 @@ class Output:
     terminal: bool = False
     width: int = 0
     height: int = 0
-    #: Whether stderr is a terminal, on which waiting commands report what they wait for.
+    #: Whether stderr is a terminal; waiting commands then report there what they wait for.
     progress: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -194,7 +195,7 @@ class Output:
         return cut(line, self.width) if self.terminal and self.width > 0 else line
 
     def wrapped(self, line: str) -> list[str]:
-        """`line` as lines of the width of the terminal, if there is one; nothing is left out."""
+        """Wrap `line` at the width of the terminal, if there is one."""
         if not self.terminal or self.width <= 0 or len(click.unstyle(line)) <= self.width:
             return [line]
         indent = " " * min(LABEL_WIDTH, self.width // 2)
@@ -212,7 +213,7 @@ class Output:
         return [*lines[:shown], f"... {len(lines) - shown} more; a higher terminal shows them"]
 
     def measure(self) -> None:
-        """Read the size of the terminal again, which its user may have changed."""
+        """Read the size of the terminal again, because the user may have changed it."""
         if self.terminal:
             self.width, self.height = terminal_size()
 
@@ -282,7 +283,10 @@ class Output:
     def _narrowed(
         self, columns: Sequence[Column], titles: Sequence[str], body: Sequence[Sequence[str]]
     ) -> list[int]:
-        """The widths with which the lines fit the terminal, if they can; 0: left out."""
+        """The width of each column with which the lines fit the terminal, as far as possible.
+
+        The width 0 means that the column is left out.
+        """
         whole = _widths(titles, body)
         widths = list(whole)
         steps = []
@@ -291,7 +295,7 @@ class Output:
             for step, width in column.narrow:
                 # A column without any value is left out before one with values.
                 steps.append((1 if empty and not width else step, i, width))
-        # Columns that the user has chosen are cut, but not left out.
+        # A column that the user has chosen may be cut, but not left out.
         chosen = bool(self.columns) or self.format == "wide"
         for _, i, width in sorted(steps):
             excess = _line_width(widths) - self.width
@@ -302,7 +306,7 @@ class Output:
             elif not chosen:
                 widths[i] = 0
         for i, width in enumerate(widths):
-            # A column that was left out may have made more room than was needed.
+            # A column that was left out may have freed more width than was needed.
             room = self.width - _line_width(widths)
             if width and room > 0:
                 widths[i] = min(whole[i], width + room)
@@ -359,12 +363,12 @@ def _column(columns: Sequence[Column], key: str) -> Column:
 
 
 def cut(text: str, width: int) -> str:
-    """The first `width` characters of a longer text, the last of them `…`."""
+    """Cut a text to `width` characters; the last character of a cut text is `…`."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _continued(row: Sequence[str], room: int) -> list[list[str]]:
-    """`row` as rows whose last cells have at most `room` characters each, if they have spaces."""
+    """Split `row` at spaces of its last cell into rows whose last cells fit `room` characters."""
     *cells, last = row
     parts = textwrap.wrap(last, room, break_on_hyphens=False, break_long_words=False) or [last]
     blank = [""] * len(cells)

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from yardmaster.errors import refused, unreachable
 from yardmaster.retry import ANSWER_S, MAX_TRIES, OutageTolerance, Params, encode_query, retry
 
-#: Tasks of one page.
+#: The number of tasks in one page.
 PAGE: Final = 1000
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Reader:
     """GET requests to one gateway.
 
     Args:
-        server: its address, `http://127.0.0.1:7450`.
+        server: the address of the gateway, `http://127.0.0.1:7450`.
         token: the bearer token; None sends none.
         sleep: waits between tries, in seconds.
         ca: a file of certificates to trust instead of those of the machine.
@@ -161,9 +161,9 @@ def _json(answer: HTTPError) -> object:
 
 
 def trust(server: str, ca: str | None) -> ssl.SSLContext:
-    """The certificates that a connection to `server` trusts.
+    """The TLS settings with the certificates that a connection to `server` trusts.
 
-    Those in the file `ca`, else in SSL_CERT_FILE or SSL_CERT_DIR, else those of Mozilla.
+    They are from the file `ca`, else from SSL_CERT_FILE or SSL_CERT_DIR, else those of Mozilla.
     """
     if server.startswith("http://"):
         # Plain HTTP needs no certificates, and loading them takes longer than most calls.

@@ -29,9 +29,10 @@ REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
 #: The label of a group of tasks in a list.
 _GROUP: Final = re.compile(r"^([0-9a-z]{12})\.\[[0-9.,-]+\]$")
 REF_HINT: Final = "like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7"
-#: The longest wait for the verdict of the quota service, in seconds; then it is "recorded".
+#: The longest wait for the verdict of the quota service, in seconds. A request without a verdict is
+#: then reported as recorded.
 VERDICT_S: Final = 5.0
-#: The refusals of unknown names; all others are conflicts.
+#: The refusals of unknown names; all other refusals are conflicts.
 _UNKNOWN: Final = frozenset(
     {
         "job_unknown",
@@ -62,7 +63,9 @@ class Ref:
 
 
 def connect(config: Config, out: Output) -> "Remote":
-    """Connect to the server that the settings name; slow calls are reported on a terminal.
+    """Create the connection to the server that the settings name; nothing is sent yet.
+
+    On a terminal, slow calls are reported.
 
     Raises:
         InputError: no server is named or runs here, or its URL or the token is not valid.
@@ -151,7 +154,7 @@ class Remote:
         self._outages: OutageListener | None = None
 
     def outlast(self, outages: OutageListener | None) -> None:
-        """Let reads wait for the end of outages of the gateway; None: let them fail."""
+        """Make reads wait for the end of an outage and notify `outages`; None: make reads fail."""
         self._outages = outages
         if "client" in self.__dict__:
             self.client.wait_out_outages(outages)
@@ -160,7 +163,7 @@ class Remote:
 
     @cached_property
     def client(self) -> "Client":
-        """Every call, with typed answers; `reader` is faster to start for reads alone."""
+        """The client of all calls, with typed answers; `reader` starts faster, but only reads."""
         import secrets
 
         from yardmaster.client import Client
@@ -178,7 +181,7 @@ class Remote:
 
     @cached_property
     def reader(self) -> Reader:
-        """Reads as plain JSON; imports neither models nor httpx."""
+        """The reader with plain JSON answers; it imports neither models nor httpx."""
         made = Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
         made.tolerance.listener = self._outages
         made.tolerance.on_slow = self._on_slow
@@ -259,7 +262,8 @@ class Remote:
         from yardmaster_schemas.api import RequestState
 
         deadline = time.monotonic() + VERDICT_S
-        # The views must reach the position before they contain the request.
+        # This read waits until the views have reached the position: only then do they contain the
+        # request.
         self.client.pools(limit=1, min_position=accepted.position)
         for request_id in accepted.request_ids:
             left = max(0.0, deadline - time.monotonic())
@@ -272,10 +276,10 @@ class Remote:
 
 @contextmanager
 def creating(what: str, name: str) -> Iterator[None]:
-    """Within this context an object is created; `what` is its kind, such as `project`.
+    """Explain errors of a call in this context that creates `name`, an object of the kind `what`.
 
     Raises:
-        CliError: it already exists.
+        CliError: the object already exists.
         BadUsage: no object can have this name.
     """
     try:
