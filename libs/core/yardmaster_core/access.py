@@ -1,6 +1,7 @@
 """Users, their roles and tokens: a pure fold of quota's verdicts.
 
-Quota and every gateway fold the same events with `user_after`, so they agree on who may do what.
+Quota and every gateway fold the same events with `user_after`, so all of them agree on the rights
+of each user.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ from yardmaster_schemas.events.users import (
 class User:
     """A user: its roles, sorted, and its tokens, in the order in which they were issued.
 
-    A removed user keeps its row, without roles and tokens: a token file does not add it again.
+    A removed user keeps its row, without roles and tokens, so that a token file does not add the
+    user again.
     """
 
     roles: tuple[RoleInScope, ...] = ()
@@ -75,7 +77,7 @@ def user_after(user: User | None, event: AccessChange, now_ms: int) -> User:
 
 
 def _ending(token: TokenRecord, end_ms: int | None) -> TokenRecord:
-    """The token, valid until `end_ms` at the latest."""
+    """Return the token, valid until `end_ms` at the latest; for None, as long as before."""
     if end_ms is None or (token.expires_at_ms is not None and token.expires_at_ms <= end_ms):
         return token
     return replace(token, expires_at_ms=end_ms)

@@ -1,11 +1,11 @@
 """Whether the URI of a checkpoint is within one of the prefixes that a project allows.
 
-Both are compared segment by segment, as text and with their case: what opens the URI may take
-another spelling for the same place, and refusing it is safe. A prefix ends at the end of a segment:
-`s3://runs/nlp` allows `s3://runs/nlp/1` and not `s3://runs/nlp2`. A URI that another program could
-take for a place outside the prefix is refused: one with a segment `.` or `..`, as it is or
-percent-encoded, and one with an encoded slash, backslash, `%`, control character or non-ASCII
-character.
+The URI and the prefix are compared segment by segment, as text and with case. The program that
+opens the URI may accept other spellings of the same place, and to refuse these is safe. A prefix
+ends at the end of a segment: `s3://runs/nlp` allows `s3://runs/nlp/1` and not `s3://runs/nlp2`. A
+URI that another program could take for a place outside the prefix is refused. Such a URI has a
+segment `.` or `..`, plain or percent-encoded, or an encoded slash, backslash, `%`, control
+character or non-ASCII character.
 """
 
 import re
@@ -28,7 +28,7 @@ def is_within(uri: str, prefixes: Collection[str]) -> bool:
 
 
 def segments(uri: str) -> list[str] | None:
-    """The scheme, the host and the segments of the path; None if one of them is ambiguous."""
+    """Return the scheme, the host and the segments of the path; None if one is ambiguous."""
     scheme, _, rest = uri.partition("://")
     parts = rest.split("/")
     for part in parts:
@@ -39,6 +39,7 @@ def segments(uri: str) -> list[str] | None:
 
 
 def _allowed(prefix: str) -> list[str] | None:
+    """Return the segments of a prefix without a slash at its end; None if one is ambiguous."""
     found = segments(prefix)
     if found is not None and found[-1] == "" and len(found) > 2:
         found.pop()  # a slash at the end

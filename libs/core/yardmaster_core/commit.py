@@ -1,4 +1,4 @@
-"""Which records of a machine's topic count: terms and their owners, cycles, the chain of commits.
+"""Decide which records of a machine's topic count: terms, owners, cycles, the chain of commits.
 
 A machine's topic has TermStarted records, each followed by the cycles of that term. A cycle is a
 sequence of decisions and a CycleCommitted that makes them valid. Every reader (leader, standby,
@@ -6,9 +6,9 @@ replay, relay, views) feeds the records in order to a `CommitReader` and acts on
 that it returns, so that all readers agree:
 
 - A term belongs to the first incarnation that wrote its TermStarted. Later records of a lower term,
-  or of another incarnation in the same term, are a fenced leader's late batch and are dropped. Such
-  a batch counts if it was appended before the higher term started; the new leader reads it before
-  it decides.
+  or of another incarnation in the same term, are a fenced leader's late batch and are dropped. A
+  batch that was appended before the higher term started counts, and the new leader reads the batch
+  before it decides.
 - A cycle may span several consecutive batches. Without its CycleCommitted no record of it counts,
   and the next term drops it.
 - The version of the rules never decreases. After the first cycle it increases only in a cycle with
@@ -107,7 +107,7 @@ def first_unmarked(digests: Sequence[bytes], recorded: str) -> int | None:
 
 
 def head_of_term(head: str, digest: bytes) -> str:
-    """The head of the chain after a term started on `head`; `digest` is that of its TermStarted."""
+    """Return the head of the chain after a term started; `digest` is the TermStarted's digest."""
     return sha256(bytes.fromhex(head) + digest).hexdigest()
 
 
@@ -143,9 +143,9 @@ class CountedCycle:
 class CommitReader:
     """Reads one machine's topic in order and returns the cycles that count.
 
-    Public attributes are as of the last record fed. Only `cycle`, `rules`, `now_ms`, `complete`,
-    `inputs` and `boundary` change with counted commits alone. `dump` returns the state at
-    `boundary`.
+    Public attributes include the last record that was fed, except `cycle`, `rules`, `now_ms`,
+    `complete`, `state_digest`, `inputs` and `boundary`, which only a counted commit changes. `dump`
+    returns the reader at `boundary`.
     """
 
     __slots__ = (
@@ -181,8 +181,8 @@ class CommitReader:
         self.inputs: dict[tuple[str, int], int] = {}
         #: Offset after the last counted CycleCommitted.
         self.boundary = 0
-        #: Since the last commit: the offset at which a term started, preferably one that dropped
-        #: decisions, and whether it did. If a commit is missing, it is missing there.
+        #: The offset of a term that started since the last commit, and whether it dropped
+        #: decisions; a term that did is preferred. A missing commit is reported at this offset.
         self._missing_after: tuple[int, bool] | None = None
         #: Since the last commit: (offset, term) of each term started, and the offset of the term
         #: that caused a commit of the next cycle to be dropped, if there was one.
@@ -190,6 +190,7 @@ class CommitReader:
         self._outdone_by: int | None = None
         self._buffer: list[tuple[int, Envelope[Event]]] = []
         self._digests: list[bytes] = []
+        #: term, owner, seq, head and dropped as they were at `boundary`.
         self._at_boundary: tuple[int, str, int, str, int] = (0, "", 0, GENESIS, 0)
 
     @property
@@ -238,6 +239,7 @@ class CommitReader:
         return counted
 
     def _check_author(self, offset: int, envelope: Envelope[Event]) -> None:
+        """Raise ForeignRecord unless this machine may write the record to its topic."""
         if not envelope.source.startswith(self.prefix) or envelope.actor != self.actor:
             raise self._foreign(
                 offset,
@@ -249,6 +251,7 @@ class CommitReader:
     def _start_term(
         self, offset: int, digest: bytes, envelope: Envelope[Event], data: TermStartedV1
     ) -> None:
+        """Start a term: its writer becomes the owner, and records without a commit are dropped."""
         if (data.term, data.cell, data.machine) != (envelope.epoch, self.cell, self.machine) or (
             source_of(self.machine, self.cell, data.incarnation) != envelope.source
         ):
@@ -276,6 +279,7 @@ class CommitReader:
     def _commit(
         self, offset: int, digest: bytes, envelope: Envelope[Event], data: CycleCommittedV1
     ) -> CountedCycle:
+        """Check a commit of the owner; return its cycle, which counts from now on."""
         self._check_commit(offset, envelope, data)
         self._check_inputs(offset, data.inputs)
         self._check_decisions(offset, data)
@@ -307,6 +311,10 @@ class CommitReader:
         return counted
 
     def _check_commit(self, offset: int, envelope: Envelope[Event], data: CycleCommittedV1) -> None:
+        """Check that a commit continues the chain.
+
+        If a commit before this one is missing, raise at the offset where a term started without it.
+        """
         if (data.cell, data.machine, data.term) != (self.cell, self.machine, self.term):
             raise self._broken(
                 offset, f"it commits for {data.machine} of {data.cell}, term {data.term}"
@@ -328,6 +336,7 @@ class CommitReader:
             raise self._broken(offset, "prev is not the digest of the previous commit")
 
     def _check_inputs(self, offset: int, inputs: Sequence[InputRange]) -> None:
+        """Check that each input range continues the one before and has a mark for each record."""
         seen = set()
         for taken in inputs:
             partition = (taken.topic, taken.partition)
@@ -345,6 +354,7 @@ class CommitReader:
                 raise self._broken(offset, f"the range of {name} does not match its marks")
 
     def _check_decisions(self, offset: int, data: CycleCommittedV1) -> None:
+        """Check the digest, the marks, the number and the time of a commit's decisions."""
         if range_digest(self._digests) != data.decisions_digest:
             index = first_unmarked(self._digests, data.decision_marks)
             if index is None:
@@ -357,7 +367,7 @@ class CommitReader:
             raise self._broken(offset, "its decisions have another time")
 
     def _check_rules(self, offset: int, data: CycleCommittedV1) -> int:
-        """Check the rules of a commit; return those in force when its cycle began."""
+        """Check the rules of a commit; return the rules in force when its cycle began."""
         enabled = [
             one.data.rules for _, one in self._buffer if isinstance(one.data, RulesEnabledV1)
         ]

@@ -5,14 +5,15 @@ and the agent's timer expires first:
 
 - The *agent* (or the runner of each task, if the agent is dead or stopped) kills its tasks
   `fence_s` after it *sent* the last heartbeat that the log acknowledged; see the agent's `lease`.
-- The *leader* declares a node lost `node_timeout_s` after it *read* the node's last heartbeat. It
-  counts only time in which it read the topic to its end; see the scheduler's `silence`. A new
-  leader starts to count from zero.
+- The *leader* declares a node lost `node_timeout_s` after it *read* the node's last heartbeat. The
+  leader counts only time in which it read the topic to its end; see the scheduler's `silence`. A
+  new leader starts to count from zero.
 
 A heartbeat is sent before it is read, and both timers measure elapsed time, never the time of day,
-which may jump. So the agent has at least the difference of the two timeouts to kill its tasks. That
-covers the runner, which kills one second after the agent (`runner.LATER_S`), the kill itself, and
-clocks whose rates differ by up to 1 % (crystals differ by 0.01 %, time daemons slew by 0.05 %).
+which may jump. So the agent has at least the difference of the two timeouts to kill its tasks. This
+difference covers the runner, which kills one second after the agent (`runner.LATER_S`), the kill
+itself, and clocks whose rates differ by up to 1 % (crystals differ by 0.01 %, time daemons slew by
+0.05 %).
 
 The fence does not cover a suspended machine, or a process that survives SIGKILL because it hangs in
 the kernel.
@@ -22,9 +23,9 @@ from typing import Final
 
 from yardmaster_schemas.events.requests import Fence, PoolConfig
 
-#: Seconds between the agent's kill and the loss of its node, without the clocks' difference.
+#: Seconds between the agent's kill and the loss of its node, if both clocks have the same rate.
 MARGIN_S: Final = 5
-#: How much clocks may differ, in percent of the timeout.
+#: How much the rates of two clocks may differ, in percent.
 RATE_PERCENT: Final = 1
 #: A shorter fence would kill tasks because of one or two late heartbeats.
 LEAST_FENCE_S: Final = 5
@@ -33,7 +34,7 @@ LEAST_FENCE_S: Final = 5
 def fence_of(config: PoolConfig) -> int | None:
     """Seconds without an acknowledged heartbeat after which attempts are killed; None: never.
 
-    At most 0 if the timeout is too short for a fence; quota does not admit such a pool.
+    The result is 0 or less if the node timeout is too short for a fence; quota refuses such a pool.
     """
     if config.fence is not Fence.KILL:
         return None

@@ -27,7 +27,7 @@ S = TypeVar("S")
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An event to append, its subject, and the id of the record that caused it (None: time)."""
+    """An event to append, its subject, and the id of the record that caused it (None: a time)."""
 
     event: Event
     subject: str
@@ -41,7 +41,7 @@ class CycleResult:
 
     `state_digest` is the digest of the state after the decisions (64 hex digits). `complete` is
     false if the limit cut the cycle, so that the next cycle decides the rest from the same inputs.
-    The given observations either come first among the decisions or are left out.
+    An observation that the shell gave either comes first among the decisions or is left out.
     """
 
     decisions: Sequence[Decision]
@@ -62,7 +62,7 @@ class Machine(Protocol[S]):
 
     @property
     def inputs(self) -> tuple[Topic, ...]:
-        """The topics it reads, in the order in which a cycle applies them."""
+        """The topics that the machine reads, in the order in which a cycle applies them."""
 
     @property
     def observations(self) -> tuple[type[Event], ...]:
@@ -70,27 +70,27 @@ class Machine(Protocol[S]):
 
     @property
     def rules(self) -> int:
-        """The newest version of the rules by which it can decide (see `yardmaster_core.rules`)."""
+        """The newest version of the rules by which the machine can decide (see `rules.py`)."""
 
     @property
     def oldest_rules(self) -> int:
-        """The oldest version of the rules by which it can decide, and recompute."""
+        """The oldest version of the rules by which the machine can decide, and recompute."""
 
     def initial(self, cell: str) -> S:
         """The state before any record."""
 
     def begin_cycle(self, state: S, cycle: int, now_ms: int, rules: int = RULES) -> S:
-        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards, and it
-        is not before any append of a record that the cycle takes.
+        """Start a cycle: apply the deadlines up to `now_ms`.
 
+        `now_ms` never decreases, and is not before the append of any record that the cycle takes.
         `rules` are in force until an applied event enables newer ones.
         """
 
     def calls_for_cycle(self, event: Event) -> bool:
         """Whether an event of another machine calls for a cycle.
 
-        The others are taken with the next cycle, so that two machines that read each other do not
-        run cycles without end.
+        An event that calls for none waits for the next cycle, so that two machines that read each
+        other's topics do not run cycles without end.
         """
 
     def refusal(self, state: S, envelope: Envelope[Event]) -> RefusalCode | None:
@@ -99,7 +99,7 @@ class Machine(Protocol[S]):
     def apply(self, state: S, event: Event, record_id: str, actor: str = "") -> S:
         """The state after `event`; the given state must not be used any more.
 
-        `actor` is the id of the actor that its envelope names.
+        `actor` is the id of the actor that the event's envelope names.
 
         Raises:
             ImpossibleEvent: log and state disagree (never for a claim that `refusal` accepted).
@@ -114,11 +114,15 @@ class Machine(Protocol[S]):
     def unwritable(self, event: Event) -> Decision | None:
         """The observation for a decision that is larger than a record may be.
 
-        With it the next cycle decides otherwise. None: the machine has no alternative and stops.
+        After the observation, the next cycle decides otherwise. None: the machine has no
+        alternative and stops.
         """
 
     def end_cycle(self, state: S, *, complete: bool) -> S:
-        """End a cycle: what was considered without a decision waits until an event concerns it."""
+        """End a cycle; `complete` is false if the limit cut it.
+
+        Work that a complete cycle considered without a decision waits until an event concerns it.
+        """
 
     def policies(self, state: S) -> tuple[PolicyInUse, ...]:
         """The policies of all pools, by pool name."""
@@ -129,14 +133,14 @@ class Machine(Protocol[S]):
     def committed_digest(self, state: S) -> str:
         """The digest before `end_cycle`, which the commit of the last cycle names.
 
-        It may be another one where `end_cycle` changed what a snapshot does not keep.
+        It may differ from `digest` if `end_cycle` changed a part that a snapshot does not keep.
         """
 
     def due_ms(self, state: S) -> int | None:
         """When a cycle is due without an input, in ms since the epoch; None: never."""
 
     def dump(self, state: S) -> Any:
-        """The state for a snapshot: what `plain.encode` writes as JSON. It is encoded later."""
+        """The state for a snapshot, as a value that the caller encodes later (`plain.encode`)."""
 
     def load(self, cell: str, dump: Any) -> S:
         """The state that `dump` returned.
@@ -154,7 +158,7 @@ class InPlaceMachine(Machine[S], Protocol[S]):
     ) -> tuple[S, Sequence[Decision], bool]:
         """The state after the decisions of `decide`, the decisions, and whether they are complete.
 
-        Costs the deciding alone, without a draft; the given state must not be used any more. The
-        state does not know the ids of the decisions' records, so it does not recognize repeats of
-        them. It computes no digest; call `digest` for it.
+        The machine makes no draft; the given state must not be used any more. The new state does
+        not know the ids of the decisions' records, so it does not recognize repeats of these
+        records. No digest is computed; call `digest` for one.
         """

@@ -9,14 +9,15 @@ rules 1 change in place.
 A commit names the rules of its cycle (`CycleCommitted.rules`). A log never returns to lower rules.
 A new log starts with `RULES`. A log that began with older rules keeps them, so that the release
 before can still read it, until an operator switches it (RulesRequested, `yard upgrade finish`). The
-cycle that changes to higher rules contains a RulesEnabled: in quota's topic as the verdict on that
-request; the scheduler follows quota.
+cycle that changes to higher rules contains a RulesEnabled: in quota's topic as the verdict on
+RulesRequested, and then in the scheduler's topic, because the scheduler follows quota.
 
-So a program decides by all rules from `OLDEST_RULES`, those of the release before, to `RULES`: a
-decision that differs asks `state.rules`, and an event type or version names the rules that
-introduce it (`@event(..., rules=N)`). Below N, a leader refuses to write it, and a claim of it is
-refused as unknown. A field of the state that only newer rules set must not change the digest below
-them. A log of rules below `OLDEST_RULES` is switched to `OLDEST_RULES` by the first leader.
+So a program can decide by all rules from `OLDEST_RULES`, the rules of the release before, to
+`RULES`: code that differs between rules reads `state.rules`. An event type or version names the
+rules N that introduce it (`@event(..., rules=N)`). Under rules below N, a leader does not write
+such an event, and refuses an agent's claim of it as unknown. A field of the state that only rules
+from N on set must not change the digest under rules below N. The first leader switches a log with
+rules below `OLDEST_RULES` to `OLDEST_RULES`.
 
 | rules | since |
 | --- | --- |

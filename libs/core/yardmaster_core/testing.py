@@ -91,7 +91,7 @@ class EventApplied:
 
 @dataclass(frozen=True, slots=True)
 class CycleEnded:
-    """The end of a cycle; `complete`: it decided everything, and was not cut at its limit."""
+    """The end of a cycle; `complete`: the cycle decided everything and was not cut at its limit."""
 
     complete: bool
 
@@ -128,7 +128,7 @@ class Cell:
         self.submitted = 0
         #: All inputs and decisions, in the order in which they were applied.
         self.history: list[Event] = []
-        #: The same, with the begin and end of each cycle, as `fold` reads them.
+        #: All inputs and decisions, with the start and the end of each cycle, as `fold` reads them.
         self.steps: list[Step] = []
         #: Claims that the last cycle refused.
         self.refused: list[tuple[Event, RefusalCode]] = []
@@ -212,6 +212,7 @@ class Cell:
         return self.state.task(f"{job_id(name)}.{index}")
 
     def _about(self, task: Task, replica: int) -> dict[str, Any]:
+        """Return the fields by which a claim names a replica of the task's attempt."""
         run = task.run
         assert run is not None, f"{task.id} has no attempt"
         placement = run.placements[replica]
@@ -230,7 +231,7 @@ class Cell:
         return [self._about(task, r) for r in (every if replica is None else [replica])]
 
     def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
-        """Report that every replica of the task runs (or that one)."""
+        """Report that `replica` of the task runs; None: every replica."""
         for about in self._replicas(name, index, replica):
             self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
 
@@ -250,7 +251,7 @@ class Cell:
         out_of_memory: bool = False,
         done: bool = False,
     ) -> None:
-        """Report that the processes of every replica (or that one) ended; the slots are still
+        """Report that the process of `replica` ended; None: of every replica. The slots are still
         held.
         """
         code = None if signal is not None else exit_code
@@ -267,8 +268,9 @@ class Cell:
             self.claim(nev.SlotsReleasedV1(**about))
 
     def ends(self, name: str, index: int = 0, *, replica: int | None = None, **how: Any) -> None:
-        """Report that `replica` exited and released its slots; None: every replica. `how` as in
-        `exits`.
+        """Report that `replica` exited and released its slots; None: every replica.
+
+        `how` has arguments of `exits`.
         """
         task = self.task(name, index)
         assert task.run is not None, f"{task.id} has no attempt"
@@ -360,6 +362,7 @@ class Cell:
         self.admission(adm.NodeCordonedV1(node=node))
 
     def uncordon(self, node: str) -> None:
+        """Uncordon a node: new tasks may start on it, and a drain ends."""
         self.admission(adm.NodeUncordonedV1(node=node))
 
     def drain(self, node: str, *, within_s: int) -> None:
@@ -473,6 +476,7 @@ class Cell:
         self.steps.append(EventApplied(decision, ""))
 
     def _apply_input(self, event: Event, record_id: str) -> None:
+        """Apply an input to the state, unless it is a claim that the machine refuses."""
         if "node-events" in event.TOPICS:
             source, epoch, seq = record_id.rsplit("/", 2)
             envelope = Envelope(

@@ -1,9 +1,9 @@
 """The appliers of quota's state, one per event type; no other code changes the state.
 
-A request is added to the worklist. A verdict removes the first request of the worklist, which it
-must answer, and changes rows. The order alone links the two: a verdict names its request in the
-envelope's `cause`, which appliers do not see, and the machine writes one verdict per request in the
-order of the requests.
+An applied request joins the end of the worklist (`AdmissionState.work`). An applied verdict removes
+the first request of the worklist, which the verdict must answer, and changes rows. Only the order
+links a verdict to its request: the envelope's `cause` names the request, but appliers do not see
+the envelope. The machine writes one verdict per request, in the order of the requests.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ from yardmaster_schemas.topics import DECISIONS
 
 VerdictApplier = Callable[[AdmissionState, Any, Any], None]
 
-#: Records of quota's own topic that only the shell uses.
+#: Records of quota's own topic that only the runtime uses; they change no row.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {TermStartedV1, CycleCommittedV1, SnapshotTakenV1}
 )
@@ -71,7 +71,7 @@ def parse_record_id(record_id: str) -> tuple[str, int, int]:
 def apply_event(state: AdmissionState, event: Event, record_id: str, actor: str) -> None:
     """Apply a record to the state; a repeated record changes nothing.
 
-    Of the scheduler's decisions, only the ends of tasks change it.
+    Of the scheduler's decisions, only TaskEnded changes the state.
 
     Raises:
         ImpossibleEvent: log and state disagree; only for records of quota's own topic.
@@ -89,7 +89,8 @@ def apply_event(state: AdmissionState, event: Event, record_id: str, actor: str)
     _, epoch, seq = parse_record_id(record_id)
     if state.own is not None and not state.own.precedes(epoch, seq):
         return
-    # The leader's own RulesEnabled names the rules with which the cycle began.
+    # A RulesEnabled of the leader itself names the rules with which the cycle began, and answers no
+    # request.
     observed = isinstance(event, RulesEnabledV1) and event.rules == state.rules
     if kind in VERDICTS and not observed:
         apply_verdict(state, event)
@@ -97,6 +98,7 @@ def apply_event(state: AdmissionState, event: Event, record_id: str, actor: str)
 
 
 def _apply_request(state: AdmissionState, event: Event, record_id: str, actor: str) -> None:
+    """Add a request to the worklist, or set the identity of the log; a repeat changes nothing."""
     source, epoch, seq = parse_record_id(record_id)
     last = state.sources.get(source)
     if last is not None and not last.precedes(epoch, seq):
@@ -111,6 +113,7 @@ def _apply_request(state: AdmissionState, event: Event, record_id: str, actor: s
 
 
 def _apply_end(state: AdmissionState, event: TaskEndedV1) -> None:
+    """Mark a task as ended in the row of its job, if quota still has the row."""
     job_id, _, index = event.task_id.partition(".")
     job = state.jobs.get(job_id)
     if job is not None:
@@ -144,11 +147,13 @@ def apply_verdict(state: AdmissionState, verdict: Event) -> None:
 
 
 def _require(holds: bool, verdict: Event, found: str) -> None:
+    """Raise ImpossibleEvent unless the condition holds."""
     if not holds:
         raise ImpossibleEvent(event=verdict.TYPE, found=found)
 
 
 def _job(state: AdmissionState, verdict: Any) -> Job:
+    """Return the job of a verdict; raise ImpossibleEvent if it is unknown or cancelled."""
     job = state.jobs.get(verdict.job_id)
     if job is None or not job.live:
         raise ImpossibleEvent(
@@ -215,6 +220,7 @@ def _job_changed_v1(
     verdict: a.PriorityChangedV1 | a.WeightChangedV1 | a.MaxSlotsChangedV1,
     request: Event,
 ) -> None:
+    """Apply a change of a job; the row keeps only the priority and the revision."""
     job = _job(state, verdict)
     _require(verdict.revision == job.revision + 1, verdict, f"the job's revision is {job.revision}")
     priority = verdict.priority if isinstance(verdict, a.PriorityChangedV1) else job.priority
@@ -279,6 +285,7 @@ def _entitlements_changed_v1(
 def _follows(
     verdict: Event, revision: int, row: Cell | Pool | Department | Project | Enrolled | None
 ) -> None:
+    """Raise ImpossibleEvent unless `revision` is the one after the row's revision."""
     before = 0 if row is None else row.revision
     _require(revision == before + 1, verdict, f"the revision before is {before}")
 

@@ -2,8 +2,9 @@
 
 Each `judge_` function judges one type of request: it returns the event of acceptance, or
 RequestRefused with the code of the first condition that is not met. The precondition `if_revision`
-(the object still has this revision) is checked after existence: the loser of a race gets
-version_mismatch with both numbers, and revision 0 means "must not exist".
+(the object still has this revision) is checked after existence. Of two requests that race, the
+second one gets version_mismatch with both revisions. Revision 0 means that the object must not
+exist.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ class PolicyCheck(Protocol):
     """Checks whether a pool can be scheduled with its configuration."""
 
     def __call__(self, config: r.PoolConfig, /) -> AdmissionCode | None:
-        """Return why not; None if it can be.
+        """Return why a pool with `config` cannot be scheduled, or None.
 
         The codes are policy_unknown, policy_options_invalid, policy_for_simulations. Never raises.
         """
@@ -57,6 +58,7 @@ def refused(
 
 
 def _stale(request: Event, if_revision: int | None, revision: int) -> a.RequestRefusedV1 | None:
+    """Return the refusal of a request whose `if_revision` is not `revision`, or None."""
     if if_revision is None or if_revision == revision:
         return None
     numbers = {"revision": revision, "if_revision": if_revision}
@@ -64,6 +66,7 @@ def _stale(request: Event, if_revision: int | None, revision: int) -> a.RequestR
 
 
 def _revision(row: Cell | Pool | Department | Project | Enrolled | None) -> int:
+    """Return the revision of a row; 0 if there is no row."""
     return 0 if row is None else row.revision
 
 
@@ -73,7 +76,7 @@ def _revision(row: Cell | Pool | Department | Project | Enrolled | None) -> int:
 def _live(
     state: AdmissionState, request: Event, job_id: str, index: int | None = None
 ) -> Job | a.RequestRefusedV1:
-    """The job if it, or the named task, can still be changed; otherwise the refusal."""
+    """Return the job if it (with `index`: that task) can still be changed, else the refusal."""
     job = state.jobs.get(job_id)
     if job is None:
         known = state.judged_ids.get(job_id) is not None
@@ -89,9 +92,9 @@ def _live(
 
 
 def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
-    """Accept if the job has not ended and the job or the named task is not cancelled.
+    """Accept if the job or the named task is neither cancelled nor ended.
 
-    A second request is accepted if it is `immediate`: it ends the grace period.
+    The cancellation of a cancelled job is accepted if it is `immediate`: it ends the grace period.
     """
     job = _live(state, request, request.job_id, request.index)
     known = state.jobs.get(request.job_id)
@@ -109,7 +112,10 @@ def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
 
 
 def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
-    """Accept if the job has not ended and a named task is neither paused nor cancelled."""
+    """Accept if the named task is neither paused, cancelled nor ended.
+
+    A request that names no task is accepted if at least one task of the job is such a task.
+    """
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -119,7 +125,7 @@ def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
 
 
 def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
-    """Accept if the job has not ended and a named task is paused."""
+    """Accept if the named task, or without one at least one task of the job, is paused."""
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -174,8 +180,8 @@ def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1)
 def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
     """Accept if the job was admitted or rejected; the request may be repeated.
 
-    The gateway has checked that the job has ended. Quota may read that end later. An end is final,
-    so one that the gateway reads in a view is still true here.
+    Quota does not check that the job has ended, because quota may read the end later than the
+    gateway. The gateway has read the end in a view, and an end is final.
     """
     known = state.jobs.get(request.job_id) is not None
     if not known and state.judged_ids.get(request.job_id) is None:
@@ -189,7 +195,8 @@ def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
 def judge_cell(state: AdmissionState, request: r.CellChangeRequestedV1) -> Event:
     """Accept if all default pools exist; tasks that were admitted stay when a limit falls.
 
-    Projects need not be allowed all of these pools: a job gets those that its project may use.
+    A project need not be allowed all default pools: its jobs get the default pools that the project
+    may use.
     """
     revision = _revision(state.cells.get(state.cell))
     return (
@@ -207,8 +214,8 @@ def judge_pool(
 ) -> Event:
     """Accept if policy and placement are known and allow the given options.
 
-    Policies that are only for simulations are accepted only there. With a fence, the node timeout
-    must leave the agent time to kill its tasks before the node is lost.
+    A policy that is only for simulations is accepted only if the log is marked as simulated. With a
+    fence, the node timeout must leave the agent time to kill its tasks before the node is lost.
     """
     revision = _revision(state.pools.get(request.pool))
     if stale := _stale(request, request.if_revision, revision):
@@ -227,7 +234,7 @@ def judge_pool(
 
 
 def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
-    """Accept if no project, quota, enrollment or unfinished job names the pool, nor the cell."""
+    """Accept if no project, quota, enrollment, unfinished job or default of the cell names it."""
     pool = state.pools.get(request.pool)
     return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
         pool=request.pool
@@ -252,6 +259,7 @@ def _undeletable(
     name: str,
     row: Pool | Department | Project | None,
 ) -> a.RequestRefusedV1 | None:
+    """Return the refusal to delete an object that is unknown or in use, or None."""
     if row is None:
         return refused(request, _UNKNOWN[kind], about=name)
     if stale := _stale(request, request.if_revision, row.revision):
@@ -264,6 +272,7 @@ def _undeletable(
 def _unknown_pool(
     state: AdmissionState, request: Event, pools: Iterable[str]
 ) -> a.RequestRefusedV1 | None:
+    """Return the refusal of a request that names an unknown pool, or None."""
     for pool in pools:
         if state.pools.get(pool) is None:
             return refused(request, AdmissionCode.POOL_UNKNOWN, about=pool)
@@ -273,7 +282,7 @@ def _unknown_pool(
 def _misplaced(
     state: AdmissionState, request: r.DepartmentChangeRequestedV1
 ) -> a.RequestRefusedV1 | None:
-    """The refusal of a department's parent, or None."""
+    """Return the refusal of a department whose parent is unknown, below it or too deep, or None."""
     name, parent = request.department, request.config.parent
     if parent is None:
         return None
@@ -290,6 +299,7 @@ def _misplaced(
 
 
 def _invalid_quota(request: Event, quotas: Mapping[str, r.Quota]) -> a.RequestRefusedV1 | None:
+    """Return the refusal of a quota that is unlimited and also sets GPUs, or None."""
     for pool, quota in sorted(quotas.items()):
         if quota.deserved_unlimited and quota.deserved_milli is not None:
             return refused(request, AdmissionCode.QUOTA_INVALID, about=pool)
@@ -297,8 +307,8 @@ def _invalid_quota(request: Event, quotas: Mapping[str, r.Quota]) -> a.RequestRe
 
 
 def judge_department(state: AdmissionState, request: r.DepartmentChangeRequestedV1) -> Event:
-    """Accept if the parent exists and is not below the department, with at most `MAX_LEVELS`
-    levels, if all pools in the department's quotas exist, and if no quota contradicts itself.
+    """Accept if the parent exists and is not below the department, the departments then have at
+    most `MAX_LEVELS` levels, all pools in the quotas exist, and no quota contradicts itself.
     """
     revision = _revision(state.departments.get(request.department))
     return (
@@ -421,7 +431,10 @@ def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) ->
 
 
 def judge_rules(state: AdmissionState, request: r.RulesRequestedV1) -> Event:
-    """Accept; refuse if a new leader has enabled these rules since the request was taken."""
+    """Accept if the rules are newer than those in force.
+
+    A new leader may have enabled the same rules since quota consumed the request.
+    """
     if request.rules <= state.rules:
         numbers = {"rules": state.rules}
         return refused(request, AdmissionCode.VERSION_MISMATCH, numbers=numbers)

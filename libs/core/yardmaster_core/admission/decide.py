@@ -1,8 +1,8 @@
 """One verdict for each pending request, in log order.
 
-Requests are judged one after the other on a draft, each after the verdicts on the earlier ones, so
-their division into cycles does not matter. The appliers that fold the log also change the draft, so
-the digest of the decision is the one that every reader gets.
+The requests are judged one after the other on a draft of the state. Each request sees the verdicts
+on all earlier requests, so the division of requests into cycles does not matter. The appliers that
+fold the log also change the draft, so every reader of the log gets the digest of the draft.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +66,10 @@ def decide(state: AdmissionState, limit: int, check: PolicyCheck) -> CycleResult
 def decide_in_place(
     state: AdmissionState, limit: int, check: PolicyCheck
 ) -> tuple[list[Decision], bool]:
-    """Decide and apply the same verdicts; return them and whether all requests are judged."""
+    """Judge the first `limit` pending requests, and apply each verdict to `state`.
+
+    Returns the verdicts, and whether no request is pending after them.
+    """
     decisions: list[Decision] = []
     while state.work and len(decisions) < limit:
         pending = state.work[0]

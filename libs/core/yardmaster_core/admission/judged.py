@@ -25,7 +25,7 @@ class JudgedIds:
 
     def __init__(self) -> None:
         self._base: JudgedIds | None = None
-        #: Only of a draft.
+        #: Job id -> digest; only a draft has entries here.
         self._added: dict[str, bytes] = {}
         self._buckets = [b""] * BUCKETS
         self._count = 0
@@ -35,7 +35,10 @@ class JudgedIds:
         return self._count
 
     def draft(self) -> "JudgedIds":
-        """An overlay whose additions do not show here; do not add here while it is used."""
+        """Return an overlay, whose additions do not change this object.
+
+        Add no id to this object while the overlay is used.
+        """
         other = JudgedIds.__new__(JudgedIds)
         other._base = self
         other._added = {}
@@ -73,11 +76,11 @@ class JudgedIds:
         return self._sum
 
     def dump(self) -> list[bytes]:
-        """The buckets; not of a draft."""
+        """Return the buckets; a draft has none."""
         return list(self._buckets)
 
     def load(self, dumped: Sequence[bytes | str]) -> None:
-        """Replace all rows by those of a dump; in JSON its buckets are in URL-safe base64.
+        """Replace all rows by the rows of a dump; a bucket read from JSON is URL-safe base64.
 
         Raises:
             ValueError: the value is not a dump.
@@ -100,8 +103,8 @@ def _rows(buckets: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _hash(job_id: str, body: bytes) -> int:
-    # The kind has the name of the table of rejected jobs, whose rows these were at first: logs from
-    # then keep their digests.
+    # The text starts with `rejected`, the name of the table that had these rows at first, so that
+    # older logs keep their digests.
     return row_hash(f"rejected\0{job_id}\0{body.hex()}")
 
 

@@ -55,7 +55,7 @@ class QuotaMachine:
         return state
 
     def calls_for_cycle(self, event: Event) -> bool:
-        """Whether a decision of the scheduler is the end of a task; others change no state."""
+        """Whether a decision of the scheduler ends a task; other decisions change no row here."""
         return isinstance(event, TaskEndedV1)
 
     def refusal(self, state: AdmissionState, envelope: Envelope[Event]) -> RefusalCode | None:
@@ -84,10 +84,10 @@ class QuotaMachine:
         return None
 
     def _refused_rules(self, state: AdmissionState, event: RulesRequestedV1) -> RefusalCode | None:
-        """Why a switch to these rules changes nothing.
+        """Return why a switch to the requested rules is refused, or None.
 
-        The record itself is refused, without a verdict: a program of the release before cannot read
-        it, and may only have to stop where the rules change.
+        The record itself is refused, without a verdict. So a program of the release before, which
+        does not know newer rules, must stop only where the rules change.
         """
         if event.rules > self.rules:
             return RefusalCode.UNKNOWN_VERSION
@@ -114,6 +114,10 @@ class QuotaMachine:
     def decide_in_place(
         self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[AdmissionState, Sequence[Decision], bool]:
+        """Decide as `decide` does, but apply the verdicts to `state`.
+
+        Returns the state, the verdicts, and whether no request is pending after them.
+        """
         return state, *decide_in_place(state, limit - len(observed), self._check_policy)
 
     def unwritable(self, _: Event) -> None:
@@ -140,6 +144,7 @@ class QuotaMachine:
         return state.now_ms if state.work else None
 
     def dump(self, state: AdmissionState) -> Any:
+        """Return the state as plain JSON, for a snapshot."""
         return snapshot.dump(state)
 
     def load(self, cell: str, dump: Any) -> AdmissionState:

@@ -1,4 +1,4 @@
-"""The tree of departments: each is a part of at most one other, its parent."""
+"""The tree of departments: a department is part of at most one other department, its parent."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ MAX_LEVELS: Final = 8
 
 
 def path_of(state: AdmissionState, name: str) -> list[str]:
-    """A department, its parent, and so on up to the one without a parent."""
+    """Return a department and all departments above it, from the bottom to the top."""
     path = [name]
     while (row := state.departments.get(path[-1])) is not None and row.config.parent is not None:
         path.append(row.config.parent)
@@ -17,6 +17,6 @@ def path_of(state: AdmissionState, name: str) -> list[str]:
 
 
 def levels_of(state: AdmissionState, name: str) -> int:
-    """The number of levels of a department and all departments below it; 1: none is below it."""
+    """Return the number of levels of a department with the departments below it; 1 without any."""
     below = state.children.get(name) or ()
     return 1 + max((levels_of(state, child) for child in below), default=0)

@@ -25,7 +25,8 @@ _LONGEST: Final = Placement(
     memory_mib=MAX_INT,
 )
 PLACEMENT_BYTES: Final = 1 + len(json.dumps(plain.dump(_LONGEST), separators=(",", ":")))
-#: More bytes of a placement with a request by memory of GPUs, whose other placements have 0 there.
+#: The additional bytes of a placement with a request of GPU memory; without such a request, the
+#: field `gpu_memory_mib` has one digit (0).
 GPU_MEMORY_BYTES: Final = len(str(MAX_INT)) - 1
 #: The largest record of the topic `decisions`.
 MAX_BYTES: Final = DECISIONS.max_batch_bytes
@@ -37,7 +38,7 @@ def allocation_bytes(spec: AdmittedSpec) -> int:
     """An upper bound in bytes for the SlotsAllocated record of one task."""
     gpus = spec.resources.gpus
     if spec.layout is Layout.WHOLE_NODES:
-        # In the worst case each of its GPUs is on another node.
+        # In the worst case each GPU of the task is on another node.
         replicas, slots = max(1, gpus), gpus
     else:
         replicas, slots = spec.replicas_max, spec.replicas_max * gpus

@@ -1,7 +1,7 @@
 """Quota's state as plain JSON and back, for snapshots.
 
-A snapshot is a cache: one of another format is not converted but refused, and the log is folded
-instead.
+A snapshot is a cache: a snapshot of another format is refused, not converted, and the reader folds
+the log instead.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Quota's state of a cell: pools, departments, projects, jobs, and nodes named in requests.
 
-Immutable rows in tables. A row is small and keeps no event; only pending requests are kept, as the
-input of a decision. Of a job that has ended, the id and the digest of its request remain.
+The state consists of tables of immutable rows. A row is small and keeps no event. The only events
+in the state are pending requests, because a verdict needs them. Of a job that has ended, the state
+keeps the id and the digest of its request.
 """
 
 import json
@@ -25,11 +26,11 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
 )
 
-#: The pool that comes first for a job that names no pool, in a project that names none.
+#: The pool that comes first if neither a job nor its project nor the cell names a pool.
 DEFAULT_POOL: Final = "default"
-#: Number of gateway starts whose last record is kept. A further start replaces the earliest one by
-#: the gateways' clocks. A record of that start could pass as new only if the log received it again
-#: after this many later starts.
+#: The number of gateway starts whose last record is kept. A further start replaces the earliest
+#: start by the gateways' clocks. A repeated record of a replaced start would pass as new, but only
+#: if the log received the repeat after this many later starts.
 MAX_STARTS: Final = 1_000
 #: The source of one start of a gateway: `gateway/<name>.<12 hex digits>`.
 _ONE_START: Final = re.compile(r"gateway/.+\.[0-9a-f]{12}")
@@ -77,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A cordoned node; a draining one also has a deadline in ms since the epoch."""
+    """A cordoned node; a draining node also has a deadline in ms since the epoch."""
 
     deadline_at_ms: int | None = None
 
@@ -101,9 +102,9 @@ class Job:
     """An admitted job with a task that has not ended.
 
     `paused`, `cancelled` and `ended` are sets of task indexes as the bits of an integer: a job has
-    up to 10,000 tasks, and one of them changes at a time. `body` is the digest of the request, by
-    which a repeated submission differs from another one with the same id. `user`: the user whose
-    limit counts its tasks; empty if it was admitted before tasks were counted.
+    up to 10,000 tasks, and one of them changes at a time. `body` is the digest of the request: a
+    repeated submission has the same digest, another submission with the same id has not. `user` is
+    the user whose limit counts the tasks; empty for a job from before quota counted tasks.
     """
 
     project: str
@@ -118,7 +119,7 @@ class Job:
     user: str = ""
 
     def bits(self, index: int | None) -> int:
-        """The set of one task, or of all tasks."""
+        """Return the set with one task, or for None with all tasks, as bits."""
         return (1 << self.tasks) - 1 if index is None else 1 << index
 
     @property
@@ -128,13 +129,13 @@ class Job:
 
     @property
     def counted(self) -> int:
-        """Number of its tasks that the limits of its project and its user count."""
+        """The number of tasks that the limits of the project and of the user count."""
         return self.tasks - self.ended.bit_count() if self.user else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
-    """The last record applied from a source; a record that is not after it is a repeat."""
+    """The last record applied from a source; a record that is not after this one is a repeat."""
 
     epoch: int
     seq: int
@@ -155,7 +156,7 @@ class Pending:
 
 
 def _config_line(row: Pool | Department | Project | Enrolled | Cell) -> str:
-    """Canonical JSON, independent of the order of keys."""
+    """Return a row's revision and its configuration as JSON, whatever the order of the keys."""
     config = json.dumps(asdict(row.config), sort_keys=True, separators=(",", ":"))
     return f"{row.revision}|{config}"
 
@@ -232,19 +233,20 @@ class AdmissionState:
         #: Rejected and ended jobs, whose ids cannot be used again.
         self.judged_ids = JudgedIds()
         self.sources: Table[LastRecord] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
-        #: Number of rows that name a pool, department or project ("pool/h100"), and of unfinished
-        #: tasks ("tasks of user/ada"), of users, and of tokens by digest. Derived, so the digest
-        #: does not cover it.
+        #: Key -> a number: of the rows that name a pool, department or project ("pool/h100"), of
+        #: unfinished tasks ("tasks of user/ada"), of users ("users/now"), of tokens with a digest.
+        #: This table is derived from the others, so the digest does not cover it.
         self.uses: Table[int] = Table("uses", str)
-        #: The operators of the cell in name order, under its name (derived).
+        #: At most one row, under the name of the cell: its operators in name order (derived).
         self.operators: Table[tuple[str, ...]] = Table("operators", ",".join)
         #: The departments below each parent, in name order (derived).
         self.children: Table[tuple[str, ...]] = Table("children", ",".join)
-        #: All pools in the order of preference of a job that names none (derived).
+        #: All pools in the order of preference of a job that names no pool (derived).
         self.pool_names: tuple[str, ...] = ()
         #: One object for each distinct list of pools, shared by all jobs with that list.
         self.lists: dict[tuple[str, ...], tuple[str, ...]] = {}
-        #: The `taken` - `judged` pending requests, in input order.
+        #: The pending requests in input order. `taken` is the number of requests ever consumed,
+        #: and `judged` the number of requests that got a verdict.
         self.work: deque[Pending] = deque()
         self.taken = 0
         self.judged = 0
@@ -259,7 +261,7 @@ class AdmissionState:
         return log is not None and log.mode == LogMode.SIMULATED
 
     def draft(self, requests: int) -> "AdmissionState":
-        """An overlay with the first `requests` pending requests; its changes do not show here."""
+        """Return an overlay with the first `requests` pending requests; changes stay in it."""
         other = AdmissionState.__new__(AdmissionState)
         other.cell = self.cell
         other.cycle = self.cycle
@@ -302,11 +304,11 @@ class AdmissionState:
         return f"{total % MODULUS:064x}"
 
     def in_use(self, kind: str, name: str) -> int:
-        """Number of rows that name this pool, department or project."""
+        """Return the number of rows that name a pool, department or project (`kind`)."""
         return self.uses.get(f"{kind}/{name}") or 0
 
     def unfinished(self, kind: str, name: str) -> int:
-        """Number of unfinished tasks of this project or user that its limit counts."""
+        """Return the number of unfinished tasks that the limit of a project or user counts."""
         return self.in_use(f"tasks of {kind}", name)
 
     @property
@@ -365,14 +367,14 @@ class AdmissionState:
         self.projects.put(name, project)
 
     def put_enrolled(self, name: str, row: Enrolled) -> None:
-        """Set an enrollment; a revoked one no longer counts as a use of its pool."""
+        """Set an enrollment; a revoked enrollment does not count as a use of its pool."""
         old = self.enrolled.get(name)
         self._count(-1, () if old is None else _named_by_enrollment(old))
         self._count(+1, _named_by_enrollment(row))
         self.enrolled.put(name, row)
 
     def put_user(self, name: str, user: User) -> None:
-        """Set a user; a removed one is no longer counted, and its tokens are free."""
+        """Set a user; a removed user is not counted, and its tokens' digests may be reused."""
         old = self.users.get(name)
         self._count(-1, () if old is None else _counted_of_user(old))
         self._count(+1, _counted_of_user(user))
@@ -383,13 +385,13 @@ class AdmissionState:
         self.users.put(name, user)
 
     def counts_of_users(self) -> tuple[int, int]:
-        """The number of names of users ever, and of users that were not removed."""
+        """Return the number of user names that ever existed, and of users that are not removed."""
         return self.in_use("users", "ever"), self.in_use("users", "now")
 
     def put_job(self, name: str, job: Job) -> None:
-        """Set a job; with all tasks cancelled it no longer counts as a use of project and pools.
+        """Set a job; once no task is live, the job is no longer a use of its project and pools.
 
-        Once all its tasks have ended, only its id and the digest of its request are kept.
+        Once all tasks of the job have ended, only its id and the digest of its request are kept.
         """
         old = self.jobs.get(name)
         if (old is not None and old.live) != job.live:
@@ -409,6 +411,7 @@ class AdmissionState:
         return self.lists.setdefault(pools, pools)
 
     def _count(self, by: int, named: tuple[str, ...]) -> None:
+        """Add `by` to the number of each key in `uses`; a number of 0 is removed."""
         for key in named:
             self.uses.put(key, ((self.uses.get(key) or 0) + by) or None)
 

@@ -4,9 +4,8 @@ A default comes from the first of these that sets it: the job, its project, its 
 cell. The log has the resolved values, so a later change of a project or pool does not affect jobs
 that were admitted before.
 
-The pools of a job that names none are the first of these lists that is not empty: the default pools
-of its project, those default pools of the cell that the project may use, all pools that the project
-may use.
+A job that names no pools gets the first of these lists that is not empty: the default pools of its
+project, the default pools of the cell that the project may use, all pools that the project may use.
 """
 
 from collections.abc import Sequence
@@ -90,6 +89,7 @@ def _rejected(
 
 
 def _pools(state: AdmissionState, spec: SubmittedSpec, config: ProjectConfig) -> tuple[str, ...]:
+    """Return the pools of a job without repeats, in its order of preference."""
     # rule: pools: default list of the project
     # rule: pools: default list of the cell
     named = spec.pools or config.default_pools or _of_cell(state, config) or config.pools
@@ -113,6 +113,7 @@ def _node_types(kind: Kind, config: ProjectConfig) -> tuple[str, ...]:
 def _wrong_pools(
     state: AdmissionState, job_id: str, pools: Sequence[str], config: ProjectConfig
 ) -> TaskRejectedV1 | None:
+    """Return the rejection of a job without pools, or with a pool it may not use, or None."""
     if not pools:
         return _rejected(job_id, AdmissionCode.POOL_UNKNOWN)
     for pool in pools:
@@ -125,6 +126,9 @@ def _wrong_pools(
 
 
 def _not_allowed(job_id: str, spec: SubmittedSpec, config: ProjectConfig) -> TaskRejectedV1 | None:
+    """Return the rejection of a job whose kind, node types, checkpoint or priority its project does
+    not allow, or None.
+    """
     if config.kinds and spec.kind not in config.kinds:
         return _rejected(job_id, AdmissionCode.KIND_NOT_ALLOWED, about=spec.kind.value)
     allowed = _node_types(spec.kind, config)
@@ -147,10 +151,11 @@ def _over_limit(
     pools: Sequence[str],
     config: ProjectConfig,
 ) -> TaskRejectedV1 | None:
-    """The rejection of a job if one task alone exceeds a limit in each of the pools it may use.
+    """Return the rejection of a job that could never start, or that has too many tasks, or None.
 
-    The limits are those of its project and department. The scheduler compares limits with current
-    use (at_limit). `max_pending` limits a single job.
+    A job could never start if one task alone exceeds a limit of its project, or in each pool a
+    limit of its project or department. Slots in use do not count here: the scheduler compares them
+    with the limits (`at_limit`). `max_pending` limits the number of tasks of a single job.
     """
     spec = request.spec
     code = AdmissionCode.LIMIT_EXCEEDED
@@ -186,9 +191,10 @@ def _over_limit(
 def _full(
     state: AdmissionState, request: TaskSubmittedV1, config: ProjectConfig, user: str
 ) -> TaskRejectedV1 | None:
-    """The rejection of a job with which its project or its user has too many unfinished tasks.
+    """Return the rejection of a job with which its project or user would have too many unfinished
+    tasks, or None.
 
-    A simulation has no stores that tasks could fill.
+    The limit protects the stores from too many tasks. A simulation has no stores, and no limit.
     """
     if state.simulated:
         return None
@@ -210,7 +216,7 @@ def _full(
 
 
 def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:
-    """The rejection of a job if the allocation of one task may exceed a record."""
+    """Return the rejection of a job if the allocation of one task may exceed a record, or None."""
     size = allocation_bytes(spec)
     if size <= MAX_BYTES:
         return None
@@ -221,8 +227,9 @@ def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:
 def _resolved(
     state: AdmissionState, spec: SubmittedSpec, pools: tuple[str, ...], config: ProjectConfig
 ) -> AdmittedSpec:
+    """Return the spec of a job with every default resolved and every maximum applied."""
     configs = [pool.config for name in pools if (pool := state.pools.get(name)) is not None]
-    # A default of higher priority than the project allows is cut to the allowed one.
+    # A default of a higher priority than the project allows becomes the highest allowed priority.
     default = config.default_priority or configs[0].default_priority
     priority = spec.priority or max(default, config.best_priority)
     grace_s = DEFAULT_GRACE_S if spec.grace_s is None else spec.grace_s
@@ -247,7 +254,7 @@ def _resolved(
         time_limit_s=spec.time_limit_s,
         max_restarts=spec.max_restarts or 0,
         unschedulable=spec.unschedulable or Unschedulable.WAIT,
-        # One value for all pools, so the lowest maximum applies.
+        # The job has one grace period for all its pools, so the lowest maximum applies.
         grace_s=min(grace_s, *(pool.max_grace_s for pool in configs)),
         exit_zero=spec.exit_zero or ExitZero.STOPPED,
         checkpoint_uri=spec.checkpoint_uri,

@@ -1,10 +1,10 @@
 """Tables of rows by name, with an incremental digest, and drafts that cost only their changes.
 
-Quota decides its verdicts before they are appended: each request is judged after the verdicts on
-earlier ones, on a state that is not in the log yet. That draft is an overlay. A copy of the state
-would cost as much as all jobs ever admitted, in every cycle; an undo log would change the state in
-place and depend on each code path undoing its changes. Rows are immutable, so an overlay holds only
-the rows that differ.
+Quota judges each request on a state that includes the verdicts on earlier requests, before these
+verdicts are appended. This draft of the state is an overlay of tables. Rows are immutable, so an
+overlay holds only the rows that differ from its base. A copy of the state would cost as much as all
+jobs ever admitted, in every cycle. An undo log would change the state in place, and each code path
+would have to undo its changes.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Table(Generic[R]):
-    """Immutable rows by name; a draft shows the rows of its base except those it changed.
+    """Immutable rows by name; a draft shows the rows of its base, except the rows it changed.
 
     `line` gives a row's canonical text. The digest is a sum of hashes of (kind, name, line) modulo
     2^256, so neither the order of changes nor their division into cycles matters. It is updated
@@ -37,16 +37,19 @@ class Table(Generic[R]):
         self._sum = total
 
     def __len__(self) -> int:
-        """Number of rows; not of a draft."""
+        """Return the number of rows; a draft does not know its number."""
         assert self._base is None
         return len(self._rows)
 
     def draft(self) -> "Table[R]":
-        """An overlay whose changes do not show here; do not change this table while it is used."""
+        """Return an overlay, whose changes do not change this table.
+
+        Do not change this table while the overlay is used.
+        """
         return Table(self.kind, self._line, self, self.total())
 
     def get(self, name: str) -> R | None:
-        """The row, or None."""
+        """Return the row with this name, or None."""
         if self._base is None:
             return self._rows.get(name)
         return self._rows[name] if name in self._rows else self._base.get(name)
@@ -78,7 +81,7 @@ class Table(Generic[R]):
         return self._sum
 
     def items(self) -> Iterator[tuple[str, R]]:
-        """All rows in name order: a pass over everything, for snapshots; not of a draft."""
+        """Yield all rows in name order, for snapshots: a pass over everything; not for a draft."""
         assert self._base is None
         for name in sorted(self._rows):
             row = self._rows[name]

@@ -1,8 +1,8 @@
 """Verdicts on requests that change users, their roles and their tokens.
 
 Quota checks the authority of the actor from its own state, whatever the gateway allowed: an
-operator of the cell changes every user, and a user issues and revokes its own tokens. The requests
-of a token file are the exception: the first operator comes from there.
+operator of the cell changes every user, and a user issues and revokes its own tokens. A request
+that imports a token file needs no authority, because the first operator comes from such a file.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import users as u
 from yardmaster_schemas.reasons import AdmissionCode
 
-#: The most users at once, and the most names of users ever: removed ones keep their rows.
+#: The most users at once, and the most user names ever: a removed user keeps its row.
 MAX_USERS: Final = 10_000
 MAX_NAMES_OF_USERS: Final = 100_000
 
@@ -56,12 +56,13 @@ def judge_access(state: AdmissionState, pending: Pending) -> Event:
 
 
 def _operator(state: AdmissionState, pending: Pending) -> bool:
+    """Whether the actor of a request is an operator of the cell."""
     user = state.users.get(pending.actor)
     return user is not None and operates(user, state.cell)
 
 
 def _forbidden(state: AdmissionState, pending: Pending, own: str | None = None) -> _Refused:
-    """The refusal of an actor that is neither an operator nor the user `own`, or None."""
+    """Return the refusal of an actor that is neither an operator nor the user `own`, or None."""
     actor = state.users.get(pending.actor)
     is_own = own is not None and own == pending.actor and actor is not None and not actor.removed
     if is_own or _operator(state, pending):
@@ -70,6 +71,7 @@ def _forbidden(state: AdmissionState, pending: Pending, own: str | None = None) 
 
 
 def _unknown(state: AdmissionState, request: Any) -> _Refused:
+    """Return the refusal of a request about a user that does not exist, or None."""
     user = state.users.get(request.principal)
     if user is None or user.removed:
         return refused(request, AdmissionCode.USER_UNKNOWN)
@@ -77,7 +79,8 @@ def _unknown(state: AdmissionState, request: Any) -> _Refused:
 
 
 def _imported(state: AdmissionState, request: u.RoleGrantRequestedV1, pending: Pending) -> Event:
-    # Roles of projects that do not exist yet are kept: a new cell has none.
+    """Return the verdict on a user from a token file, which must never have existed."""
+    # A role in a project that does not exist yet is accepted: a new cell has no projects.
     if state.users.get(request.principal) is not None:
         return refused(request, AdmissionCode.USER_EXISTS)
     return (
@@ -88,6 +91,7 @@ def _imported(state: AdmissionState, request: u.RoleGrantRequestedV1, pending: P
 
 
 def _granted(state: AdmissionState, request: u.RoleGrantRequestedV1, pending: Pending) -> Event:
+    """Return the verdict on new roles and tokens, for a new user (`new`) or a known one."""
     user = state.users.get(request.principal)
     live = user is not None and not user.removed
     if forbidden := _forbidden(state, pending):
@@ -124,6 +128,7 @@ def _record(token: u.NewToken, now_ms: int) -> u.TokenRecord:
 def _role_revoked(
     state: AdmissionState, request: u.RoleRevokeRequestedV1, pending: Pending
 ) -> Event:
+    """Return the verdict on the removal of roles that the user must have."""
     if wrong := _forbidden(state, pending) or _unknown(state, request):
         return wrong
     user = state.users.get(request.principal) or UNKNOWN
@@ -136,6 +141,7 @@ def _role_revoked(
 
 
 def _issued(state: AdmissionState, request: u.TokenIssueRequestedV1, pending: Pending) -> Event:
+    """Return the verdict on one more token of a user."""
     if wrong := (
         _forbidden(state, pending, own=request.principal)
         or _unknown(state, request)
@@ -154,7 +160,8 @@ def _issued(state: AdmissionState, request: u.TokenIssueRequestedV1, pending: Pe
     return u.TokenIssuedV1(
         principal=request.principal,
         token=_record(request.token, pending.taken_ms),
-        # The time of the cycle may be after that of the request: without an overlap, end at once.
+        # The time of the cycle may be after the time of the request. So with an overlap of 0, the
+        # other tokens end at time 0, and not at the time of the cycle.
         others_end_at_ms=None
         if overlap is None
         else 0
@@ -165,7 +172,7 @@ def _issued(state: AdmissionState, request: u.TokenIssueRequestedV1, pending: Pe
 
 
 def _too_long(state: AdmissionState, request: u.TokenIssueRequestedV1, user: User) -> _Refused:
-    """The refusal of a user's own token that lives longer than those it has, or None."""
+    """Return the refusal of a token that outlives the user's other valid tokens, or None."""
     longest = 0
     for token in valid_tokens(user, state.now_ms):
         if token.expires_at_ms is None:
@@ -183,6 +190,7 @@ def _too_long(state: AdmissionState, request: u.TokenIssueRequestedV1, user: Use
 def _token_revoked(
     state: AdmissionState, request: u.TokenRevokeRequestedV1, pending: Pending
 ) -> Event:
+    """Return the verdict on the removal of a token that the user must have."""
     if wrong := _forbidden(state, pending, own=request.principal) or _unknown(state, request):
         return wrong
     user = state.users.get(request.principal) or UNKNOWN
@@ -195,6 +203,7 @@ def _token_revoked(
 
 
 def _removed(state: AdmissionState, request: u.AccessRevokeRequestedV1, pending: Pending) -> Event:
+    """Return the verdict on the removal of a user with all its roles and tokens."""
     if wrong := _forbidden(state, pending) or _unknown(state, request):
         return wrong
     verdict = u.AccessRevokedV1(principal=request.principal, by=pending.actor)
@@ -202,7 +211,7 @@ def _removed(state: AdmissionState, request: u.AccessRevokeRequestedV1, pending:
 
 
 def _without_operator(state: AdmissionState, request: Any, verdict: u.AccessChange) -> _Refused:
-    """The refusal of a change after which no operator of the cell has a valid token, or None."""
+    """Return the refusal of a change that leaves the cell no operator with a token, or None."""
     name = request.principal
     after = user_after(state.users.get(name), verdict, state.now_ms)
     for operator in state.operators.get(state.cell) or ():
@@ -211,11 +220,12 @@ def _without_operator(state: AdmissionState, request: Any, verdict: u.AccessChan
             return None
     was = state.users.get(name) or UNKNOWN
     if not operates(was, state.cell) or not any(valid_tokens(was, state.now_ms)):
-        return None  # it was no operator that could do anything
+        return None  # the user was no operator with a valid token, so it does not matter
     return refused(request, AdmissionCode.LAST_OPERATOR)
 
 
 def _too_many_users(state: AdmissionState, request: u.RoleGrantRequestedV1) -> _Refused:
+    """Return the refusal of a user beyond the limits of users and of names, or None."""
     names, live = state.counts_of_users()
     if live >= MAX_USERS:
         return _over_limit(request, MAX_USERS)
@@ -229,7 +239,7 @@ def _over_limit(request: Event, limit: int) -> Event:
 
 
 def _wrong_scope(state: AdmissionState, request: Event, roles: Iterable[u.RoleInScope]) -> _Refused:
-    """The refusal of a role in a scope that does not exist, or None."""
+    """Return the refusal of a role in a scope that does not exist, or None."""
     for role in roles:
         match role.scope:
             case u.Scope.CELL if role.name != state.cell:
@@ -244,7 +254,7 @@ def _wrong_scope(state: AdmissionState, request: Event, roles: Iterable[u.RoleIn
 def _wrong_tokens(
     state: AdmissionState, request: Any, user: User, tokens: Iterable[u.NewToken]
 ) -> _Refused:
-    """The refusal of tokens whose id or digest is used already, or that are too many, or None."""
+    """Return the refusal of tokens with a used id or digest, or of too many tokens, or None."""
     ids = {token.id for token in user.tokens if is_valid(token, state.now_ms)}
     digests: set[str] = set()
     for token in tokens:

@@ -1,13 +1,14 @@
 """The auditor: folds the log into plain dicts and reports which guarantees the log breaks.
 
-It imports the schemas and no code of the machines, not even the code that selects their valid
-batches, because a shared bug would stay hidden. The predicates: S1 terms and the chain, S2 inputs,
-S3 slots, S4 attempts, S5 gangs, S6 quotas, S7 stops, S8 requests, S9 ends, S10 time, S11 folds.
-`chain.py` has S1, this file S2, `limits.py` S6, `verdicts.py` S8, `cluster.py` and `quotas.py` the
-fold, `decisions.py` the rest.
+The auditor imports the schemas, but no code of the state machines, not even the code that selects
+the batches that count: the audit would not find a bug that it shares with a machine. Each guarantee
+is a predicate: S1 terms and the chain, S2 inputs, S3 slots, S4 attempts, S5 gangs, S6 quotas, S7
+stops, S8 requests, S9 ends, S10 time, S11 folds. `chain.py` checks S1, this file S2, `limits.py`
+S6, `verdicts.py` S8; `decisions.py` checks most of the others. `cluster.py` and `quotas.py` hold
+the folded state.
 
-Topics may be fed in any order; the records of one topic in order from its start. A cycle is checked
-as soon as its inputs were fed, so that the audit can run at every append.
+The caller may feed the topics in any order, but the records of one topic in order from its start. A
+cycle is checked as soon as its inputs were fed, so that the audit can run after every append.
 """
 
 from collections import deque
@@ -27,7 +28,7 @@ from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER, NODE_E
 
 __all__ = ["Audit", "Finding", "audit", "record_digest"]
 
-#: The input topics of each machine's topic.
+#: The topic that a machine writes -> the topics that the machine consumes.
 INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     ADMISSIONS.name: (REQUESTS.name, DECISIONS.name),
     DECISIONS.name: (ADMISSIONS.name, NODE_EVENTS.name),
@@ -37,14 +38,16 @@ INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
 class Audit:
     """Audits the log of one cell.
 
-    With `honest_agents` S4 also covers records that the scheduler refused; a test with hostile
-    agents sets it to False.
+    With `honest_agents`, S4 also covers TaskStarted records that the scheduler refused: an honest
+    agent writes such a record only if the process exists. A test with hostile agents sets
+    `honest_agents` to False.
     """
 
     def __init__(self, *, honest_agents: bool = True) -> None:
         self._report = Report()
         self._records: dict[str, list[FedRecord]] = {topic: [] for topic in INPUT_ORDER}
         self._chains = {topic: Chain(topic, self._report) for topic in INPUTS}
+        #: Machine's topic -> its counted cycles that are not checked yet.
         self._waiting: dict[str, deque[Batch]] = {topic: deque() for topic in INPUTS}
         #: (machine's topic, input topic) -> the next offset to consume.
         self._taken = {(to, of): 0 for to, inputs in INPUTS.items() for of in inputs}
@@ -60,10 +63,11 @@ class Audit:
     def feed(
         self, topic: str, partition: int, offset: int, envelope: Envelope[Any] | None, digest: bytes
     ) -> None:
-        """Consume the next record of a topic; `envelope` is None if it cannot be decoded.
+        """Consume the next record of a topic; `envelope` is None if the record cannot be decoded.
 
-        `digest` is the `record_digest` of the raw record. `partition` is only for messages, since
-        an audit covers one cell. Topics without effect on decisions are skipped.
+        `digest` is the `record_digest` of the raw record. Only messages show `partition`, because
+        an audit covers one cell. A record of a topic without effect on decisions is skipped. A gap
+        in the offsets is a finding, and the missing records count as undecodable.
         """
         records = self._records.get(topic)
         if records is None:
@@ -87,7 +91,11 @@ class Audit:
         self._advance()
 
     def finish(self) -> tuple[Finding, ...]:
-        """All findings after the last record, with those about inputs that do not exist."""
+        """Return all findings after the last record was fed.
+
+        A cycle that is still unchecked consumed records that the log does not have: each such cycle
+        adds a finding (S2).
+        """
         for waiting in self._waiting.values():
             for batch in waiting:
                 missing = [
@@ -105,9 +113,12 @@ class Audit:
         return self.findings
 
     def differing(self, topic: str, digests: Mapping[int, str], fold: str) -> tuple[Finding, ...]:
-        """S11: the cycles whose state digest in `digests` is not the one committed in `topic`.
+        """Return a finding (S11) for each cycle whose committed state digest differs from
+        `digests`.
 
-        `fold` names their origin for messages: a standby, a replay, a snapshot with its tail.
+        `topic` is the machine's topic with the commits, and `digests` maps cycles to the state
+        digests that a reader computed. `fold` names that reader in messages: a standby, a replay, a
+        snapshot with its tail.
         """
         committed = self._chains[topic].digests
         return tuple(
@@ -128,6 +139,7 @@ class Audit:
         return taken.next <= len(self._records.get(taken.topic, ()))
 
     def _advance(self) -> None:
+        """Check the waiting cycles, each as soon as all its inputs were fed."""
         progress = True
         while progress:
             progress = False
@@ -137,6 +149,10 @@ class Audit:
                     progress = True
 
     def _check(self, topic: str, batch: Batch) -> None:
+        """Consume the inputs of a cycle, then check its decisions or verdicts.
+
+        Drops the envelopes that no later check reads, so each cycle can be checked only once.
+        """
         body = batch.body
         scheduling = topic == DECISIONS.name
         if scheduling:
@@ -156,7 +172,7 @@ class Audit:
                 refused.discard((fed.topic, fed.offset))
                 self._consume(scheduling, fed, refused_here)
                 if fed.topic != ADMISSIONS.name:
-                    fed.envelope = None  # not needed again; saves memory with a long log
+                    fed.envelope = None  # no later check reads it; saves memory with a long log
         if refused:
             where = ", ".join(f"{t}/{o}" for t, o in sorted(refused)[:8])
             self._report.add(
@@ -172,7 +188,11 @@ class Audit:
             (self._decisions.end if scheduling else self._verdicts.end)(batch.commit)
 
     def _take(self, topic: str, batch: Batch, taken: InputRange) -> list[FedRecord]:
-        """The records of a range; checks that it follows the last one and has not changed."""
+        """Return the records of the input range `taken`, and advance the position of the topic.
+
+        Add a finding (S2) if the range does not follow the one before, or its records changed since
+        the machine consumed them.
+        """
         expected = self._taken[topic, taken.topic]
         where = f"cycle {batch.body.cycle}: {taken.topic} {taken.first} to before {taken.next}"
         self._taken[topic, taken.topic] = taken.next
@@ -202,6 +222,11 @@ class Audit:
                 )
 
     def _consume(self, scheduling: bool, fed: FedRecord, refused_here: bool) -> None:
+        """Apply one input of a cycle of the scheduler (`scheduling`) or of quota.
+
+        Add a finding (S2) if the machine refused a record that it had to accept, or the reverse.
+        `claim` is true for a record that no machine wrote: a request, or an event from a node.
+        """
         envelope = fed.envelope
         claim = fed.topic in (REQUESTS.name, NODE_EVENTS.name)
         if refused_here and not claim:

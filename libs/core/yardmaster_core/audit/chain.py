@@ -1,9 +1,10 @@
-"""Which batches of a machine's topic count (S1); that its time never decreases (S10).
+"""Select the batches of a machine's topic that count (S1); check that time never decreases (S10).
 
 A batch counts if it is complete, comes from the owner of the highest term before it, and its `prev`
-is the chain's head. Records of a lower term or of another incarnation are dropped without a
-finding, as terms intend. An incomplete or unchained batch of the owner is a finding, but counts
-nevertheless, so that one fault is reported once and not again at each later record.
+is the chain's head. A record of a lower term or of another incarnation is dropped without a
+finding: terms exist to fence the writer of such a record. An incomplete or unchained batch of the
+owner is a finding, but counts nevertheless, so that one fault is not reported again at each later
+record.
 """
 
 import hashlib
@@ -38,12 +39,16 @@ def record_digest(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes
 
 
 def range_digest(digests: Iterable[bytes]) -> str:
-    """64 hex digits for consecutive records with these digests."""
+    """Return the digest (64 hex digits) of consecutive records from the digests of the records."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def unmarked(digests: Sequence[bytes], marks: str) -> int | None:
-    """Index of the first record whose mark (16 hex digits) differs from `marks`, or None."""
+    """Return the index of the first record whose mark differs from its mark in `marks`, or None.
+
+    A mark is the first 16 hex digits of a record's digest; `marks` concatenates the expected marks.
+    If `marks` has more marks than there are records, the result is the number of records.
+    """
     for index, digest in enumerate(digests):
         if marks[16 * index : 16 * index + 16] != digest[:8].hex():
             return index
@@ -52,7 +57,7 @@ def unmarked(digests: Sequence[bytes], marks: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A cycle that counts: its commit, decisions and observations."""
+    """A cycle that counts: its commit, and its decisions and observations (`records`)."""
 
     commit: FedRecord
     body: CycleCommittedV1
@@ -73,6 +78,7 @@ class Chain:
         #: The version of the rules of the last cycle.
         self.rules = 0
         self.now_ms = 0
+        #: The records of the current cycle, which has no commit yet.
         self.pending: list[FedRecord] = []
         #: Whether a fault of the current cycle was reported.
         self.reported = False
@@ -109,11 +115,13 @@ class Chain:
         return None
 
     def _broken(self, fed: FedRecord, message: str) -> None:
+        """Add a finding (S1), unless the current cycle has one already."""
         if not self.reported:
             self.report.add("S1", fed, message)
         self.reported = True
 
     def _start_term(self, fed: FedRecord, envelope: Envelope[Any], body: TermStartedV1) -> None:
+        """Start a term: its writer becomes the owner, and records without a commit are dropped."""
         source = f"{body.machine}/{body.cell}.{body.incarnation}"
         if envelope.source != source or envelope.epoch != body.term:
             self._broken(
@@ -129,6 +137,7 @@ class Chain:
         self.reported = False
 
     def _commit(self, fed: FedRecord, body: CycleCommittedV1) -> Batch:
+        """Return the cycle that the record `fed` commits; a cycle with a fault counts too."""
         records = tuple(self.pending)
         self.pending.clear()
         self._check(fed, body, records)
@@ -154,6 +163,7 @@ class Chain:
     def _check(
         self, fed: FedRecord, body: CycleCommittedV1, records: tuple[FedRecord, ...]
     ) -> None:
+        """Report the first fault of a commit (S1): its position, its decisions or its rules."""
         where = f"cycle {body.cycle} of term {body.term}"
         digests = [record.digest for record in records]
         changed = unmarked(digests, body.decision_marks)
@@ -185,6 +195,7 @@ class Chain:
             self._broken(fed, f"{where}: rules decrease from {self.rules} to {body.rules}")
 
     def _snapshot(self, fed: FedRecord, body: SnapshotTakenV1) -> None:
+        """Check that a snapshot names the state digest that its cycle committed (S11)."""
         expected = self.digests.get(body.cycle, "of no counted cycle")
         if expected != body.state_digest:
             self.report.add(
@@ -196,7 +207,7 @@ class Chain:
 
 
 def _introduced(fed: FedRecord) -> int:
-    """The rules that introduce a record's event."""
+    """The version of the rules that introduces a record's event; 0 for an undecodable record."""
     return 0 if fed.envelope is None else fed.envelope.data.RULES
 
 

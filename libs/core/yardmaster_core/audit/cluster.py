@@ -1,8 +1,9 @@
 """The cluster folded from the log: jobs, nodes, attempts and the slots they hold, in plain dicts.
 
 Inputs that a counted cycle consumed and did not refuse are applied here; `decisions.py` checks the
-decisions. A claim about no open replica changes nothing here: if the scheduler accepted it, a later
-decision breaks a guarantee and is reported there.
+decisions. An agent's claim about a replica that is not open changes nothing here: if the scheduler
+accepted such a claim, one of its later decisions breaks a guarantee, and `decisions.py` reports
+that decision.
 """
 
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ from yardmaster_schemas.topics import NODE_EVENTS
 
 @dataclass(slots=True)
 class Job:
-    """An admitted job; `cancelled` and `paused` are indexes of its tasks."""
+    """An admitted job; `cancelled` and `paused` hold indexes of its tasks."""
 
     project: str
     spec: AdmittedSpec
@@ -74,14 +75,15 @@ class Node:
     labels: dict[str, str]
     address: str
     executors: tuple[ExecutorKind, ...]
-    #: The memory of each GPU, as its agents reported it; the first one may not have known it.
+    #: The memory of one GPU: every value that an agent of this incarnation reported. The agent of
+    #: an older version may have reported none (0).
     gpu_memories_mib: set[int]
     up: bool = True
 
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt with open replicas; `running_ms` is when the last of them started."""
+    """An attempt with open replicas; `running_ms` is the time at which its last replica started."""
 
     task_id: str
     number: int
@@ -95,7 +97,7 @@ class Attempt:
     processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
-    #: Its task has reserved slots, which count instead of those that it still holds.
+    #: Whether the task moves: its reserved slots count as held, and the slots of this attempt not.
     moved: bool = False
     #: The cycle in which the gang lost a replica, and how.
     broken: tuple[int, str] | None = None
@@ -109,8 +111,9 @@ class Task:
     attempt: Attempt | None = None
     ran_ms: int = 0
     not_before_ms: int = 0
-    #: Consecutive failed starts by the last TaskRequeued; 0 after a successful start.
+    #: The consecutive failed starts that the last TaskRequeued names; 0 after a successful start.
     failed_starts: int = 0
+    #: The record that ended the task (`decisions/<offset>`), or None.
     ended: str | None = None
 
 
@@ -126,33 +129,38 @@ class Cluster:
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
         self.drains: dict[str, int] = {}
-        #: Disabled slots of a node; and those of them whose tasks must stop.
+        #: By node: its disabled slots, and the disabled slots whose tasks must stop.
         self.disabled: dict[str, tuple[int, ...]] = {}
         self.stopping_slots: dict[str, tuple[int, ...]] = {}
-        #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
+        #: By node: its enrollment, or None if it was revoked. As long as no node was ever enrolled,
+        #: any node may join.
         self.enrolled: dict[str, Enrollment | None] = {}
         self.pools: dict[str, PoolConfig] = {}
         self.projects: dict[str, ProjectConfig] = {}
         self.departments: dict[str, DepartmentConfig] = {}
-        #: gpu_milli held on a slot, and its memory (MiB) that tasks requested; cpu_milli and
-        #: memory_mib held on a node.
+        #: By (node, slot): the gpu_milli that tasks hold, and the GPU memory (MiB) that tasks
+        #: requested. By node: the cpu_milli and memory_mib that tasks hold.
         self.slots: dict[tuple[str, int], int] = {}
         self.gpu_memory: dict[tuple[str, int], int] = {}
         self.cpu: dict[str, int] = {}
         self.memory: dict[str, int] = {}
-        #: Open replicas of each node.
+        #: By node: its open replicas, (task id, replica) -> incarnation of the node.
         self.on_node: dict[str, dict[tuple[str, int], str]] = {}
         self.quotas = Quotas(self.projects, self.departments)
         #: Reserved slots, by task.
         self.reserved: dict[str, SlotsReservedV1] = {}
-        #: gpu_milli that the tasks of a job hold, or that are reserved for them.
+        #: By job: the gpu_milli that its tasks hold or that are reserved for its tasks, and the
+        #: number of its open attempts.
         self.job_used: dict[str, int] = {}
         self.job_running: dict[str, int] = {}
+        #: (node, incarnation) -> the time (ms) of its last heartbeat, when its silence was
+        #: observed.
         self.silences: dict[tuple[str, str], int] = {}
         self.lost: set[tuple[str, str]] = set()
         #: Attempts that lost a replica and are not stopped yet, by task.
         self.broken: dict[str, Attempt] = {}
-        #: Number of changes to which tasks should run: admissions, nodes, ends of tasks.
+        #: The number of changes after which other tasks may have to run: admissions, joins and
+        #: losses of nodes, ends of tasks.
         self.changes = 0
 
     def task(self, task_id: str) -> Task:
@@ -184,6 +192,7 @@ class Cluster:
 
     # size: one case for each type of event, of one to three lines.
     def _admission(self, body: Any) -> None:
+        """Apply a verdict of quota to the jobs, owners, pools and nodes."""
         self.changes += 1
         match body:
             case TaskAdmittedV1():
@@ -233,6 +242,7 @@ class Cluster:
                 pass
 
     def _claim(self, fed: FedRecord, body: Any) -> None:
+        """Apply a claim of an agent; add a finding (S3) for a join that had to be refused."""
         match body:
             case NodeJoinedV1():
                 self.changes += 1
@@ -245,8 +255,8 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent restarted, perhaps in a newer version; only its executors, the
-                    # limits of fractions and the memory of its GPUs may differ.
+                    # The node's agent restarted, perhaps in a newer version. Only the executors,
+                    # the limits of fractions and the memory of the GPUs may differ.
                     known.executors = body.executors
                     known.gpu_memories_mib.add(body.gpu_memory_mib)
                     return
@@ -309,7 +319,10 @@ class Cluster:
         return attempt if here else None
 
     def started(self, fed: FedRecord, body: TaskStartedV1, *, refused: bool = False) -> None:
-        """Note a replica's process; with honest agents a refused record proves one too."""
+        """Note the process of a replica; add a finding (S4) if the replica has another one already.
+
+        With honest agents, a record that the scheduler refused also proves that a process exists.
+        """
         attempt = self._placed(body)
         if attempt is None or (refused and not self.honest_agents):
             return
@@ -344,7 +357,7 @@ class Cluster:
         self.job_running[job_id] = self.job_running.get(job_id, 0) + 1
 
     def close(self, attempt: Attempt, replica: int) -> None:
-        """Free the slots of one replica; with the last replica the attempt ends."""
+        """Free the slots of one replica; the attempt ends when its last replica is closed."""
         placement = attempt.open.pop(replica)
         self._hold(placement, -1)
         self.on_node[placement.node].pop((attempt.task_id, replica), None)
@@ -360,6 +373,7 @@ class Cluster:
         self.job_running[attempt.task_id.partition(".")[0]] -= 1
 
     def _hold(self, placement: Placement, sign: int) -> None:
+        """Add (`sign` 1) or subtract (`sign` -1) the amounts of a placement on its node."""
         node = placement.node
         for slot in placement.slots:
             self.slots[node, slot] = self.slots.get((node, slot), 0) + sign * placement.gpu_milli
@@ -369,6 +383,7 @@ class Cluster:
         self.memory[node] = self.memory.get(node, 0) + sign * placement.memory_mib
 
     def _charge(self, attempt: Attempt, amounts: Amounts) -> None:
+        """Add `amounts` to the amounts that the job, its project and its departments hold."""
         self._count(attempt.task_id, attempt.job, attempt.pool, amounts)
 
     def _count(self, task_id: str, job: Job, pool: str, amounts: Amounts) -> None:
@@ -377,7 +392,10 @@ class Cluster:
         self.job_used[job_id] = self.job_used.get(job_id, 0) + amounts[0]
 
     def reserve(self, body: SlotsReservedV1) -> None:
-        """Count the reserved slots of a task as held, instead of those that it is moved from."""
+        """Count the reserved slots of a task as held.
+
+        If an attempt of the task is open, the task moves: the slots of the attempt no longer count.
+        """
         self.reserved[body.task_id] = body
         amounts = amounts_of(body.placements)
         self._count_reserved(body, amounts)
@@ -387,7 +405,10 @@ class Cluster:
             attempt.moved = True
 
     def release_reserved(self, task_id: str) -> SlotsReservedV1 | None:
-        """Take back the reserved slots of a task; return what they were."""
+        """Stop counting the reserved slots of a task; return its reservation, or None.
+
+        If the task was to move, the slots of its open attempt count again.
+        """
         body = self.reserved.pop(task_id, None)
         if body is not None:
             self._count_reserved(body, negative(amounts_of(body.placements)))

@@ -1,8 +1,8 @@
-"""The scheduler's guarantees: slots, attempts, gangs, quotas, stops, ends, time (S3-S7, S9, S10).
+"""Check S3 to S7, S9 and S10: slots, attempts, gangs, quotas, stops, ends and time.
 
-S7, "no two tasks preempt each other", applies while no admission, join or end comes in between;
-after one of these another order may be right. The runtime of an attempt counts from the start of
-its last replica.
+S7 says that no two tasks preempt each other. It does not apply if an admission, a join or an end
+comes between the two preemptions, because another order of the tasks may be right after such a
+change. The runtime of an attempt counts from the start of its last replica.
 """
 
 from typing import Any, Final
@@ -75,7 +75,7 @@ class Decisions:
                 pass
 
     def end(self, commit: FedRecord) -> None:
-        """Check after a complete cycle that gangs broken in an earlier cycle are stopped (S5)."""
+        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5)."""
         cluster = self.cluster
         for task_id, attempt in list(cluster.broken.items()):
             assert attempt.broken is not None
@@ -98,6 +98,7 @@ class Decisions:
     # Allocations
 
     def _allocated(self, fed: FedRecord, body: SlotsAllocatedV1) -> None:
+        """Check a new attempt (S3 to S6, S8 to S10), and open it in `cluster`."""
         cluster = self.cluster
         job_id, _, index = body.task_id.partition(".")
         job = cluster.jobs.get(job_id)
@@ -157,13 +158,13 @@ class Decisions:
         self.reservations.allocated(fed, body)
 
     def _gang(self, fed: FedRecord, label: str, body: SlotsAllocatedV1, job: Job) -> None:
-        """S5; `cluster` does not have the attempt yet."""
+        """Check that a gang is complete (S5), before `cluster` has the attempt."""
         fault = gang_fault(self.cluster, body, job)
         if fault is not None:
             self.report.add("S5", fed, f"{label}{fault}")
 
     def _fits(self, fed: FedRecord, label: str, job: Job, pool: str, p: Placement) -> bool:
-        """S3; `cluster` has the placement already."""
+        """Check and return whether a replica may be on its node (S3), when `cluster` has it."""
         fault = place_fault(self.cluster, job, pool, p)
         if fault is not None:
             self.report.add("S3", fed, f"{label}: {fault}")
@@ -172,6 +173,7 @@ class Decisions:
     # Stops
 
     def _preempted(self, fed: FedRecord, body: PreemptionRequestedV1) -> None:
+        """Check the victim and the beneficiary of a preemption (S7); `_stopped` checks the rest."""
         cluster = self.cluster
         stop = body.stop
         label = f"{body.task_id} attempt {body.attempt}"
@@ -218,6 +220,7 @@ class Decisions:
         self.stopped_for[body.task_id, stop.for_task] = cluster.changes
 
     def _stopped(self, fed: FedRecord, body: PreemptionRequestedV1 | StopRequestedV1) -> None:
+        """Check the deadline and the reason of a stop (S10), and mark the attempt as stopped."""
         cluster = self.cluster
         label = f"{body.task_id} attempt {body.attempt}"
         deadline_ms = min(cluster.now_ms + body.grace_s * 1000, LAST_MS)
@@ -266,6 +269,9 @@ class Decisions:
                 pass
 
     def _revoked(self, fed: FedRecord, body: AllocationRevokedV1) -> None:
+        """Check that an allocation is not revoked before its start timeout (S10), and mark the
+        attempt as stopped.
+        """
         cluster = self.cluster
         attempt = self._stop(fed, body.task_id, body.attempt, body.nodes, body.stop)
         if attempt is None or body.stop.code is not StopCode.START_TIMEOUT:
@@ -288,6 +294,10 @@ class Decisions:
         nodes: tuple[str, ...],
         stop: Stop | PolicyStop,
     ) -> Attempt | None:
+        """Mark an attempt as stopped and return it; if it is not open, add a finding (S4).
+
+        Add a finding (S5) if `nodes`, the nodes that get the stop, lack a node of an open replica.
+        """
         attempt = self.cluster.attempt(task_id, number)
         label = f"{task_id} attempt {number}"
         if attempt is None:
@@ -302,6 +312,7 @@ class Decisions:
     # Ends
 
     def _requeued(self, fed: FedRecord, body: TaskRequeuedV1) -> None:
+        """Check a requeue (S4, S9), and note its earliest start and its failed starts."""
         task = self.cluster.task(body.task_id)
         label = f"{body.task_id} attempt {body.attempt}"
         if task.ended is not None:
@@ -332,6 +343,7 @@ class Decisions:
             )
 
     def _ended(self, fed: FedRecord, body: TaskEndedV1) -> None:
+        """Check that a task ends once and with nothing open (S9), and note its end."""
         task = self.cluster.task(body.task_id)
         this = f"decisions/{fed.offset}"
         if task.ended is not None:
@@ -344,6 +356,7 @@ class Decisions:
         self.cluster.changes += 1
 
     def _node_lost(self, fed: FedRecord, body: NodeLostV1) -> None:
+        """Check the loss of a node (S3, S4, S10), and close the replicas on it."""
         cluster = self.cluster
         label = f"node {body.node} incarnation {body.incarnation}"
         node = cluster.nodes.get(body.node)
@@ -378,7 +391,11 @@ class Decisions:
             node.up = False
 
     def _fence(self, fed: FedRecord, label: str, body: SlotsAllocatedV1) -> None:
-        """An attempt has a fence shorter than the node timeout if its pool has `fence: kill`."""
+        """Check the fence of a new attempt (S4).
+
+        An attempt has a fence if and only if its pool has `fence: kill`, and its fence is shorter
+        than the node timeout.
+        """
         config = self.cluster.pools.get(body.pool)
         if config is None:
             return
@@ -392,6 +409,7 @@ class Decisions:
             )
 
     def _silent(self, fed: FedRecord, label: str, body: NodeLostV1) -> None:
+        """Check that a lost node was silent for its node timeout (S10), and check the fences."""
         cluster = self.cluster
         heard_ms = cluster.silences.get((body.node, body.incarnation))
         if heard_ms is None:
@@ -411,7 +429,7 @@ class Decisions:
     def _check_fences(
         self, fed: FedRecord, label: str, body: NodeLostV1, *, silent_ms: int
     ) -> None:
-        """Check that the fences of the attempts on a lost node ended during its silence."""
+        """Check that the fences of the attempts on a lost node ended during its silence (S4)."""
         cluster = self.cluster
         for (task_id, _), incarnation in cluster.on_node.get(body.node, {}).items():
             attempt = cluster.task(task_id).attempt

@@ -1,14 +1,18 @@
-"""Checks of limits and of what is deserved (S6), when slots are reserved or allocated.
+"""Checks of limits and deserved amounts (S6) when slots are reserved or allocated.
 
-Under every policy: a job's max_slots and max_concurrent, the limit of its project over all pools,
-and the GPU limits of its project and of every department above it in the pool. Under `quota` also,
-for each of them, of GPUs, CPUs and memory: the limits (with over-quota off, what is deserved is a
-limit); and what is deserved, for tasks that are not preemptible, of the project also in all pools
-with this policy together.
+Under every policy, a task is checked against max_slots and max_concurrent of its job, the limit of
+its project over all pools, and the GPU limits in the pool of its project and of every department
+above the project.
 
-Only the resources that a task requests are checked. A task that starts on the slots reserved for
-it, or is moved, was checked before; a limit that was lowered since then stops no task. But its
-slots are taken back if it then exceeds a GPU limit that holds under every policy.
+Under the policy `quota`, a task is also checked against two bounds of its project and of every
+department above it, each for GPUs, CPUs and memory. The first is the limit; with over-quota off,
+the deserved amount is a limit too. The second applies only to tasks that are not preemptible: the
+deserved amount in the pool and, for the project, in all pools with this policy together.
+
+Only the resources that a task requests are checked. A task that starts on its reserved slots was
+checked when the slots were reserved, and a move is not checked, so a quota that was lowered later
+stops no task. The limits that hold under every policy are checked again at each start: the
+scheduler drops the reservation of a task that exceeds one.
 """
 
 from collections.abc import Iterator
@@ -26,7 +30,7 @@ QUOTA_POLICY: Final = "quota"
 #: What the messages call each resource.
 RESOURCES: Final = ("", " of CPUs (milli)", " of memory (MiB)")
 
-#: What a bound is, the bound, what is used of it, what a task requests.
+#: The name of a bound, the bound (None: unlimited), the amount in use, the amount requested.
 Bound = tuple[str, int | None, int, int]
 
 
@@ -38,16 +42,16 @@ class Limits:
         self.report = cluster.report
 
     def reserved(self, fed: FedRecord, body: SlotsReservedV1) -> None:
-        """Check a reservation, which `cluster` does not have yet."""
+        """Check a reservation of slots, before `cluster` has it."""
         job = self.cluster.jobs.get(body.task_id.partition(".")[0])
         if job is None or self.cluster.task(body.task_id).attempt is not None:
-            return  # reported when it starts, or a move
+            return  # an unknown job is reported at its start; a move is not checked
         label = f"{body.task_id} attempt {body.attempt} gets reserved slots"
         bounds = [*self._bounds_of(body, job), *self._under_quota(body, job)]
         self._check(fed, label, bounds)
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1, job: Job) -> None:
-        """Check a start, which `cluster` does not have yet."""
+        """Check a start, before `cluster` has the attempt."""
         cluster = self.cluster
         label = f"{body.task_id} attempt {body.attempt}"
         own = cluster.release_reserved(body.task_id)
@@ -67,6 +71,7 @@ class Limits:
             )
 
     def _check(self, fed: FedRecord, label: str, bounds: list[Bound]) -> bool:
+        """Add a finding for the first exceeded bound; return whether there is none."""
         for what, bound, used, requested in bounds:
             if requested and bound is not None and used + requested > bound:
                 self.report.add(
@@ -76,7 +81,7 @@ class Limits:
         return True
 
     def _bounds_of(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
-        """Return each limit of the job, its project and its queues, with what is used and asked."""
+        """Return the bounds under every policy: of the job, its project and its queues."""
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
         job_id = body.task_id.partition(".")[0]
         asked = self._milli(body, job)
@@ -94,6 +99,7 @@ class Limits:
         return bounds
 
     def _under_quota(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Iterator[Bound]:
+        """Yield the bounds that only the policy `quota` adds; none under another policy."""
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
         config = cluster.pools.get(pool)
         if config is None or config.policy.name != QUOTA_POLICY:
@@ -117,7 +123,7 @@ class Limits:
             yield from self._in_all_pools(job.project, asked)
 
     def _in_all_pools(self, project: str, asked: Amounts) -> Iterator[Bound]:
-        """Yield what a project deserves in all pools with the policy together."""
+        """Yield the bound of each resource that a project deserves in all pools with the policy."""
         quotas, queue = self.cluster.quotas, (Level.PROJECT, project)
         pools = [
             name
@@ -137,10 +143,10 @@ class Limits:
                 yield what, sum(known), non_preemptible, asked[i]
 
     def _requested(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Amounts:
-        """Return the amounts that a task counts as before it has slots.
+        """Return the amounts that a task without slots counts as.
 
-        A task on whole nodes counts with the CPUs and memory of one, because how many nodes it
-        takes is found only then.
+        A task on whole nodes counts with the CPUs and memory of one node, because the number of its
+        nodes is known only when it is placed.
         """
         _, cpu, memory = amounts_of(body.placements)
         if job.spec.layout is Layout.WHOLE_NODES:
@@ -149,8 +155,8 @@ class Limits:
         return self._milli(body, job), cpu, memory
 
     def _milli(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> int:
-        """Return the gpu_milli that a task counts as: of a request for memory of GPUs, its part of
-        the largest GPUs of the pool.
+        """Return the gpu_milli that a task without slots counts as; a request of GPU memory counts
+        as its part of the pool's largest GPU.
         """
         placed, requested = amounts_of(body.placements)[0], job.spec.resources
         if not requested.gpu_memory_mib:

@@ -11,8 +11,9 @@ SLOT_MILLI: Final = 1000
 
 
 def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
-    """How an allocation differs from its job's request, as text after the attempt's name; or None.
+    """Return how an allocation differs from its job's request, or None.
 
+    The text continues a message that starts with the name of the attempt.
     The allocation is not in `cluster` yet. A task on several whole nodes must have all GPUs of each
     node, and equally many on each node unless its pool allows unequal gangs.
     """
@@ -48,7 +49,10 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
 
 
 def _fractions(cluster: Cluster, p: Placement, gpu_memory_mib: int) -> set[int]:
-    """The gpu_milli that this much memory is of a GPU of the node."""
+    """Return `gpu_memory_mib` as gpu_milli of one GPU of the node, rounded up to 10 gpu_milli.
+
+    One value for each size of a GPU that the node's agents reported.
+    """
     node = cluster.nodes.get(p.node)
     if node is None:
         return {p.gpu_milli}  # reported by `place_fault` as an unknown node
@@ -60,6 +64,7 @@ def _fractions(cluster: Cluster, p: Placement, gpu_memory_mib: int) -> set[int]:
 
 
 def _whole_nodes_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
+    """Return what `gang_fault` returns, for a task on several whole nodes."""
     requested, placed = job.spec.resources, body.placements
     gpus = [len(set(p.slots)) for p in placed]
     config = cluster.pools.get(body.pool)
@@ -82,6 +87,7 @@ def _whole_nodes_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> st
 
 
 def _has_whole_node(cluster: Cluster, p: Placement) -> bool:
+    """Whether a placement takes all enabled slots of a node on which no other task has a slot."""
     node = cluster.nodes.get(p.node)
     if node is None:
         return True  # reported by `place_fault` as an unknown node
@@ -92,7 +98,7 @@ def _has_whole_node(cluster: Cluster, p: Placement) -> bool:
 
 
 def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | None:
-    """Why a replica may not be on its node, or None; `cluster` has the placement already."""
+    """Return why a replica may not be on its node, or None; `cluster` has the placement already."""
     node = cluster.nodes.get(p.node)
     if node is None or not node.up or node.incarnation != p.incarnation or node.pool != pool:
         found = "unknown" if node is None else f"{node.incarnation} of pool {node.pool}"
@@ -131,6 +137,7 @@ def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | No
 
 
 def _too_many_gpuless(cluster: Cluster, pool: str, p: Placement) -> str | None:
+    """Return how a node exceeds the pool's `gpuless_per_node`, or None."""
     config = cluster.pools.get(pool)
     if p.slots or config is None or config.gpuless_per_node is None:
         return None

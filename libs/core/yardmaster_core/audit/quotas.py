@@ -1,7 +1,7 @@
 """The amounts that projects and departments hold, deserve and may hold in each pool (S6).
 
-Reserved slots count as held, from the decision that reserves them. Slots that a moved task still
-holds do not count, because its reserved slots do.
+Reserved slots count as held from the decision that reserves them. While a task moves, only its
+reserved slots count, and the slots that it still holds do not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ UNLIMITED: Final[Bounds] = (None, None, None)
 
 
 def amounts_of(placements: Iterable[Placement]) -> Amounts:
-    """Return what replicas take together."""
+    """Return the sum of the amounts of placements."""
     gpu = cpu = memory = 0
     for p in placements:
         gpu += len(p.slots) * p.gpu_milli
@@ -33,15 +33,15 @@ def amounts_of(placements: Iterable[Placement]) -> Amounts:
 
 
 def negative(amounts: Amounts) -> Amounts:
-    """Return the amounts, below 0."""
+    """Return the amounts with the opposite sign, to subtract them."""
     return -amounts[0], -amounts[1], -amounts[2]
 
 
 class Quotas:
     """The tree of departments and projects, with what their tasks hold.
 
-    Departments may be parts of others; a project is in one. The sums of departments are counted
-    again after a change of the tree.
+    A project is in one department, and a department may be in another one. After a change of the
+    tree, the sums of all queues are counted again when they are read.
     """
 
     def __init__(
@@ -51,15 +51,16 @@ class Quotas:
         self._departments = departments
         #: The department of each project that was ever configured or had a job.
         self._department_of: dict[str, str] = {}
-        #: By project and pool: what its tasks hold, and those of them that are not preemptible.
+        #: By (project, pool): the amounts of all its tasks, and of its non-preemptible tasks.
         self._held: dict[tuple[str, str], tuple[Amounts, Amounts]] = {}
-        #: The same by project or department, and what each deserves; None: to be counted.
+        #: The same by (queue, pool), with the departments; None: to be counted again. Below, the
+        #: deserved amounts by (queue, pool), and the queues of each department.
         self._sums: dict[tuple[Queue, str], tuple[Amounts, Amounts]] | None = None
         self._deserved: dict[tuple[Queue, str], Bounds] = {}
         self._below: dict[str, list[Queue]] = {}
 
     def admitted(self, project: str, department: str) -> None:
-        """Note the department of a project's job, if the project is not configured."""
+        """Note the department that a project's job names, unless the project has one already."""
         if project not in self._department_of:
             self._department_of[project] = department
             self._sums = None
@@ -72,7 +73,7 @@ class Quotas:
         self._sums = None
 
     def charge(self, project: str, pool: str, amounts: Amounts, *, preemptible: bool) -> None:
-        """Add to what the tasks of a project hold."""
+        """Add `amounts` (below 0: subtract them) to what the tasks of a project hold in a pool."""
         non_preemptible = NOTHING if preemptible else amounts
         key = project, pool
         self._held[key] = _plus(self._held.get(key), amounts, non_preemptible)
@@ -83,7 +84,7 @@ class Quotas:
                 )
 
     def path(self, project: str) -> Iterator[Queue]:
-        """The project and the departments above it."""
+        """Yield the project, then the departments above it, from the bottom to the top."""
         yield Level.PROJECT, project
         department = self._department_of.get(project)
         passed: set[str] = set()
@@ -94,11 +95,11 @@ class Quotas:
             department = config.parent if config is not None else None
 
     def held(self, queue: Queue, pool: str, *, non_preemptible: bool = False) -> Amounts:
-        """Return what the tasks of a queue hold; `non_preemptible`: only those."""
+        """Return what the tasks of a queue hold, or only its non-preemptible tasks."""
         return self._counted().get((queue, pool), (NOTHING, NOTHING))[non_preemptible]
 
     def held_in_all_pools(self, project: str) -> int:
-        """The gpu_milli that the tasks of a project hold."""
+        """Return the gpu_milli that the tasks of a project hold in all pools together."""
         return sum(held[0] for (name, _), (held, _) in self._held.items() if name == project)
 
     def quota(self, queue: Queue, pool: str) -> Quota | None:
@@ -113,8 +114,8 @@ class Quotas:
     def deserved(self, queue: Queue, pool: str) -> Bounds:
         """Return what a project or department deserves in a pool.
 
-        Without a quota: a project no GPUs, and any CPUs and memory; a department what its projects
-        and departments deserve together.
+        A project without a quota deserves no GPUs, but unlimited CPUs and memory. A department
+        without a quota deserves the sum of what the projects and departments in it deserve.
         """
         self._counted()
         known = self._deserved.get((queue, pool))
@@ -123,7 +124,7 @@ class Quotas:
         return known
 
     def limit(self, queue: Queue, pool: str) -> Bounds:
-        """The limit of a project or department in a pool, without regard to over-quota."""
+        """Return the limit of a project or department in a pool; over-quota does not change it."""
         quota = self.quota(queue, pool)
         if quota is None:
             return UNLIMITED
@@ -142,6 +143,11 @@ class Quotas:
         return _sum(p[0] for p in parts), _sum(p[1] for p in parts), _sum(p[2] for p in parts)
 
     def _counted(self) -> dict[tuple[Queue, str], tuple[Amounts, Amounts]]:
+        """Return the sums by (queue, pool).
+
+        After a change of the tree, count the sums and the queues of each department again, and
+        forget the deserved amounts.
+        """
         if self._sums is not None:
             return self._sums
         sums: dict[tuple[Queue, str], tuple[Amounts, Amounts]] = {}
@@ -173,6 +179,7 @@ def _plus(
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:
+    """Return the sum of the amounts; None (unlimited) if one of them is None."""
     total = 0
     for amount in amounts:
         if amount is None:

@@ -1,6 +1,7 @@
-"""Checks of reservations: a reserved slot starts only its reservation's task, or a drop says why.
+"""Checks of reservations: a reserved slot starts only the task for which it is reserved.
 
-The findings are of S3, like those of slots that are held twice.
+A ReservationDropped releases reserved slots without a start. Findings have the predicate S3, as for
+a slot that is held twice.
 """
 
 from yardmaster_core.audit.cluster import Cluster
@@ -24,7 +25,7 @@ class Reservations:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
-        #: gpu_milli of each reserved slot, by task.
+        #: By reserved slot: task id -> the gpu_milli reserved for the task.
         self._slots: dict[Slot, dict[str, int]] = {}
 
     def reserved(self, fed: FedRecord, body: SlotsReservedV1) -> None:
@@ -61,9 +62,10 @@ class Reservations:
         self._forget(body.task_id)
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1) -> None:
-        """Check that an attempt starts on its reserved slots, and on no others' reserved slots.
+        """Check that an attempt starts on its reserved slots, and on no slot reserved for another
+        task.
 
-        `cluster` has the attempt already.
+        `cluster` has the attempt already. The reservation of the task ends.
         """
         label = f"{body.task_id} attempt {body.attempt}"
         own = self.cluster.reserved.get(body.task_id)
@@ -88,6 +90,7 @@ class Reservations:
             self._forget(body.task_id)
 
     def _forget(self, task_id: str) -> None:
+        """Remove the reservation of a task here and in `cluster`, if there is one."""
         known = self.cluster.release_reserved(task_id)
         for placement in known.placements if known is not None else ():
             for slot in _slots(placement):

@@ -67,7 +67,8 @@ from yardmaster_schemas.events.users import (
 )
 from yardmaster_schemas.reasons import AdmissionCode
 
-#: Request -> the verdict that grants it. Refusals: TaskRejected for a job, else RequestRefused.
+#: Request -> the verdict that grants it. The refusal of a submitted job is TaskRejected, of any
+#: other request RequestRefused.
 GRANTS: Final[Mapping[str, str]] = {
     request.TYPE: granted.TYPE
     for request, granted in (
@@ -118,12 +119,13 @@ class Verdicts:
         self.requests: dict[str, _Request] = {}
         #: Requests without a verdict, by id.
         self.waiting: dict[str, _Request] = {}
+        #: Job id -> the id of the request that submitted the job.
         self.admitted: dict[str, str] = {}
 
     def consume(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
         """Note a request that was consumed and not refused."""
         if envelope.type not in GRANTS or envelope.id in self.requests:
-            return  # LogCreated gets no verdict; a repeat changes nothing
+            return  # LogCreated gets no verdict; a repeated request changes nothing
         request = _Request(envelope.type, fed)
         self.requests[envelope.id] = self.waiting[envelope.id] = request
 
@@ -184,6 +186,7 @@ class Verdicts:
 
 
 def _is_verdict(request_type: str, event: Event) -> bool:
+    """Whether `event` may be the verdict on a request of this type."""
     if isinstance(event, RequestRefusedV1):
         # A job is refused by TaskRejected, except if its id was used before.
         repeat = event.code is AdmissionCode.DUPLICATE_ID
