@@ -1,11 +1,12 @@
-"""The text of a setting, at its field: API, command line and reference show the same text."""
+"""The text of a setting, stored at its field, so that API, command line and reference agree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 _ABOUT: Final = "about"
-#: What stands for amounts in the API, where names of fields have the unit, and for a user.
+#: The words that replace the placeholders of amounts: in the API, where the names of fields have
+#: the unit, and in texts for users.
 API_UNITS: Final = {
     "gpus": "thousandths of a GPU",
     "cpus": "thousandths of a CPU",

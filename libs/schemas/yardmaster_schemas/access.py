@@ -2,10 +2,10 @@
 
 The rules of the brokers are derived from the catalog of topics.
 
-A service has one user, and each node has its own: `agent-<node>` reads `assignments.<node>` and no
-other node's. Where all agents share one configuration, as the pods of a DaemonSet do, they are the
-user `agents`, which reads the assignments of all nodes. `admin` creates topics, users and rules;
-the brokers themselves use it too, and it needs no rules.
+Each service has one user, and so has each node: the user `agent-<node>` reads `assignments.<node>`
+and no other assignments. If all agents share one configuration, as the pods of a DaemonSet do, they
+share the user `agents`, which reads the assignments of all nodes. The user `admin` creates topics,
+users and rules; the brokers use it too, and it needs no rules.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from yardmaster_schemas.topics import ASSIGNMENTS_PREFIX, TOPICS, Topic, assignm
 
 ADMIN: Final = "admin"
 AGENTS: Final = "agents"
-#: Reads the log and writes nothing.
+#: The user that reads the log and writes nothing.
 AUDITOR: Final = "auditor"
 #: Users of services and auditors; each is named as its service in the catalog.
 SERVICES: Final = ("gateway", "quota", "scheduler", "views", AUDITOR)
@@ -36,7 +36,8 @@ REDIS_USERS: Final = {
 #: (128 MiB) then takes a minute, and a day of flood 169 GiB.
 AGENT_BYTE_RATE: Final = 2 * 1024 * 1024
 
-#: Each replica of quota compares the settings of the topics on the brokers; an auditor may too.
+#: The users that may read the settings of the topics on the brokers: quota compares them, and an
+#: auditor may.
 _DESCRIBERS: Final = ("quota", AUDITOR)
 
 Operation = Literal["read", "write", "create", "describe_configs"]
@@ -62,12 +63,12 @@ def agent_user(node: str) -> str:
 
 
 def is_agent(user: str) -> bool:
-    """Whether a user is that of one agent; the shared user of all agents is none."""
+    """Whether a user is that of a single agent; false for the shared user of all agents."""
     return user.startswith(_NODE_PREFIX)
 
 
 def access_rules(user: str) -> Sequence[AccessRule]:
-    """All that a user may do; nothing for a user that the brokers should not have.
+    """The rules of a user; none for a user that the brokers should not have.
 
     Describing a topic is part of reading and of writing it.
     """
@@ -79,7 +80,7 @@ def access_rules(user: str) -> Sequence[AccessRule]:
     rules = [rule for topic in TOPICS.values() for rule in _of_topic(topic, service)]
     if service in _DESCRIBERS:
         rules += [AccessRule("topic", name, "describe_configs") for name in TOPICS]
-    # The topics of nodes: of one node for its agent, and of every node for the others.
+    # The user of one agent may use the topics of its node, every other user those of all nodes.
     if user.startswith(_NODE_PREFIX):
         own = assignments(user.removeprefix(_NODE_PREFIX))
         rules += [*_of_topic(own, service), AccessRule("topic", own.name, "create")]

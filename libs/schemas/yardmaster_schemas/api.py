@@ -132,16 +132,17 @@ class Answer(BaseModel):
 class NodeState(StrEnum):
     """Whether a node is present, and whether tasks may start on it."""
 
-    #: It is enrolled and has not joined yet.
+    #: The node is enrolled and has not joined yet.
     ENROLLED = "enrolled"
     READY = "ready"
     CORDONED = "cordoned"
     DRAINING = "draining"
-    #: It was drained: no task holds its slots, and none starts until it is uncordoned.
+    #: The node was drained: no task holds its slots, and none starts until it is uncordoned.
     DRAINED = "drained"
-    #: It offers more than it is enrolled for, or is not enrolled while others are: no new tasks.
+    #: The node gets no new tasks: it offers more than it is enrolled for, or it is not enrolled
+    #: while other nodes are.
     BARRED = "barred"
-    #: Its enrollment was revoked; its tasks are killed.
+    #: The enrollment of the node was revoked; its tasks are killed.
     REVOKED = "revoked"
     #: The agent shut down normally.
     GONE = "gone"
@@ -769,7 +770,7 @@ class RoleBinding(Answer):
 class TokenIssued(Accepted):
     """A recorded request for a token. The token is valid once the request is accepted."""
 
-    #: Only in this answer.
+    #: The token itself; no other answer contains it.
     token: str
     token_id: str
 

@@ -1,7 +1,7 @@
 """The AsyncAPI 3 document: channels from the catalogue of topics, messages from the events.
 
-JSON, which every AsyncAPI tool reads, so that the schemas need no YAML library. Payloads are
-references to the JSON Schemas in the same folder.
+The document is written as JSON, which every AsyncAPI tool reads, so that no YAML library is needed.
+Payloads are references to the JSON Schemas in the same folder.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Exponential back-off: how long to pause before each retry. Every room uses this one."""
+"""Exponential back-off: how long to pause before each retry. All retries of Yardmaster use it."""
 
 
 class Backoff:
-    """Pauses between attempts: each is twice the one before, from `first_s` up to `longest_s`."""
+    """Pauses between attempts: each is twice as long as the last, `first_s` up to `longest_s`."""
 
     __slots__ = ("first_s", "longest_s", "pause_s")
 
@@ -13,7 +13,7 @@ class Backoff:
         self.pause_s = 0.0
 
     def next_s(self, at_least_s: float = 0.0) -> float:
-        """Return the next pause in seconds; a server may ask for `at_least_s`."""
+        """Return the next pause in seconds; at least `at_least_s`, which a server may request."""
         doubled_s = max(2 * self.pause_s, self.first_s)
         self.pause_s = max(min(doubled_s, self.longest_s), at_least_s)
         return self.pause_s

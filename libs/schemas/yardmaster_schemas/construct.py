@@ -14,8 +14,8 @@ def writes_slots(cls: type[T]) -> type[T]:
     """Give a frozen dataclass with slots a constructor that writes its slots.
 
     The constructor that `dataclass` generates calls `object.__setattr__`, which looks up every
-    field by name; through the slots' descriptors it takes half the time. A class with default
-    factories keeps its constructor.
+    field by name. A constructor that uses the descriptors of the slots takes half the time. A class
+    with default factories keeps the generated constructor.
     """
     found = fields(cls)  # type: ignore[arg-type]
     if any(f.default_factory is not MISSING for f in found):
@@ -29,7 +29,8 @@ def writes_slots(cls: type[T]) -> type[T]:
     body = [f"_write_{f.name}(self, {f.name if f.init else f'_default_{f.name}'})" for f in found]
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    # Generated as text, like `dataclass` does, so that its arguments have the fields' names.
+    # The constructor is generated as text, as `dataclass` does it, so that its arguments have the
+    # names of the fields.
     text = (
         f"def make({', '.join(given)}):\n"
         f" def __init__({', '.join(['self', *arguments])}):\n"

@@ -1,4 +1,4 @@
-"""Durations as people write them (`90s`, `1h30m`). Imports nothing heavy, for quick commands."""
+"""Durations as people write them (`90s`, `1h30m`). Imports nothing slow, so commands start fast."""
 
 import re
 from typing import Final

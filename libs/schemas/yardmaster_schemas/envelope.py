@@ -35,7 +35,7 @@ class Event:
     TYPE: ClassVar[str]
     VERSION: ClassVar[int]
     TOPICS: ClassVar[tuple[str, ...]]
-    #: The version of the rules that introduces it; 0: any rules.
+    #: The version of the rules that introduces this event version; 0: any rules.
     RULES: ClassVar[int] = 0
 
 

@@ -22,8 +22,9 @@ class YardmasterError(Exception):
         super().__init__(" ".join((self.__doc__ or "").split()).format_map(_Fields(fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle calls the class of an exception with its message, which these classes refuse.
-        # Without this method an error in a worker process could not be reported.
+        # By default, pickle restores an exception by a call of its class with the message, which
+        # these classes refuse. Without this method an error in a worker process could not be
+        # reported.
         return _restored, (type(self), self.args), self.__dict__
 
 

@@ -17,7 +17,7 @@ from yardmaster_schemas.instants import LAST_MS
 CLOSED: Final = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 MAX_INT: Final = 2**53 - 1
-#: The most replicas of a gang, tasks of a job and slots of a node.
+#: The most replicas of a gang, tasks of a job, slots of a node, and names in a list.
 MAX_REPLICAS: Final = 4096
 MAX_TASKS: Final = 10_000
 MAX_SLOTS: Final = 1024
@@ -31,8 +31,7 @@ SignedInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 Millis = Annotated[int, Field(ge=0, le=LAST_MS)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 Priority = Annotated[int, Field(ge=1, le=99)]
-#: Of queues: those with a higher rank come first.
-#: Of a department or project among its siblings; the highest comes first.
+#: The highest rank of a department or project among its siblings; higher ranks come first.
 MAX_QUEUE_RANK: Final = 1000
 Rank = Annotated[int, Field(ge=0, le=MAX_QUEUE_RANK)]
 SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
@@ -44,7 +43,7 @@ GpuMilli = Annotated[int, Field(ge=0, le=1000)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 ReplicaIndex = Annotated[int, Field(ge=0, lt=MAX_REPLICAS)]
 
-#: Cells, pools, nodes, departments, projects, node types, label keys and values.
+#: The name of a cell, pool, node, department, project or node type, or the key or value of a label.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 JobId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}$")]
 TaskId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$")]
@@ -67,7 +66,8 @@ Code = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
 LogId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
-#: The name of a new user. It is more narrow than a principal: no email address.
+#: The pattern of a new user's name: narrower than a `PrincipalId`, so that it excludes email
+#: addresses.
 _USER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$"
 UserName = Annotated[
     str,
@@ -76,14 +76,15 @@ UserName = Annotated[
 ]
 #: A host name or address, without a port.
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
-#: The location of a checkpoint. Yardmaster never opens it; no user part, query or fragment.
+#: The location of a checkpoint, which Yardmaster never opens: a URI without user, query and
+#: fragment.
 CheckpointUri = Annotated[
     str,
     Field(
         pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/%+=,:-]+$", max_length=1024
     ),
 ]
-#: What the URIs of a project's checkpoints begin with; see `yardmaster_core.checkpoint_uris`.
+#: A prefix that the URIs of a project's checkpoints must have (`yardmaster_core.checkpoint_uris`).
 CheckpointPrefix = Annotated[
     str,
     Field(pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/+=:-]+$", max_length=256),
@@ -94,7 +95,7 @@ Labels = Annotated[dict[Name, Name], Field(max_length=MAX_NAMES)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]
 
 
-#: Names and short strings of policy options: no spaces, so no text.
+#: Patterns of the names and strings in policy options. They allow no spaces, so no free text.
 _OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _OPTION_TEXT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 MAX_OPTIONS: Final = 64
@@ -127,7 +128,7 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
 
 
 def _user_name(name: str) -> str:
-    # The message does not quote the name: in a token file, a token may stand in its place.
+    # The message does not quote the name: a faulty token file may have a token in place of a name.
     if re.fullmatch(_USER_NAME, name) is None:
         raise ValueError(
             "the name of a user has 1 to 63 letters, digits and . _ : -, begins with a letter or "
@@ -142,11 +143,11 @@ def _ascending(slots: tuple[int, ...]) -> tuple[int, ...]:
     return slots
 
 
-#: Plain JSON, bounded here; the policy's own closed model parses it.
+#: The options of a policy as plain JSON of bounded size; the policy's own closed model parses them.
 PolicyOptions = Annotated[
     dict[Code, JsonValue], Field(max_length=MAX_OPTIONS), AfterValidator(lambda v: _bounded(v))
 ]
 
-# Free text: only in topics that expire or can be erased.
+# Types of free text; only topics that expire or can be erased may contain them.
 ShortText = Annotated[str, Field(max_length=256)]
 LongText = Annotated[str, Field(max_length=65_536)]

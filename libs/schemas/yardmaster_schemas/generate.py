@@ -10,8 +10,9 @@ writes nothing and exits 1 when the tree differs. The files:
     published.json            a digest of each released schema's meaning, descriptions apart
 
 An event in `published.json` cannot change: models are closed, so any change of a schema (except its
-descriptions) would make readers and writers of the same version disagree. Make a new version. A
-release adds its versions to that file (`--publish`); there is none before the first release.
+descriptions) would make readers and writers of the same version disagree. Add a new version of the
+event instead. A release adds its event versions to that file (`--publish`); before the first
+release the file does not exist.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """The job file: what a user writes to submit a job, as YAML or as the body of `POST /v1/jobs`.
 
 `JobSpec` holds the values as the user wrote them, such as `256Gi`; `parts_of` converts them for the
-log. All checks that need no state are made here, so that the
-command line can make them before it sends a request.
+log. All checks that need no state are made here, so that the command line can make them before it
+sends a request.
 
-Each key has a description and examples. The reference page and the API's document are generated
-from them.
+Each key has a description and examples, from which the reference page and the API's document are
+generated.
 """
 
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ def _with_unit(value: Any) -> Any:
     return value
 
 
-# The patterns are for readers of the schema; the validators have better messages.
+# The patterns are only shown in the schema: the validators check the values, with better messages.
 #: `90s`, `20m`, `12h`, `1h30m`, `7d`.
 Duration = Annotated[
     str, AfterValidator(_duration), Field(json_schema_extra={"pattern": DURATION_PATTERN})
@@ -526,7 +526,8 @@ class JobParts:
 
     #: The given name of the job, or the name of the program that its command runs.
     name: str
-    #: What decisions need of the job, in integers; None: project or pool has the default.
+    #: The fields of the job that decisions need, in integers; for None, project or pool have the
+    #: default.
     requested: SubmittedSpec
     #: The program for the agent.
     run: Run
@@ -535,7 +536,7 @@ class JobParts:
 
 
 def parts_of(spec: JobSpec) -> JobParts:
-    """Convert a job for the log."""
+    """Convert a job from the values that the user wrote to the types of the log."""
     return JobParts(
         name=_name(spec), requested=_requested(spec), run=_run(spec), params=_params(spec)
     )

@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """The task has ended; no other phase follows."""
+        """Whether a task in this phase has ended, so that no other phase follows."""
         return self in ENDED
 
 

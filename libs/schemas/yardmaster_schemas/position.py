@@ -25,7 +25,10 @@ _FIELDS: Final = {"r": "requests", "a": "admissions", "n": "node_events", "d": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The next offset of each of a cell's topics; earlier records are covered. None: unknown."""
+    """The next offset of each topic of a cell; the position covers all earlier records.
+
+    An offset of None is unknown.
+    """
 
     cell: str
     requests: int | None = None
@@ -73,7 +76,7 @@ class Position:
                 return replace(self, decisions=offset)
 
     def covers(self, other: "Position") -> bool:
-        """Tell whether this position covers `other`; one of another cell is never covered."""
+        """Tell whether this position covers `other`; it never covers a position of another cell."""
         if self.cell != other.cell:
             return False
         for topic in LETTERS:

@@ -10,7 +10,7 @@ _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 #: Options of shells whose value is the next word.
 _SHELL_VALUES: Final = frozenset({"-o", "-O", "+o", "+O", "--rcfile", "--init-file"})
-#: Programs with many options of their own: the script is the first word that looks like one.
+#: Programs with many options of their own: the first word that looks like a script is the script.
 _LAUNCHERS: Final = frozenset(
     {
         *("torchrun", "accelerate", "deepspeed", "colossalai", "horovodrun", "mpirun", "mpiexec"),

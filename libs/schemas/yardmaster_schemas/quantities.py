@@ -53,7 +53,7 @@ def memory_mib(text: str) -> int:
 def milli(amount: int | float, what: str) -> int:
     """Return the thousandths of `amount`; `what` names it in the error.
 
-    Raises: ValueError when it has more than three decimals, or is out of range.
+    Raises: ValueError when the amount has more than three decimals, or is out of range.
     """
     if amount < 0:
         raise ValueError(f"{what}: {amount} is below 0")

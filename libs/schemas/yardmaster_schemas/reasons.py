@@ -59,7 +59,8 @@ class WaitCode(StrEnum):
     def wait_class(self) -> WaitClass:
         """The change that a task with this code needs before it can start.
 
-        `never`: the job, a quota or the cluster; `held`: a user must act; `not_now`: only time.
+        `never`: the job, a quota or the cluster must change; `held`: a user must act; `not_now`:
+        the task only has to wait.
         """
         return _CLASSES.get(self, WaitClass.NOT_NOW)
 
@@ -284,7 +285,8 @@ def _of_each(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}_{amount}" for amount in AMOUNTS for name in names)
 
 
-#: The numbers that each wait or stop code may carry. A policy decides those of its `PolicyStop`.
+#: The numbers that each wait or stop code may carry. The numbers of a `PolicyStop` are not listed:
+#: its policy decides them.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
     WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "unknown_nodes", "blocked"),

@@ -1,9 +1,9 @@
 """The header `yard_offset`, which the relay adds to a decision that it copies to a node's topic.
 
-`<offset>` is the decision's offset in `decisions`. For a decision that stops an attempt,
-`<offset> <incarnation> <replica>,<replica>...` also names the attempt's replicas on this node that
-have not started: an agent that does not know them missed their assignment. Agents of earlier
-versions treat the second form like a missing header.
+The value is `<offset>`, the decision's offset in `decisions`. For a decision that stops an attempt
+it is `<offset> <incarnation> <replica>,<replica>...`, which also names the attempt's replicas on
+this node that have not started: an agent that does not know one of them missed its assignment.
+Agents of earlier versions treat the second form like a missing header.
 """
 
 import re

@@ -14,8 +14,9 @@ TOO_LARGE: Final = 1001
 def fraction_of(gpu_memory_mib: int, of_mib: int) -> int:
     """Return the gpu_milli that this much memory takes of a GPU that has `of_mib`.
 
-    Whole hundredths of the GPU, rounded up: so fractions that fit on a GPU together request no more
-    memory than it has. `TOO_LARGE` if the GPU has less, or its memory is unknown (0).
+    The result is rounded up to whole hundredths of the GPU, so that fractions that fit on a GPU
+    together request no more memory than it has. Returns `TOO_LARGE` if the GPU has less memory, or
+    if its memory is unknown (0).
     """
     if gpu_memory_mib > of_mib:
         return TOO_LARGE

@@ -18,7 +18,8 @@ def read_secret(name: str, value: SecretStr | None, path: Path | None) -> str | 
     """Return `value`, or the first line of the file `path`; None when neither is given.
 
     Raises:
-        SecretUnreadable: both are given, or the file cannot be read, is empty or readable by all.
+        SecretUnreadable: both are given, or the file cannot be read, is empty, or is readable by
+            all users.
     """
     if path is None:
         return None if value is None else value.get_secret_value()

@@ -15,20 +15,20 @@ from typing import Final
 _INCARNATION: Final = re.compile(r"[0-9a-f]{12}")
 
 
-#: By how much an epoch may be ahead of the time of the cell. A record far ahead would make all
-#: further records of its source be refused as repeated.
+#: By how much an epoch may be ahead of the time of the cell. After a record with an epoch far
+#: ahead, all further records of its source would be refused as repeats.
 MAX_EPOCH_AHEAD_MS: Final = 3_600_000
 #: The most incarnations that a ledger can begin between two that join.
 MAX_SKIPPED: Final = 16
 
 
 def next_incarnation(incarnation: str) -> str:
-    """Return the incarnation that follows another one of the same ledger."""
+    """Return the incarnation that follows `incarnation` in the same ledger."""
     return sha256(incarnation.encode()).hexdigest()[: len(incarnation)]
 
 
 def follows(incarnation: str, earlier: str) -> bool:
-    """Tell whether an incarnation is of the same ledger as an earlier one, and later."""
+    """Tell whether `incarnation` is a later incarnation of the ledger of `earlier`."""
     for _ in range(MAX_SKIPPED):
         earlier = next_incarnation(earlier)
         if earlier == incarnation:
@@ -42,7 +42,7 @@ def agent_source(node: str, incarnation: str) -> str:
 
 
 def written_by_agent(source: str, node: str, incarnation: str | None = None) -> bool:
-    """Tell whether a node's agent wrote a record, in the given incarnation or else in any."""
+    """Tell whether `source` is the agent of `node`; with `incarnation`, only in that one."""
     if incarnation is not None:
         return source == agent_source(node, incarnation)
     written_in = source.removeprefix(f"node/{node}.")

@@ -20,7 +20,8 @@ class Topic:
         max_batch_bytes: the largest batch (and so the largest part of a cycle) that is accepted.
         compression: the brokers' compression; agents' topics stay uncompressed, so that a record
             costs its reader no more memory than its size.
-        claims: not written by a state machine: a wrong record in it is refused, never fatal.
+        claims: whether the topic is written by others than a state machine: then a wrong record in
+            it is refused, and is never fatal.
         writers, readers: the services that may write and read it; only an operator's tool writes
             to a topic without writers.
     """
@@ -125,7 +126,7 @@ def assignments(node: str) -> Topic:
         key="cell",
         retention_ms=7 * DAY_MS,
         writers=("scheduler",),
-        # The relay looks for its newest copy, so that it sends no decision twice.
+        # The scheduler's relay reads its own newest copy, so that it sends no decision twice.
         readers=("node_agent", "scheduler"),
     )
 

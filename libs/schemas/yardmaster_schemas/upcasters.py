@@ -1,7 +1,8 @@
 """Converts bodies of old event versions to new ones before validation, one function per step.
 
 A step takes the body (plain JSON) of version n of an event and returns the body of version n + 1.
-It is for a change of form. After a change of meaning both versions stay, each with its applier.
+Write a step for a change of form only. After a change of meaning both versions stay, each with its
+own applier.
 """
 
 from collections.abc import Callable, Mapping

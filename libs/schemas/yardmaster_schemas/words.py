@@ -11,7 +11,7 @@ from yardmaster_schemas.fields import MAX_INT, Name
 from yardmaster_schemas.quantities import DURATION_PATTERN, MEMORY_PATTERN
 
 Json = dict[str, Any]
-#: Patterns that have a name; other strings are named by their length.
+#: The names of well-known patterns; other strings are described by their length.
 _NAMED: Final = {
     DURATION_PATTERN: "duration",
     MEMORY_PATTERN: "memory",
@@ -21,7 +21,7 @@ _NULL: Final = {"type": "null"}
 
 
 def in_words(schema: Json, definitions: Mapping[str, Json] = MappingProxyType({})) -> str:
-    """The values that a schema allows: `integer, 1 to 64`, the name of a model, or all values.
+    """Describe the values that a schema allows: `integer, 1 to 64`, a model's name, or all values.
 
     A reference to an enumeration in `definitions` is replaced by its values.
     """
@@ -73,7 +73,7 @@ def _most(schema: Json, key: str, what: str) -> str:
 def _range(schema: Json) -> str:
     low, above = _first(schema, "minimum", "ge"), _first(schema, "exclusiveMinimum", "gt")
     high, below = _first(schema, "maximum", "le"), _first(schema, "exclusiveMaximum", "lt")
-    # The largest integers that every reader of JSON knows exactly are not worth a word.
+    # The limits that all integers have (exact in every JSON reader) are left out.
     low, high = (None if n in (-MAX_INT, MAX_INT) else n for n in (low, high))
     start = _number(low) if above is None else f"above {_number(above)}"
     end = _number(high) if below is None else f"below {_number(below)}"
@@ -85,7 +85,7 @@ def _range(schema: Json) -> str:
 
 
 def _number(value: float | None) -> str | None:
-    """A limit in digits; FastAPI writes those of integers as 64.0."""
+    """A limit in digits; without decimals, which FastAPI adds to limits of integers (64.0)."""
     if value is None:
         return None
     return f"{int(value) if value == int(value) else value:,}"

@@ -41,7 +41,7 @@ from yardmaster_schemas.topics import DECISIONS
 
 #: Claimants that one ClaimantsRanked names.
 MAX_RANKED: Final = 256
-#: Numbers of a rank: four for each level of queues.
+#: The most numbers in a rank: four for each level of queues.
 MAX_RANK: Final = 36
 #: Queues that one SharesDivided names.
 MAX_SHARES: Final = 256
