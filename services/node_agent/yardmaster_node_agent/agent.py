@@ -10,13 +10,13 @@ and the next agent process adopts them.
 
 An unavailable log does not end the agent, however long it lasts. The agent retries its calls, with
 pauses up to `retry.longest_pause_s`. Tasks continue, except those under a fence (see `lease`).
-Meanwhile the ledger stores what happened to them, and files store their output, up to
+Meanwhile the ledger stores what happens to the tasks, and files store their output, up to
 `output_limit_bytes` of each replica. An agent that starts while the log is unavailable supervises
 the replicas in its ledger at once; only an agent without a ledger waits for the log.
 
-Replicas that a power loss ended are lost with the incarnation: if the ledger has replicas whose
-exit is unknown, and no replica is alive, the agent reports the facts that it has and joins as a new
-incarnation.
+A power loss ends the incarnation with its replicas. An agent that starts recognizes a power loss:
+the ledger has replicas whose exit is unknown, and no replica is alive. The agent then reports the
+facts that it has and joins as a new incarnation.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def run(ports: Ports, settings: Settings) -> None:
 
     Raises:
         LedgerCorrupt, LedgerInUse, LedgerUnwritable: no task may start without a ledger.
-        AssignmentUnreadable: a newer scheduler wrote the record.
+        AssignmentUnreadable: an assignment cannot be read; a newer scheduler wrote it.
         NotEnrolled: the node's topic was not created in time.
         NodeTaken: another agent runs as the node, or has joined as its successor.
         ExecutorFailed: processes of an earlier agent process cannot be killed.
@@ -100,7 +100,8 @@ async def run(ports: Ports, settings: Settings) -> None:
         if state is not None and state.head.node != settings.node:
             raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
         if state is not None and state.head.host != _host_id(ports):
-            # The agent of the original may live: this one must not continue its incarnation.
+            # The ledger is a copy. The agent of the original ledger may be running, so this agent
+            # must not continue the same incarnation.
             ports.telemetry.warn("ledger_copied", node=settings.node)
             state = None
         if state is None:
@@ -122,7 +123,7 @@ async def run(ports: Ports, settings: Settings) -> None:
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
             if replaced:
                 await ports.executor.sweep()
-                # A start from this ledger reads the same NodeLost again and ends again.
+                # Keep the position: otherwise the next agent would read the same NodeLost and end.
                 reached = agent.reached
                 ports.ledger.begin(agent.head)
                 ports.ledger.write([Reached(offset=reached)])
@@ -134,10 +135,11 @@ async def run(ports: Ports, settings: Settings) -> None:
 
 
 def _host_id(ports: Ports) -> str:
-    """Return a digest that differs on another machine, and for a copy of the ledger on this one.
+    """Return a digest of this machine and the place of the ledger.
 
-    It does not depend on the boot, so a restart of the machine changes nothing. A clone of a whole
-    machine with all its ids has the same one: then the cell refuses the numbers of one of the two
+    It differs on another machine, and for a copy of the ledger on this machine; a restart of the
+    machine does not change it. A clone of a whole machine with all its ids has the same digest. In
+    this case the cell refuses the reports of one of the two agents because of their numbers
     (`Refusals.overtaken`).
     """
     found = f"{ports.machine.machine_id} {ports.ledger.place}"
@@ -162,8 +164,9 @@ def _held(state: AgentState) -> list[Replica]:
 def _lost(adopted: list[Adopted]) -> list[Adopted]:
     """Return the replicas that ended with the machine, or with all processes of the node.
 
-    Their exits are unknown, and no replica of the node is alive. If another replica is alive, only
-    the runner of a replica was killed: the replica then ended by itself and is not lost.
+    These are the replicas with an unknown exit, if no replica of the node is alive. If a replica is
+    alive, the machine did not restart, and a replica with an unknown exit is not lost: only its
+    runner was killed, and it ended by itself.
     """
     if any(process is not None and process.is_alive() for _, process in adopted):
         return []
@@ -175,7 +178,7 @@ async def _begin_incarnation(
 ) -> AgentState:
     """Kill all replicas of earlier ledgers, then start a ledger at the end of the assignments.
 
-    `old`: the head of the incarnation that the new one succeeds; None: of none.
+    `old` is the head of the incarnation before the new one; None if there was none.
     """
     killed = await ports.executor.sweep()
     await find_topic(ports, settings, log)
@@ -336,6 +339,10 @@ class _Incarnation:
         return context
 
     async def _adopt(self, context: AgentContext) -> list[Adopted]:
+        """Find the processes of all replicas in the ledger whose end is not in the log.
+
+        If no process of a replica ever ran, none will: a later start is prevented.
+        """
         adopted: list[Adopted] = []
         for replica in list(self._state.replicas.values()):
             if replica.state is ReplicaState.RELEASED and replica.ended_logged:
@@ -351,7 +358,9 @@ class _Incarnation:
     ) -> NoReturn:
         """Report all known facts of an incarnation that a power loss ended, and start nothing.
 
-        Raises: IncarnationOver.
+        `lost` are the replicas whose exit is unknown; `ended` are all others.
+
+        Raises: IncarnationOver: always, once the facts are in the log.
         """
 
         async def until_logged() -> NoReturn:
@@ -415,15 +424,16 @@ class _Incarnation:
     async def _act_on_refusals(self, context: AgentContext) -> None:
         """Act on refusals, and repeat the join while the node has no assignment or is refused.
 
-        A refusal is logged as an error and makes the agent not ready. A refused node may be
-        enrolled at any time, and one that is taken is free when its present incarnation is lost. A
-        repeated join of a node that has joined changes nothing. So if a report is refused because
-        of its number, a join shows whether the cell refuses all further reports.
+        A refused join is logged as an error and makes the agent not ready. It is repeated, because
+        the node may be enrolled at any time, and a node that another agent has taken becomes free
+        when that agent's incarnation is lost. A join is also repeated after another report was
+        refused because of its number: it changes nothing for a node that has joined, and its
+        verdict shows whether the cell refuses all further reports.
 
         Raises:
             NodeTaken: the cell refuses this agent, and another agent of the node sends heartbeats.
-            IncarnationOver: the cell refuses all reports of this incarnation; the next one has
-                another source.
+            IncarnationOver: the cell refuses all reports of this incarnation. The next incarnation
+                writes as another source.
         """
         writer = context.writer
         refusals = Refusals(
@@ -469,7 +479,7 @@ class _Incarnation:
             sent_s, last = clock.monotonic_s(), None
 
     def _kill_not_here(self, keys: list[ReplicaKey]) -> None:
-        """Kill replicas whose start the cell refused: the log places their attempt elsewhere."""
+        """Kill replicas whose start the cell refused: the log does not place them here."""
         for key in keys:
             supervision = self._supervisions.get(key)
             if supervision is None:
@@ -506,9 +516,9 @@ class _Incarnation:
         """Compare the log with what the ledger says was read; wait while it is unavailable.
 
         Raises:
-            LogTruncated: the log lost the record of a cut.
+            LogTruncated: the log lost the record that says where an operator cut it.
             IncarnationOver: an operator shortened the log, or the node's assignments lost records;
-                the log may place elsewhere what runs here.
+                the log may place on other nodes the tasks that run here.
         """
         number, state = self._settings.partition, self._state
         cut = await last_cut(self._log, number)
@@ -519,7 +529,7 @@ class _Incarnation:
         partition = Partition(assignments(self.head.node).name, number)
         mark = Mark(state.reached - 1, state.reached_digest)
         with suppress(OffsetGone, UnknownTopic), ends_incarnation(partition):
-            # The follower handles both errors.
+            # The follower handles OffsetGone and UnknownTopic.
             await check_marks(self._log, {partition: mark}, kept_in="the agent's ledger")
 
     async def _follow(self, follower: AssignmentFollower) -> None:
@@ -593,11 +603,16 @@ class _Incarnation:
             self._ports.telemetry.error("not_renewed", found=str(error))
 
     async def _until_over(self) -> NoReturn:
+        """Wait until a supervision finds that the incarnation is over, and raise FenceExpired."""
         await self._found_over.wait()
         raise FenceExpired("a runner killed its replica, whose fence had expired")
 
     def _tidy(self, context: AgentContext) -> None:
-        """Remove old directories, and remove replicas from the ledger that no relay repeats."""
+        """Remove directories and ledger entries of replicas that ended long ago.
+
+        `Settings` limits both by number and age. An entry is kept for as long as the relay may
+        repeat the replica's assignment.
+        """
         settings, now_ms = self._settings, self._ports.clock.now_ms()
         ended = [r for r in self._state.replicas.values() if not r.held and r.ended_logged]
         ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
@@ -614,6 +629,7 @@ class _Incarnation:
                 self._forget(context, replica)
 
     def _forget(self, context: AgentContext, replica: Replica) -> None:
+        """Remove an ended replica from the ledger and the state, and delete its directory."""
         if not replica.directory_removed:
             self._ports.executor.forget(replica.key)
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)

@@ -39,17 +39,17 @@ FORMAT: Final = 1
 
 
 class ReplicaState(StrEnum):
-    """The phase of a replica on this node; it changes only to a later one of this list."""
+    """The phase of a replica on this node; it changes only to a later phase of this list."""
 
-    #: In the ledger; no start was tried.
+    #: The replica is in the ledger; no start was tried.
     ASSIGNED = "assigned"
-    #: From here on a process may exist.
+    #: A start was tried: from now on a process may exist.
     STARTING = "starting"
     #: A process exists, or existed; its identity is known.
     STARTED = "started"
-    #: Its main process ended; other processes of it may still be alive.
+    #: The main process ended; other processes of the replica may still be alive.
     EXITED = "exited"
-    #: It has no process, and will have none.
+    #: The replica has no process, and will have none.
     RELEASED = "released"
 
 
@@ -94,7 +94,7 @@ class Assignment:
     checkpoint: Checkpoint | None
     grace_s: Count | None
     fence_s: Positive | None = None
-    #: The memory of each GPU that the task requested; 0: it requested `gpu_milli`.
+    #: The memory of each GPU in MiB, if the task requested memory; 0: it requested `gpu_milli`.
     gpu_memory_mib: Count = 0
 
     @property
@@ -143,12 +143,13 @@ class ProcessIdentity:
 class StopOrder:
     """An order to stop a replica: the reason, and when to kill it.
 
-    `kill_at_ms` is that moment by the host's monotonic clock, which cannot be set and runs until
-    the host restarts: then the process is gone too.
-    `deadline_ms` is the same moment by the host's wall clock (ms since the epoch), for the task.
+    `kill_at_ms` is the time of the kill by the host's monotonic clock. This clock cannot be set; a
+    restart of the host resets it, but then the process is gone too. `deadline_ms` is the same time
+    by the host's wall clock (ms since the epoch), for the stop notice of the task.
 
     `signalled`: the stop signal was sent; it is sent once. `revoked`: the replica is killed without
-    a stop signal. `cause` is the id of the record that ordered the stop; None for the agent itself.
+    a stop signal. `cause` is the id of the record that ordered the stop; None if the agent itself
+    ordered it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -190,10 +191,11 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """How far a replica's output is shipped; the pieces of `last` may be missing in the log.
+    """How far a replica's output is shipped to the log.
 
-    `cut`: the first part is shipped, and the rest waits for the end; `tail`: then the positions
-    are in the newest part.
+    `last` are the pieces of the newest batch, which may be missing in the log. `cut`: the first
+    part of the output is shipped, and the rest waits for the end of the replica. `tail`: the
+    replica has ended, and the positions are in the newest part of the output.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -239,17 +241,17 @@ class Replica:
 
     @property
     def held(self) -> bool:
-        """Whether it still holds its slots."""
+        """Whether the replica still holds its slots."""
         return self.state is not ReplicaState.RELEASED
 
     @property
     def facts_logged(self) -> bool:
-        """Whether its start and its last checkpoint are in the log."""
+        """Whether the replica's start and its last checkpoint are in the log."""
         return self.started_logged and self.checkpoint_logged
 
     @property
     def alive(self) -> bool:
-        """Whether it has a known process, which may still be alive."""
+        """Whether the replica was started and is not released, so a process of it may be alive."""
         return self.state in (ReplicaState.STARTED, ReplicaState.EXITED)
 
 
@@ -271,9 +273,9 @@ class Head:
     """The node's own entry: the first line of a ledger, and again at every start.
 
     `epoch` counts the starts of an agent process in this incarnation. `api_port` is kept, because
-    running tasks use it.
-    `host` is the host and the place of the ledger, as a digest (`host_id`): a copy has another one.
-    `generation` is that of the log when the incarnation began (`yardmaster_runtime.fence`).
+    running tasks use it. `host` is a digest of the host and the place of the ledger, which shows
+    whether the ledger is a copy. `generation` is the log's when the incarnation began
+    (`yardmaster_runtime.fence`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -293,7 +295,8 @@ class Head:
 class Reached:
     """Records of the node's assignments before `offset` were handled.
 
-    `digest` is of the last of them; None: it was not stored any more when the incarnation began.
+    `digest` is the digest of the last of these records; None if that record had expired when the
+    incarnation began.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -305,7 +308,11 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """Removes a replica that ended long ago; decisions up to `through` are known repeats."""
+    """Removes a replica that ended long ago from the state.
+
+    `through` is the offset in `decisions` of its assignment. From then on, every assignment up to
+    this offset counts as a repeat.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -358,5 +365,5 @@ class AgentState:
         return [*kept, *self.replicas.values()]
 
     def repeated(self, assignment: Assignment) -> bool:
-        """Whether this node got that replica before."""
+        """Whether this node got the replica of an assignment before."""
         return assignment.key in self.replicas or -1 < assignment.decision <= self.forgotten_through

@@ -7,9 +7,9 @@ newer scheduler wrote; running tasks continue.
 
 The topic holds copies, and a broker that loses power may lose the newest of them:
 
-- Of lost records that the agent had not read, it knows nothing. The relay copies them again; and
-  the stop of an attempt lists the replicas that have not started, of which the agent releases those
-  that are not in its ledger.
+- The agent cannot notice the loss of records that it had not read. The relay copies them again.
+  In addition, the stop of an attempt lists the replicas that have not started; the agent releases
+  each of these that is not in its ledger.
 - If the agent had read one of the lost records, it does not know whether `decisions` still has what
   it executed. It ends the incarnation: it kills all replicas, and joins again as the successor, for
   which all earlier assignments are void. The scheduler starts further attempts only after that
@@ -57,7 +57,7 @@ from yardmaster_schemas.topics import assignments
 MAX_RECORDS: Final = 200
 #: Seconds of one wait for more records.
 WAIT_S: Final = 30.0
-#: Headers that the relay adds to a record; the agent does not use the second.
+#: Headers that the relay adds to a record. The agent does not use `yard_behind`.
 RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind")
 #: Hexadecimal digits of an attempt's token: 256 bits.
 TOKEN_DIGITS: Final = 64
@@ -67,7 +67,7 @@ StopEvent = PreemptionRequestedV1 | StopRequestedV1 | AllocationRevokedV1
 
 @contextmanager
 def ends_incarnation(partition: Partition) -> Iterator[None]:
-    """Raise IncarnationOver if the block finds that the node's assignments lack records."""
+    """Turn errors of the `with` block into IncarnationOver if the assignments lack records."""
     try:
         yield
     except (OffsetGone, ReadPastEnd) as error:
@@ -106,8 +106,9 @@ class AssignmentFollower:
 
         Raises:
             Replaced: another agent has joined as the node.
-            IncarnationOver: NodeLost for this incarnation; some of its records were deleted or
-                lost; or the node was cut off for longer than the fence of a new attempt allows.
+            IncarnationOver: the scheduler counts this incarnation as lost (NodeLost); or some of
+                the assignments were deleted or lost; or the node was cut off from the log for
+                longer than the fence of a new attempt allows.
             AssignmentUnreadable, LogError.
         """
         log, state = self._context.ports.log, self._context.state
@@ -203,7 +204,7 @@ class AssignmentFollower:
     def _impossible(self, new: list[Replica]) -> str | None:
         """Return why the node has no capacity for the new replicas; None if it has.
 
-        This check of the agent is independent of the scheduler's.
+        The agent checks this itself, independently of the scheduler.
         """
         held = [s.replica for s in self._supervisions.values() if s.replica.held and not s.refused]
         if len(held) + len(new) > self._context.settings.max_replicas:
@@ -223,7 +224,8 @@ class AssignmentFollower:
     def _stopped(
         self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str, origin: RelayedFrom
     ) -> str:
-        # The event's deadline is of the scheduler's clock, which may differ from this host's.
+        # The event's deadline is a time of the scheduler's clock, which may differ from this host's
+        # clock, so the agent uses only the grace period.
         clock, grace_ms = self._context.ports.clock, event.grace_s * 1000
         order = StopOrder(
             code=str(event.stop.code),
@@ -248,7 +250,8 @@ class AssignmentFollower:
     def _release_lost(self, event: StopEvent, order: StopOrder, origin: RelayedFrom) -> bool:
         """Release the replicas whose assignment was lost; return whether there are any.
 
-        They are in the ledger from then on, so an assignment that arrives late is a repeat.
+        These replicas are in the ledger from then on, so an assignment of one of them that arrives
+        late counts as a repeat.
         """
         head, state = self._context.state.head, self._context.state
         if origin.incarnation != head.incarnation or order.cause is None:

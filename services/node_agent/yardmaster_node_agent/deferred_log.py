@@ -1,6 +1,6 @@
 """A log that is opened later, so that an agent can start while the log is unavailable.
 
-Before that every call raises LogUnavailable, which the agent retries.
+Before it is opened, every call raises LogUnavailable, and the agent retries the call.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ _MPS_TIMEOUT_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The CUDA name of each slot's GPU, and the smallest memory of these GPUs (0: unknown)."""
+    """The CUDA name of each slot's GPU; the smallest memory of these GPUs in MiB (0: unknown)."""
 
     names: tuple[str, ...] = ()
     memory_mib: int = 0
@@ -50,9 +50,9 @@ def detect_gpus(driver: Path = _NVIDIA, command: str = "nvidia-smi") -> Devices:
 
 
 def gpu_memory_mib(names: Sequence[str], command: str = "nvidia-smi") -> int:
-    """Return the memory of the smallest of these GPUs, by index or UUID; 0: unknown.
+    """Return the memory in MiB of the smallest of the GPUs `names` (indexes or UUIDs); 0: unknown.
 
-    Unknown for parts of a GPU (MIG), for which `nvidia-smi` reports no memory.
+    It is unknown for parts of a GPU (MIG), for which `nvidia-smi` reports no memory.
     """
     try:
         answer = subprocess.run(
@@ -85,7 +85,7 @@ def parse_smi(answer: str) -> Devices:
 
 @dataclass(frozen=True, slots=True)
 class MpsControl:
-    """The MPS control daemon at a pipe directory, which its control program asks."""
+    """The MPS control daemon of a pipe directory, queried through NVIDIA's control program."""
 
     pipe_directory: Path
     command: str = "nvidia-cuda-mps-control"
@@ -117,7 +117,7 @@ def cpu_milli() -> int:
 
 
 def memory_mib() -> int:
-    """Return the memory of the machine."""
+    """Return the memory of the machine in MiB."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 

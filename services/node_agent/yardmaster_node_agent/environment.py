@@ -74,7 +74,7 @@ def task_environment(
         RunRefused: the job sets a reserved name.
     """
     refuse_reserved(assignment, [*details.run.env, *secrets])
-    # Python buffers what it prints on a pipe or into a file: `yard logs -f` would show it late.
+    # Without this variable, Python buffers its output, and `yard logs -f` would show it late.
     env = {"PYTHONUNBUFFERED": "1", **facts.passed, **details.run.env, **secrets}
     env |= _own(assignment, details, token, paths, facts)
     env |= _devices(assignment, facts)
@@ -132,9 +132,9 @@ def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
 def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:
     """Return the PET_ names for `torchrun`, and the plain names for programs without torchrun.
 
-    A single replica is a gang of one, so that `init_process_group("env://")` works in it too. A
-    replica with at most one GPU has one process, with LOCAL_RANK 0. A replica with more GPUs has
-    more processes, and torchrun sets their ranks.
+    A single replica gets them too, as a gang of one, so that `init_process_group("env://")` works
+    in it. A replica with at most one GPU has one process, with LOCAL_RANK 0. A replica with more
+    GPUs has more processes, and torchrun sets their ranks.
     """
     replica, replicas, slots = assignment.key.replica, assignment.replicas, len(assignment.slots)
     gang = replicas > 1

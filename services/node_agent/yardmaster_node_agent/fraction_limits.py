@@ -32,20 +32,20 @@ class FractionLimiter(Protocol):
         """Return why fractions cannot be enforced at present; None if they can."""
 
     def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
-        """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs, of which
-        it requested `memory_mib` each (0: that part of their memory).
+        """Return the variables of a replica that holds `gpu_milli` of each of `gpus` GPUs.
 
-        None for whole GPUs.
+        `memory_mib` is the memory of each GPU that the replica requested; 0: the part of the memory
+        that corresponds to `gpu_milli`. For whole GPUs, no variables are returned.
         """
 
 
 class NoLimits:
-    """Fractions are counted by the scheduler, and not enforced."""
+    """Enforces nothing: the scheduler counts fractions, but a replica may exceed them."""
 
     limits: Final = FractionLimits.NONE
 
     async def missing(self) -> str | None:
-        """Return None: nothing was promised."""
+        """Return None, because the node does not report that it enforces fractions."""
         return None
 
     def variables(self, gpu_milli: int, gpus: int, *, memory_mib: int = 0) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class MpsDaemon(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsLimiter:
-    """Limits through an MPS daemon; `gpu_memory_mib` is the memory of the smallest GPU, above 0."""
+    """Limits replicas through an MPS daemon; `gpu_memory_mib` is the smallest GPU's, above 0."""
 
     daemon: MpsDaemon
     log_directory: Path
@@ -114,13 +114,14 @@ def choose_limiter(
     memory_of: Callable[[Sequence[str]], int],
     blocked: Callable[[Path], Path | None],
 ) -> tuple[FractionLimiter, str]:
-    """Return the limiter of a node, and why it enforces nothing (empty where it does).
+    """Return the limiter of a node, and the reason if it enforces nothing (else an empty text).
 
     Args:
-        setting: whether fractions are limited through MPS; None: where that is possible.
-        memory_of: asks the driver for the memory of the smallest of these GPUs, if `devices` does
-            not know it; 0: unknown.
-        blocked: the first part of a path that is closed to the user of the tasks.
+        setting: whether fractions are limited through MPS; None: if that is possible.
+        memory_of: returns the memory in MiB of the smallest of the named GPUs, 0 if unknown. It
+            asks the driver, and is called if `devices` does not have the memory.
+        blocked: returns the first part of a path that is closed to the tasks' user; None if the
+            user can reach the path.
 
     Raises:
         MpsUnusable: the setting is true, and MPS cannot be used on a node with GPUs.

@@ -26,7 +26,7 @@ from yardmaster_schemas.topics import QUARANTINE
 
 #: Seconds between two polls.
 POLL_S: Final = 10.0
-#: Records before the topic's end that the first poll reads; the join was sent just before.
+#: How many of the topic's newest records the first poll reads: the join was sent just before it.
 LOOK_BACK: Final = 200
 #: The most records that one poll reads.
 MAX_RECORDS: Final = 1000
@@ -43,7 +43,7 @@ HINTS: Final = {
 }
 
 
-#: Refusals of a start that mean: the log does not place this replica in this incarnation.
+#: Codes of refused starts which mean that the log does not place the replica in this incarnation.
 NOT_HERE: Final = frozenset(
     {
         RefusalCode.NOT_ITS_AUTHOR,
@@ -54,15 +54,17 @@ NOT_HERE: Final = frozenset(
 )
 
 
-#: Refusals because of a record's number, whatever it reports.
+#: Codes of refusals because of a record's number, whatever the record reports.
 OF_NUMBER: Final = frozenset({RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD})
 
 
 class Refusals:
-    """Reads from `quarantine` the joins of one source in one epoch, and its starts in any.
+    """Reads from `quarantine` which reports of one source the cell refused.
 
-    The log may contain a record twice, and then the second is refused because of its number.
-    `written_once` tells of a number that its record was appended once only.
+    It finds refused joins in one epoch, refused numbers in this epoch, and refused starts and
+    checkpoints in any epoch. After a repeated append, the log may contain a record twice. The
+    second one is then refused because of its number, which means nothing. `written_once` returns
+    whether the record with a number was appended only once.
     """
 
     def __init__(
@@ -83,26 +85,28 @@ class Refusals:
         self._not_allowed: dict[ReplicaKey, str] = {}
 
     def take_not_here(self) -> list[ReplicaKey]:
-        """Return the replicas that the log does not place here, as found since the last call."""
+        """Return the replicas, found since the last call, that the log does not place here."""
         found, self._not_here = self._not_here, []
         return found
 
     def take_not_allowed(self) -> dict[ReplicaKey, str]:
-        """Return the replicas whose project does not allow their checkpoint, with the URI of the
-        last one, as found since the last call.
+        """Return the replicas, found since the last call, whose project forbids their checkpoint.
+
+        The value is the URI of the last checkpoint that was refused.
         """
         found, self._not_allowed = self._not_allowed, {}
         return found
 
     def take_doubt(self) -> bool:
-        """Tell whether a report was refused because of its number since the last call."""
+        """Return whether a report was refused because of its number since the last call."""
         doubted, self._doubted = self._doubted, False
         return doubted
 
     async def poll(self) -> RefusalCode | None:
-        """Return why a join was refused since the last poll; None if none was.
+        """Read new records; return why a join was refused since the last poll; None if none was.
 
-        Also None if the topic cannot be read: it is only informative, so the agent continues.
+        Other findings are kept for the `take_` methods. If the topic cannot be read, return None:
+        the topic only informs, so the agent continues without it.
         """
         code: RefusalCode | None = None
         try:
@@ -140,7 +144,7 @@ class Refusals:
         return code
 
     def _own(self, event: RecordQuarantinedV1) -> dict[str, Any]:
-        """Return the refused record, if this source wrote it."""
+        """Return the refused record as JSON if this source wrote it, else an empty object."""
         try:
             refused = from_json(base64.b64decode(event.raw_value))
         except ValueError:

@@ -58,7 +58,10 @@ class Lease:
 
     @staticmethod
     def begin(clock: Clock, executor: Executor, incarnation: str, boot_id: str) -> None:
-        """Start the lease of a new incarnation, which cannot be cut off before it joins."""
+        """Store the first renewal of a new incarnation, as of now.
+
+        Until the incarnation joins, it has no tasks that a cut connection could endanger.
+        """
         executor.renew(Renewal(boot_id, incarnation, clock.monotonic_s(), 0.0))
 
     @property
@@ -82,9 +85,9 @@ class Lease:
         self._executor.renew(self._renewal)
 
     def admit(self, fence_s: int) -> None:
-        """Admit an attempt with this fence.
+        """Check that an attempt with a fence of `fence_s` seconds may start, and wake `watch`.
 
-        Raises: FenceExpired: this incarnation was cut off for that long.
+        Raises: FenceExpired: this incarnation was once cut off for at least `fence_s`.
         """
         gap_s = max(self._renewal.longest_gap_s, self.silent_s)
         if gap_s >= fence_s:
@@ -92,7 +95,10 @@ class Lease:
         self._changed.set()
 
     def check(self) -> None:
-        """Raises: FenceExpired: the fence of a replica has expired."""
+        """Check that no replica's fence has expired.
+
+        Raises: FenceExpired: the fence of a replica has expired.
+        """
         fence_s = self._shortest()
         if self.silent_s >= fence_s:
             raise FenceExpired(f"no heartbeat acknowledged for {_said(self.silent_s)}")

@@ -1,13 +1,13 @@
 """The ledger: a node's assignments and their outcomes, on disk before any replica is started.
 
-A file of lines `checksum number json`, to which lines are only appended; each entry replaces the
-earlier entry on its subject (`agent_state`). An attempt starts at most once because its entry is
-durable before. An incomplete last line, as after a crash, is truncated. Damage before valid lines
-raises `LedgerCorrupt`: the entries of the damaged lines are lost, so the agent cannot know what
-runs. Rejected: SQLite, which cannot say which rows it lost.
+The ledger is a file of lines `checksum number json`, to which lines are only appended. Each entry
+replaces the earlier entry on its subject (`agent_state`). An attempt starts at most once, because
+its entry is durable before the start. An incomplete last line, as after a crash, is truncated.
+Damage before valid lines raises `LedgerCorrupt`: the entries of the damaged lines are lost, so the
+agent cannot know which tasks run. SQLite was rejected, because it cannot say which rows it lost.
 
-When the file is much larger than its current content, the content is written to a new file, which
-replaces it.
+If later lines have replaced many lines of the file, the lines that still count are written to a new
+file, which replaces the old file.
 """
 
 import fcntl
@@ -55,7 +55,7 @@ class Ledger(Protocol):
         After a crash, all of the entries or a prefix of them are in the ledger.
 
         Raises:
-            LedgerUnwritable: it is unknown which are in the ledger; the agent must stop.
+            LedgerUnwritable: it is unknown which entries are in the ledger; the agent must stop.
         """
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class MemoryLedger:
 
     @property
     def place(self) -> str:
-        """The text that was given."""
+        """The text that the constructor was given."""
         return self._place
 
     def begin(self, head: Head) -> AgentState:
@@ -207,7 +207,7 @@ def line(number: int, entry: Entry) -> bytes:
 def parse(path: str, raw: bytes) -> tuple[list[Entry], int]:
     """Parse a ledger; return its entries and the length of their bytes.
 
-    The bytes after that are an incomplete end, as after a crash.
+    The remaining bytes are an incomplete end, as after a crash.
 
     Raises:
         LedgerCorrupt: a valid line follows a damaged one, lines are missing, or it is no ledger.

@@ -4,10 +4,10 @@ The replica writes its streams to files; the ledger has the position up to which
 The pieces of a batch are written to the ledger before they are appended to the log. After a kill -9
 the agent therefore appends the same pieces with the same numbers, and readers drop the repeats.
 
-The topic only grows, so of a long output two parts are shipped: the *head* as it is written, and
-the *tail*, the newest bytes, when the replica has ended: there is the error of a failed task.
-Until then the tail is the end of the output files, whose middle `bound` frees. So neither memory
-nor another file holds it, and it survives the agent. At the end at most the tail is left to ship.
+The topic only grows, so only two parts of a long output are shipped: the *head*, as it is written,
+and the *tail*, the newest bytes, when the replica has ended. The tail has the error of a failed
+task. Until it is shipped, it stays in the replica's output files, whose middle `bound` frees. So it
+takes no memory and survives the agent. After a replica's end, at most the tail is left to ship.
 """
 
 from typing import Final
@@ -22,11 +22,11 @@ from yardmaster_node_agent.reports import MAX_BATCH_BYTES
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_schemas.topics import KIB, MIB, TASK_LOGS
 
-#: Bytes of a piece; its record fits into a batch even if JSON escapes each byte.
+#: The most bytes of a piece. The piece's record fits into a batch even if JSON escapes each byte.
 PIECE_BYTES: Final = 16 * KIB
-#: The most pending lines of the agent; further lines are dropped.
+#: The most lines of the agent that may wait to be shipped; further lines are dropped.
 MAX_LINES: Final = 20
-#: The setting that the agent's lines name.
+#: The setting that limits the output, as the agent's lines name it.
 SETTING: Final = "YARD_AGENT_OUTPUT_LIMIT_BYTES of the node's agent"
 _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 _NAMES: Final[dict[Stream, StreamName]] = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
@@ -45,13 +45,13 @@ class OutputShipper:
         self._limit = context.settings.output_limit_bytes
         self._tail_bytes = self._limit // 4
         self._head_bytes = self._limit - self._tail_bytes
-        #: Whether the output that was shipped last ends within a line; None: not known yet.
+        #: Whether the last shipped output ends without a line break; None: not known yet.
         self._in_a_line: bool | None = None
-        #: Whether the output files were truncated, because their file system frees no part of one.
+        #: Whether the output files were truncated: the file system cannot free their middle.
         self._truncated = False
 
     def add_line(self, text: str) -> None:
-        """Queue a line of the agent about the replica."""
+        """Queue a line of the agent for the replica's output; drop it if `MAX_LINES` wait."""
         if len(self._lines) < MAX_LINES:
             self._lines.append(text)
 
@@ -61,7 +61,7 @@ class OutputShipper:
         if output.cut and self._arrived:
             head = 0
             if output.last:
-                # A later agent process must not read again what is freed now.
+                # A later agent process must not read the pieces again, which are freed now.
                 output.last = ()
                 self._context.save(self._replica, durable=False)
         if not process.bound_output(head, self._tail_bytes) and not self._truncated:
@@ -74,9 +74,9 @@ class OutputShipper:
     async def ship(self, process: Process | None, *, final: bool = False) -> bool:
         """Append one batch of new output; return whether there was any.
 
-        `final`: the replica has no process any more, so the tail is shipped too. Before, an
-        incomplete character at the end stays pending. If the append fails, the next call retries
-        the batch.
+        `final`: the replica has no process any more, so the tail is shipped too. Without `final`,
+        an incomplete character at the end of the output stays pending. If the append fails, the
+        next call retries the batch.
         """
         replica, output = self._replica, self._replica.output
         if process is not None and not self._arrived:
@@ -102,9 +102,10 @@ class OutputShipper:
         return True
 
     def skip_to_tail(self, process: Process) -> None:
-        """Continue with the newest bytes of both streams; a short stream leaves more to the other.
+        """Skip all output that is not shipped yet, except the newest bytes of both streams (tail).
 
-        Call it when the replica has no process any more.
+        Each stream may use half of the tail, and what the other stream does not need. Call this
+        when the replica has no process any more.
         """
         output, tail = self._replica.output, self._tail_bytes
         if output.tail:
@@ -132,9 +133,10 @@ class OutputShipper:
         return self._replica.output.stdout, self._replica.output.stderr
 
     def _gather(self, process: Process, final: bool, records: list[Record]) -> list[Piece]:
-        """Take pieces of stdout, then of stderr, until the batch is full; add their records.
+        """Take pieces of stdout, then of stderr, until the batch is full; add them to `records`.
 
-        So the error of a failed task follows its output, also where that is shipped late.
+        Because of this order, the error of a failed task follows its output, even if both are
+        shipped late.
         """
         output = self._replica.output
         pieces: list[Piece] = []
@@ -240,7 +242,7 @@ def whole_characters(data: bytes) -> bytes:
 
 
 def _line_start(process: Process, stream: StreamName, at: int, end: int) -> int:
-    """Return the start of the first line after `at`, if it is near, else of a character."""
+    """Return where a line starts after `at`; if none starts nearby, where a character starts."""
     data = process.read_output(stream, at, min(PIECE_BYTES, end - at))
     newline = data.find(b"\n")
     if 0 <= newline < len(data) - 1:

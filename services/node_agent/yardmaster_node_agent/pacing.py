@@ -19,9 +19,10 @@ class Count(Protocol):
 
 
 class PacedReport:
-    """One kind of report of one replica; `send` must report the newest value.
+    """Limits one kind of report of one replica; `send` must report the newest value.
 
-    At most one report is pending; a newer one replaces it, which `coalesced` counts.
+    At most one report is pending. A newer report replaces it, and `coalesced` counts this. `run`
+    must run, or pending reports are sent only by `flush` and `hurry`.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PacedReport:
             self._send()
 
     def hurry(self) -> None:
-        """Send the pending report now, and the next one as soon as it is offered."""
+        """Send the pending report now, and send the next report as soon as it is offered."""
         self.flush()
         self._due_s = self._clock.monotonic_s()
 

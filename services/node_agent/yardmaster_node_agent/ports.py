@@ -70,7 +70,7 @@ class Ports:
     executor: Executor
     secrets: Secrets
     machine: Machine
-    #: A port for the rendezvous of a task of one replica.
+    #: Returns a free port, for the rendezvous of a task that has one replica.
     free_port: Callable[[], int]
     #: Enforces fractions of GPUs.
     limiter: FractionLimiter = field(default_factory=NoLimits)
@@ -78,7 +78,7 @@ class Ports:
     health: Health = field(default_factory=Health)
 
 
-#: Passed variables that describe the agent's user.
+#: Variables that describe the agent's user. They are not passed to tasks of another user.
 _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 
 
@@ -86,7 +86,7 @@ _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 class Host:
     """An executor, the ledger that fits it, and the boot that its processes belong to.
 
-    `user` runs the processes (None: the agent's own user); `simulated`: there are none.
+    `user` runs the processes (None: the agent's own user). `simulated`: there are no processes.
     """
 
     executor: Executor
@@ -141,7 +141,7 @@ def host_ports(
     The ledger and the replicas' directories are under `settings.data_dir`.
 
     Raises:
-        TaskUserUnusable, MpsUnusable: the settings demand what this machine cannot do.
+        TaskUserUnusable, MpsUnusable: the settings demand something that this machine cannot do.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)
     declared = settings.devices
@@ -150,7 +150,7 @@ def host_ports(
     found = detect_gpus() if declared is None else Devices(declared)
     passed = own_variables(settings.passed)
     if host.executor.isolation is Isolation.USER:
-        # Those of the agent's user: programs of another one could not use them.
+        # These variables describe the agent's user; programs of another user cannot use them.
         passed = {name: value for name, value in passed.items() if name not in _OF_USER}
         passed |= dict.fromkeys(("USER", "LOGNAME"), "task")
     memory = found.memory_mib if settings.gpu_memory_mib is None else settings.gpu_memory_mib
@@ -199,7 +199,10 @@ def _limiter(
 
 
 def _cpu_milli(settings: Settings, declared: int) -> int:
-    """Return the configured CPUs, or a part of the machine's, at least one per declared slot."""
+    """Return the CPUs of the node in thousandths.
+
+    If none are configured: this agent's part of the machine's CPUs, at least one per declared slot.
+    """
     if settings.cpu_milli is not None:
         return settings.cpu_milli
     return max(cpu_milli() // settings.machine_agents, 1000 * declared)
@@ -263,7 +266,7 @@ class AgentContext:
         self.ports.ledger.write(entries, durable=durable)
 
     def add(self, replicas: list[Replica]) -> None:
-        """Add new replicas to the ledger and the state; call this before anything else."""
+        """Add new replicas to the ledger and the state; call this before you start one."""
         self.save(*replicas)
         for replica in replicas:
             self.state.apply(replica)

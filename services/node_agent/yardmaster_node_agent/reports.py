@@ -23,7 +23,7 @@ from yardmaster_schemas.topics import KIB, NODE_EVENTS
 
 #: A batch of facts or of output is at most this large; the topics take 128 KiB.
 MAX_BATCH_BYTES: Final = 120 * KIB
-#: Attempts of an append of unknown outcome, if it is not retried without limit.
+#: Attempts of an append whose outcome stays unknown; only for appends with `retry=False`.
 UNKNOWN_TRIES: Final = 3
 #: The pause before the first retry; it doubles up to the longest.
 UNKNOWN_PAUSE_S: Final = 0.2
@@ -33,8 +33,8 @@ LONGEST_PAUSE_S: Final = 5.0
 class Writer:
     """Numbers the records of this agent process and appends them.
 
-    `retrying_log` retries while the log is unavailable, for facts; `log` is the same log without
-    retries, for heartbeats and output, which are sent again later in any case.
+    `retrying_log` retries while the log is unavailable; it is used for facts. `log` is the same log
+    without retries; it is used for heartbeats and output, which are sent again later in any case.
     """
 
     def __init__(
@@ -88,15 +88,19 @@ class Writer:
         return encode(envelope, key)
 
     def written_once(self, seq: int) -> bool:
-        """Tell whether the record with this number was appended once only."""
+        """Return whether the record with this number was appended only once."""
         return seq >= self._once_from
 
     async def append(self, topic: str, records: Sequence[Record], *, retry: bool = True) -> float:
         """Append a batch until it is in the log; return when it was sent (monotonic seconds).
 
+        After an unknown outcome the batch is appended again, so it may be in the log twice;
+        `written_once` is then false for its records.
+
         Raises:
             LogUnavailable: only without `retry`.
-            AppendOutcomeUnknown: the batch may be in the log or not; only without `retry`.
+            AppendOutcomeUnknown: the batch may be in the log, after `UNKNOWN_TRIES` attempts; only
+                without `retry`.
             LogError: an error that retries cannot solve.
         """
         log = self._retrying_log if retry else self._log
@@ -120,7 +124,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Events to append to `node-events` in one batch; `on_logged` is called when they are there."""
+    """Events to append to `node-events` in one batch; `on_logged` is called once they are in it."""
 
     events: tuple[Event, ...]
     subject: str
@@ -132,8 +136,8 @@ class Fact:
 class Reporter:
     """The queue of facts for `node-events`, in the order in which they were reported.
 
-    A new fact replaces a queued fact of the same name, because of progress and checkpoints only the
-    newest is needed. Therefore at most four facts of a replica are queued.
+    A new fact replaces a queued fact of the same name, because only the newest progress and the
+    newest checkpoint are needed. Therefore at most four facts of a replica are queued.
     """
 
     def __init__(self, writer: Writer, lease: Lease, metrics: AgentMetrics, cell: str) -> None:
@@ -145,7 +149,7 @@ class Reporter:
         self._some = asyncio.Event()
 
     def report(self, what: str, about: str, fact: Fact) -> None:
-        """Queue a fact; `what` and `about` name it."""
+        """Queue a fact; its name consists of `what` (its kind) and `about` (its replica)."""
         self._waiting[what, about] = fact
         self._metrics.facts_waiting.set(len(self._waiting))
         self._some.set()

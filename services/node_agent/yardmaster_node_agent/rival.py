@@ -24,11 +24,12 @@ class RivalWatch:
         self._next: int | None = None
 
     async def beats(self) -> bool:
-        """Tell whether another agent has sent a heartbeat since the first call.
+        """Return whether another agent has sent a heartbeat since the last call.
 
+        The first call only finds the end of the topic, and so does the first call after an error.
         The cell refuses a join also for a while after the node's last agent has died. Only a
-        heartbeat that is newer than the refusal shows that it lives. Heartbeats that cannot be read
-        show nothing.
+        heartbeat that is newer than the refusal shows that another agent is alive. If heartbeats
+        cannot be read, return False.
         """
         try:
             if self._next is None:

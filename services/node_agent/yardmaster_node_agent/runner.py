@@ -1,6 +1,7 @@
 """The runner: the parent process of a task's command, which stores the exit code for the agent.
 
-The command and its exit code survive the end of the agent, because the runner does not need it.
+The command and its exit code survive the end of the agent, because the runner does not need the
+agent.
 
 Started by the process executor as `python -I -S runner.py DIRECTORY`, in a session of its own, with
 the command, environment and working directory as JSON on stdin (an anonymous file: secrets touch no
@@ -33,9 +34,10 @@ from typing import Any, Final, NoReturn
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
-#: Thousandths of the memory that the kernel adds to a task's when it chooses a process to kill.
+#: The task's oom_score_adj: when memory is short, the kernel treats a task as if it used this many
+#: thousandths of the memory more than it does.
 TASK_OOM_SCORE: Final = 500
-#: Exit codes of the runner itself; the task's are in `exit`.
+#: Exit codes of the runner itself; the exit code of the task is in the file `exit`.
 ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
 FENCED: Final = 69
@@ -44,8 +46,9 @@ CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
 #: Attempts, one per second, to write the exit status to a full disk.
 EXIT_WRITE_TRIES: Final = 60
-#: How much later than the agent the runner kills. An agent that is alive ends the incarnation,
-#: which does not count as a failure of the tasks. Part of `core.fencing.MARGIN_S`.
+#: Seconds by which the runner kills later than the agent. An agent that is alive thus ends the
+#: incarnation first, which does not count as a failure of the tasks. Part of
+#: `core.fencing.MARGIN_S`.
 LATER_S: Final = 1.0
 #: Seconds between two rounds of SIGKILL, for processes that started during the last round.
 KILL_AGAIN_S: Final = 0.05
@@ -115,7 +118,7 @@ class LeaseFence:
         self._over = False
 
     def left_s(self) -> float:
-        """Return the seconds until the lease ends, by the agent's last renewal."""
+        """Read the agent's last renewal; return the seconds until the runner must kill."""
         try:
             with open(self._renewed, encoding="ascii") as file:
                 note = json.load(file)
@@ -126,14 +129,17 @@ class LeaseFence:
         return self._acknowledged_s + self._seconds + LATER_S - time.monotonic()
 
     def arm(self) -> bool:
-        """Set the timer to the end of the lease; False if the lease has ended."""
+        """Set the timer to the end of the lease; return False if the lease has ended."""
         left_s = 0.0 if self._over else self.left_s()
         if left_s > 0:
             signal.setitimer(signal.ITIMER_REAL, left_s)
         return left_s > 0
 
     def on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
-        """Handle the timer: kill the command if the lease was not renewed."""
+        """Handle the timer: if the lease was not renewed, create `fenced` and kill all children.
+
+        The timer is then set again, because the killed processes may leave children.
+        """
         if self.arm():
             return
         ended = os.path.exists(os.path.join(self._directory, "exit"))
@@ -149,9 +155,10 @@ class LeaseFence:
 
 
 def kill_children() -> None:
-    """SIGKILL this process's children; the next call kills their children, which it then adopted.
+    """SIGKILL the children of this process.
 
-    Only this process can reap its children, so their pids cannot be reused meanwhile.
+    This process then becomes the parent of the grandchildren, and the next call kills these. Only
+    this process can reap its children, so no other process can reuse their pids meanwhile.
     """
     own = str(os.getpid()).encode()
     for entry in os.listdir("/proc"):
@@ -167,9 +174,9 @@ def kill_children() -> None:
 
 
 def _offer_to_oom_killer() -> None:
-    """When memory is short, the kernel kills the task instead of its runner or the agent.
+    """Make the kernel kill the task, not its runner or the agent, when memory is short.
 
-    The runner then reports the exit. Without it, the exit would be lost with the runner.
+    The runner can then report the exit. If the kernel killed the runner, the exit would be lost.
     """
     path = "/proc/self/oom_score_adj"
     try:
@@ -203,7 +210,7 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
     if spec.get("user") is not None:
         _become(spec["user"], libc)
     if spec.get("fence") is not None:
-        # A change of the user clears it.
+        # Set the signal again: the change of the user has cleared it.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != runner:
             os._exit(CANNOT_RUN)
@@ -223,7 +230,7 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
 
 
 def _become(user: dict[str, int], libc: ctypes.CDLL) -> None:
-    """Change to another user; neither it nor the programs that it executes get other rights."""
+    """Change to another user; this process and its programs can never get other rights again."""
     os.setgroups([])
     os.setresgid(user["gid"], user["gid"], user["gid"])
     os.setresuid(user["uid"], user["uid"], user["uid"])

@@ -62,7 +62,7 @@ from yardmaster_schemas.resources import is_fraction
 
 #: Seconds between two rounds of SIGKILL, for processes that started during the last round.
 KILL_AGAIN_S: Final = 0.2
-#: Seconds that the other processes of a replica may live after its main process.
+#: Seconds that the other processes of a replica may live after the end of its main process.
 LINGER_S: Final = 0.1
 
 OTHER: Final = StartFailure.OTHER
@@ -119,7 +119,11 @@ class Supervision:
     # --- called by agent and tasks -------------------------------------------------------------
 
     def stop(self, order: StopOrder) -> None:
-        """Stop the replica; a later order can only shorten its time."""
+        """Order the replica to stop.
+
+        If a stop was ordered before, a new order counts only if it kills the replica earlier, or
+        revokes it.
+        """
         old = self.replica.stop
         if self.replica.state is ReplicaState.RELEASED or (
             old is not None
@@ -137,7 +141,7 @@ class Supervision:
         self._stop_changed.set()
 
     def _left_s(self, order: StopOrder) -> float:
-        """Seconds until the replica is killed."""
+        """Return the seconds until an order kills the replica."""
         return order.kill_at_ms / 1000 - self._clock.monotonic_s()
 
     def refuse(self, found: str) -> None:
@@ -162,8 +166,8 @@ class Supervision:
         `report_interval_s`.
 
         Raises:
-            CheckpointRefused: malformed.
-            StepNotRising: its step is not above that of the task's last checkpoint.
+            CheckpointRefused: the content is malformed.
+            StepNotRising: the step is not above the step of the task's last checkpoint.
         """
         try:
             checkpoint = _CHECKPOINT.validate_json(json.dumps(content))
@@ -263,7 +267,7 @@ class Supervision:
     async def adopt(self) -> Process | None:
         """Find the process that an earlier agent process started for this replica.
 
-        Call it before the node joins. None: no process ever ran, and from now on none will.
+        Call this before the node joins. Return None if no process ever ran; then none will.
         """
         replica = self.replica
         process = await self._context.ports.executor.adopt(replica.key, replica.identity)
@@ -379,7 +383,7 @@ class Supervision:
         self._release()
 
     async def _enforce_stop(self, process: Process) -> None:
-        """After a stop order: send the signal, kill at the deadline, then kill again and again."""
+        """Wait for a stop order; send the stop signal, and kill repeatedly from the deadline on."""
         while self.replica.stop is None:
             await self._stop_changed.wait()
             self._stop_changed.clear()
@@ -421,7 +425,7 @@ class Supervision:
             self._output.bound(process)
 
     async def _ship_output(self, process: Process) -> None:
-        """Ship the output at every tick; apart from `_poll_files`, since an append may be slow."""
+        """Ship the output at every tick. This is not part of `_poll_files`: appends may be slow."""
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
             await self._output.ship(process)
@@ -457,9 +461,9 @@ class Supervision:
             self._output.add_line(f"the checkpoint file is ignored: {error}"[:500])
 
     async def _drain(self, process: Process | None) -> None:
-        """Ship the rest of the output, but hold the slots for it for at most `drain_s`.
+        """Ship the rest of the output, for at most `drain_s`, because the replica holds its slots.
 
-        After half of that, leave out what is older than the newest part.
+        After half of this time, leave out all output except the newest part.
         """
         limit_s = self._context.settings.drain_s
         hurry_s = self._clock.monotonic_s() + limit_s / 2

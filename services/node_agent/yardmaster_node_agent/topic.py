@@ -50,7 +50,7 @@ async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> No
                 await _end_of(retrying, partition)
                 break
             except UnknownTopic:
-                # An agent of another cell created it with too few partitions.
+                # An agent of another cell created the topic with too few partitions.
                 small = True
         waited_s = ports.clock.monotonic_s() - started_s
         if waited_s >= settings.topic_wait_s:
@@ -67,7 +67,7 @@ async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> No
 
 
 async def position_at_end(log: EventLog, partition: Partition) -> Reached:
-    """Return the position after all records, with the digest of the last one, if it is stored.
+    """Return the position after all records, with the digest of the last record if it is stored.
 
     Raises: LogError.
     """
@@ -91,7 +91,7 @@ async def _end_of(log: EventLog, partition: Partition) -> int:
         try:
             return await log.end(partition)
         except LogTruncated as error:
-            # A log raises this once for each loss of a topic that expires.
+            # For topics that expire, a log raises LogTruncated once for each loss; then call again.
             if error.fields.get("topic") != partition.topic:
                 raise
 

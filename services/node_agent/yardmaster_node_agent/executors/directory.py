@@ -17,7 +17,7 @@ from yardmaster_node_agent.executors.task_user import TaskUser
 MAX_NOTE_BYTES: Final = 4096
 #: The unit of `st_blocks`.
 BLOCK_BYTES: Final = 512
-#: Space of an output file beyond what is kept, before it is freed.
+#: Bytes of an output file that may exceed the kept part; with more, the surplus is freed.
 SLACK_BYTES: Final = 2**20
 #: Flags of fallocate(2).
 _KEEP_SIZE: Final = 0x01
@@ -45,8 +45,9 @@ class ReplicaDirectory:
 
     @property
     def _checkpoint_file(self) -> Path:
-        # The task replaces the file, so it must be able to write the folder. The setting may have
-        # changed since the directory was created.
+        # The task replaces the file, so it must be able to write the file's folder: this is `task`
+        # if tasks run as another user. An existing directory keeps its folder if the setting
+        # changed.
         shared = self.path / "task"
         new = self._user is not None and not self.path.is_dir()
         return (shared if new or shared.is_dir() else self.path) / "checkpoint.json"
@@ -72,9 +73,10 @@ class ReplicaDirectory:
         self.path.chmod(0o711)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON file of the runner; None if it is missing, or the task damaged it.
+        """Return the content of a JSON file of the runner.
 
-        The runner creates files atomically.
+        None if the file is missing, or damaged: the runner creates files atomically, so only the
+        task can have damaged it.
         """
         try:
             content = json.loads(self._read(name, 0, MAX_NOTE_BYTES))
@@ -87,7 +89,9 @@ class ReplicaDirectory:
         return (self.path / name).is_file()
 
     def prevent_start(self) -> bool:
-        """Create `start`, so that no runner can; False if it exists: a process may run.
+        """Create the file `start`, so that no runner can start the command.
+
+        False if `start` exists already: a runner created it, and a process may run.
 
         Raises:
             OSError: any error except that `start` exists.
@@ -152,10 +156,11 @@ class ReplicaDirectory:
     def bound_output(self, head: int, tail: int) -> bool:
         """Free the disk space between the first and the newest bytes of each output file.
 
-        The file becomes sparse: its size and the positions of its bytes stay the same, so the task
-        and a later agent process continue where they were. Where the file system cannot do that,
-        the file is truncated to `head + tail` bytes. Tasks write with O_APPEND, so later output
-        then follows these bytes, and the output in between is lost.
+        `head` and `tail` are the numbers of first and newest bytes that stay. The file becomes
+        sparse: its size and the positions of its bytes stay the same, so the task and a later agent
+        process continue where they were. If the file system cannot free a part of a file, return
+        False and truncate the file to `head + tail` bytes. Tasks write with O_APPEND, so later
+        output then follows these bytes, and the output in between is lost.
         """
         sparse = True
         for stream in ("stdout", "stderr"):
@@ -165,7 +170,7 @@ class ReplicaDirectory:
                 status = os.fstat(descriptor)
                 between = status.st_size - head - tail
                 stored = status.st_blocks * BLOCK_BYTES
-                # Not for each few bytes that a task writes.
+                # Free space only in large steps, not after every few bytes that a task writes.
                 if between <= 0 or stored <= head + tail + SLACK_BYTES:
                     continue
                 try:
@@ -183,8 +188,8 @@ class ReplicaDirectory:
     def _opened(self, name: str, how: int) -> Iterator[int | None]:
         """Open a regular file of that name; None if there is none.
 
-        The task owns the directory, and the agent may have more permissions than the task:
-        links are not followed, and a pipe neither blocks nor is read.
+        The task can write in the directory, and the agent may have more permissions than the task.
+        Therefore links are not followed, and a pipe is neither waited for nor read.
         """
         try:
             flags = how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

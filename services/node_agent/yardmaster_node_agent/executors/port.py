@@ -77,7 +77,7 @@ class Process(Protocol):
     def announce_stop(self, notice: str) -> bool:
         """Create or replace the stop file atomically.
 
-        False if that failed because the task removed its own directory.
+        Return False if this failed because the task removed its own directory.
         """
 
     def checkpoint_note(self) -> bytes | None:
@@ -87,13 +87,13 @@ class Process(Protocol):
         """Return at most `size` bytes of a stream from byte `start` on; none at its end."""
 
     def output_size(self, stream: StreamName) -> int:
-        """Return the bytes that were written to a stream, also if some were freed since."""
+        """Return the number of bytes that were written to a stream, including freed bytes."""
 
     def bound_output(self, head: int, tail: int) -> bool:
-        """Free the disk space of each stream, except that of its first and its newest bytes.
+        """Free the disk space of each stream, except its first `head` and newest `tail` bytes.
 
-        Positions in the streams stay the same; freed bytes are read as zeros. False: the file
-        system cannot do that, so each stream was truncated to `head + tail` bytes.
+        Positions in the streams stay the same; freed bytes are read as zeros. Return False if the
+        file system cannot free a part of a file: each stream was truncated to `head + tail` bytes.
         """
 
 
@@ -102,11 +102,11 @@ class Executor(Protocol):
 
     @property
     def kinds(self) -> tuple[ExecutorKind, ...]:
-        """The kinds of tasks that it runs, which the node reports when it joins."""
+        """The kinds of tasks that the executor runs, which the node reports when it joins."""
 
     @property
     def isolation(self) -> Isolation:
-        """How its tasks are isolated, which the node reports when it joins."""
+        """How the executor isolates its tasks, which the node reports when it joins."""
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Return the paths of the replica's stop file and checkpoint file."""
@@ -114,7 +114,8 @@ class Executor(Protocol):
     def renew(self, renewal: Renewal) -> None:
         """Store a renewal for the runners of fenced replicas and for later agent processes.
 
-        Raises: ExecutorFailed: the runners will kill the fenced replicas in time.
+        Raises: ExecutorFailed: it cannot be stored. The runners will then kill the fenced replicas
+            when the lease expires.
         """
 
     def renewal(self) -> Renewal | None:
@@ -131,8 +132,8 @@ class Executor(Protocol):
     async def adopt(self, key: ReplicaKey, known: ProcessIdentity | None = None) -> Process | None:
         """Find a replica that an earlier agent process may have started; it may have ended.
 
-        `known` is its process if the ledger has it. None: no process ever ran, and from now on
-        none will.
+        `known` is the identity of its process, if the ledger has it. Return None if no process of
+        the replica ever ran; then a later start is prevented too.
         """
 
     async def sweep(self) -> int:

@@ -1,9 +1,9 @@
 """Real commands: each replica in a session of its own under a runner that outlives the agent.
 
 See `runner` for how a start happens at most once and how an exit is stored. The agent waits for the
-runner with a pidfd, and for its messages with the FIFO `bell`. So it polls nothing and need not be
-the parent process: after a restart it waits in the same way. It needs Linux 5.3 or later: /proc,
-pidfd, subreaper.
+runner's end with a pidfd, and for the runner's messages with the FIFO `bell`. So the agent polls
+nothing and need not be the parent process: after a restart it waits in the same way. This needs
+Linux 5.3 or later, for /proc, pidfd and subreaper.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _ExitNotifier:
         self._woken = asyncio.Event()
         self._pidfd = -1
         try:
-            # Opened for read and write: no end of file, and the runner can always open it.
+            # Open for read and write: so there is never an end of file, and the runner can open it.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fifo = os.open(directory.path / "bell", flags)
         except OSError:
@@ -115,7 +115,7 @@ class RealProcess:
                 if (found := _exit(self._directory)) is not None:
                     return replace(found, fenced=self._directory.has("fenced"))
                 if not running:
-                    # Without a runner its exit could not be stored, so the replica is killed.
+                    # Without a runner, nothing would store the exit: kill the replica.
                     self.kill()
                     return Exit(signal=signal.SIGKILL, lost=True)
                 await notifier.wait()
@@ -123,7 +123,7 @@ class RealProcess:
             notifier.close()
 
     async def gone(self) -> None:
-        """Wait for the runner's end; if it was killed, also for the processes that it left."""
+        """Wait for the runner's end; if the runner was killed, also for its remaining processes."""
         if self._runner is not None:
             notifier = _listen(self._directory, self._runner)
             try:
@@ -190,7 +190,7 @@ class ProcessExecutor:
         self._clock = clock
         self._user = user
         self.isolation = Isolation.NONE if user is None else Isolation.USER
-        #: Next to the root, where a sweep does not remove it.
+        #: The file of the renewal. It is next to the root, where a sweep does not remove it.
         self._renewed = self._root.with_name(self._root.name + ".renewed")
 
     def paths(self, key: ReplicaKey) -> Paths:
@@ -198,7 +198,10 @@ class ProcessExecutor:
         return self._directory(key).paths
 
     def renew(self, renewal: Renewal) -> None:
-        """Write the file atomically; it need not be durable, because it is valid for one boot."""
+        """Write the renewal to a file, atomically.
+
+        The file need not be durable, because a renewal is valid for one boot only.
+        """
         draft = self._renewed.with_name(self._renewed.name + ".new")
         try:
             draft.touch(mode=0o600)
@@ -263,9 +266,9 @@ class ProcessExecutor:
 
         These are the descendants of the root's runners, and processes with a stop file of this root
         in their environment. Runners are found by their arguments, so their descendants are found
-        even if the directories are gone and a command cleared its environment. Such a command is
-        not found if its runner was killed. A runner that has not started its command yet finds
-        `start` created and ends.
+        even if the directories are gone and a command cleared its environment. A command that
+        cleared its environment is not found if its runner was killed. A runner that has not
+        started its command yet finds that the sweep has created `start`, and ends.
         """
         killed = 0
         found = sorted(self._root.iterdir()) if self._root.is_dir() else []
@@ -312,7 +315,7 @@ class ProcessExecutor:
         """Check the working directory that the job sets.
 
         Raises:
-            ExecutorFailed: it does not exist, or is no directory.
+            ExecutorFailed: the working directory does not exist, or is no directory.
         """
         named = launch.run.working_dir
         if named is None:
@@ -355,7 +358,7 @@ class ProcessExecutor:
                 "fence": None if launch.fence_s is None else fence,
             }
         )
-        # An anonymous file: complete before the runner starts, and never on disk.
+        # The spec is an anonymous file: it is complete before the runner starts, and never on disk.
         descriptor = os.memfd_create("spec", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -382,7 +385,7 @@ class ProcessExecutor:
     async def _started(
         self, directory: ReplicaDirectory, runner_identity: ProcessIdentity
     ) -> RealProcess | None:
-        """Wait until the runner has said which process it started; None when it ended without."""
+        """Wait until the runner has written which process it started; None if it ended before."""
         notifier = _listen(directory, runner_identity)
         try:
             while True:
@@ -399,7 +402,10 @@ class ProcessExecutor:
 
 
 def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _ExitNotifier:
-    """Open the notifier before the files are read, so that no change between is missed."""
+    """Return a notifier for a replica's runner.
+
+    Call this before the runner's files are read, so that no change after the reading is missed.
+    """
     notifier = _ExitNotifier(directory)
     if runner_identity is not None and procfs.alive(runner_identity):
         notifier.watch(runner_identity.pid)

@@ -29,10 +29,10 @@ class Seen:
 
 
 def machine_id() -> str:
-    """Return what identifies the machine across restarts; empty where nothing can be read.
+    """Return a text that identifies the machine across restarts; empty if nothing can be read.
 
-    It consists of `/etc/machine-id` and the number that the vendor or hypervisor gave the machine.
-    Copies of an image share the former; only root can read the latter.
+    It consists of `/etc/machine-id`, which copies of an image share, and of the serial number from
+    the vendor or hypervisor, which only root can read.
     """
     found = []
     for path in (_MACHINE_ID, _PRODUCT):
@@ -91,7 +91,7 @@ def processes() -> dict[int, Seen]:
 def runners(program: str, root: str) -> list[Seen]:
     """Return the living processes that run `program` (a Python file) with a directory under `root`.
 
-    Arguments stay even if the directory is gone or a command cleared its environment.
+    They are found by their arguments, so a runner is found even if its directory is gone.
     """
     wanted = Path(program).name
     found: list[Seen] = []
@@ -118,9 +118,10 @@ def members(
 ) -> list[Seen]:
     """Return all living processes of a replica, without the runner itself.
 
-    While the runner lives, these are its descendants, with all orphans, which become its children.
-    Without the runner, these are the group and session of the main process while it exists, and the
-    processes with `mark`, a variable of this replica only, in their environment.
+    While the runner lives, these are the runner's descendants. Orphans are among them, because they
+    become children of the runner. After the runner's end, these are the processes in the group or
+    session of the main process, as long as the main process exists, and the processes with `mark`
+    in their environment, a variable that only this replica has.
     """
     table = processes()
     found: dict[int, Seen] = {}
@@ -153,7 +154,7 @@ def has_variable(pid: int, mark: bytes) -> bool:
 
 
 def kill(seen: Seen) -> bool:
-    """SIGKILL that process and never another of its pid; return whether it was alive."""
+    """SIGKILL a process, but no other process that reuses its pid; return whether it was alive."""
     try:
         descriptor = os.pidfd_open(seen.pid)
     except OSError:

@@ -19,7 +19,10 @@ class Secrets(Protocol):
 
 
 class SecretFiles:
-    """The secret `nlp/hf` is the file `nlp/hf` of a directory; without a directory, no secrets."""
+    """Secrets in files: the secret `nlp/hf` is the file `nlp/hf` in the directory.
+
+    Without a directory there are no secrets.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -87,7 +87,7 @@ class SimulatedProcess:
         return True
 
     def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint that it reported after the signal, once."""
+        """Return the checkpoint that the replica reported after the stop signal, once."""
         note, self._note = self._note, None
         return note
 
@@ -117,7 +117,7 @@ class SimulatedExecutor:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._count = 1000
-        #: None: its start was prevented.
+        #: The process of each replica; None if the start of the replica was prevented.
         self._processes: dict[ReplicaKey, SimulatedProcess | None] = {}
         self._renewal: Renewal | None = None
 

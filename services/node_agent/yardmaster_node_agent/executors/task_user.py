@@ -11,7 +11,8 @@ from typing import Final
 
 from yardmaster_node_agent.errors import TaskUserUnusable
 
-#: The settings `task_user` that name no user: another user where possible, and the agent's own.
+#: Values of the setting `task_user` that name no user. `auto`: another user where that is possible;
+#: `same`: the agent's own user.
 AUTO: Final = "auto"
 SAME: Final = "same"
 #: The user of tasks by default. No account needs this number; it owns nothing but the tasks' files.
@@ -29,7 +30,9 @@ class TaskUser:
 
 
 def choose_user(setting: str, data_dir: Path) -> tuple[TaskUser | None, str]:
-    """The user for tasks; None: the agent's own user, and the reason.
+    """Return the user that tasks run as, and an empty text; or None and a reason.
+
+    None: tasks run as the agent's own user. The reason says why.
 
     Args:
         setting: `auto`, `same`, or the name or number of a user.
@@ -41,7 +44,8 @@ def choose_user(setting: str, data_dir: Path) -> tuple[TaskUser | None, str]:
     if setting == SAME:
         return None, "the setting task_user is same"
     user = TaskUser(DEFAULT_ID, DEFAULT_ID) if setting == AUTO else _named(setting)
-    # The jobs of a cluster that root started on this machine use the agent's own Python.
+    # With `auto`, the user must be able to run the agent's own Python: the jobs of a cluster that
+    # root started on this machine use it.
     paths = [data_dir.parent, *([Path(sys.executable).resolve()] if setting == AUTO else [])]
     reason = _why_not(user, paths)
     if reason is None:
@@ -52,7 +56,10 @@ def choose_user(setting: str, data_dir: Path) -> tuple[TaskUser | None, str]:
 
 
 def open_way(user: TaskUser | None, folder: Path) -> None:
-    """Create a folder that the user may pass through; without a user, a private one.
+    """Create a folder if it does not exist; with a user, make it passable for this user.
+
+    A new folder is private to the agent. With a user, also an existing folder gets mode 0711 if
+    others cannot pass through it.
 
     Raises: OSError.
     """
@@ -72,7 +79,7 @@ def _named(setting: str) -> TaskUser:
 
 
 def _why_not(user: TaskUser, paths: Sequence[Path]) -> str | None:
-    """Why tasks cannot run as the user; None if they can."""
+    """Return why tasks cannot run as the user; None if they can."""
     if user.uid == 0:
         return "tasks never run as root"
     if user.uid == os.geteuid():
@@ -87,7 +94,10 @@ def _why_not(user: TaskUser, paths: Sequence[Path]) -> str | None:
 
 
 def _may_switch() -> bool:
-    """Whether this process has the capabilities that it needs, as root has outside containers."""
+    """Whether this process is root with the capabilities to run processes of other users.
+
+    In a container, root may lack some of these capabilities.
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -98,7 +108,7 @@ def _may_switch() -> bool:
 
 
 def blocked_part(user: TaskUser, path: Path) -> Path | None:
-    """The first folder on the way to a path, or the path itself, that the user may not use."""
+    """Return the first folder of a path, or the path itself, that the user may not use; or None."""
     for part in (*reversed(path.parents), path):
         try:
             found = part.stat()
