@@ -92,9 +92,10 @@ _CLIENT: Final = {
 def _warn_of_other_distribution(site_packages: Path) -> None:
     """Warn if the distribution `yardmaster` of PyPI, another project, shares this package's folder.
 
-    This module runs, so its own files win at the moment, and the program can continue. The next
-    installation or removal of the other distribution overwrites or removes them. Where the files of
-    the other one have won, this module does not run; `yard doctor` reports both cases.
+    This module runs, so at present the folder contains this project's files, and the program can
+    continue. The next installation or removal of the other distribution overwrites or removes these
+    files. If the folder contains the other distribution's files, this module does not run; `yard
+    doctor` reports both cases.
     """
     for found in site_packages.glob("yardmaster-*.dist-info"):
         warnings.warn(

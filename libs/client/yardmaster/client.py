@@ -35,7 +35,7 @@ class Client(Waits, OperatorCalls):
         monotonic_s: a clock for timeouts, in seconds.
         new_key: returns an idempotency key of at least 16 characters.
         ca: a file with the certificate authorities to trust instead of the machine's.
-        transport: replaces the HTTP transport, for tests.
+        transport: an HTTP transport that tests use instead of the real one.
         max_tries: the number of attempts of one call, including the first.
         longest_outage_s: the longest outage that waits and streams survive, in seconds.
 
@@ -44,7 +44,7 @@ class Client(Waits, OperatorCalls):
     """
 
     def events(self, *, after: str | None = None, limit: int = 100) -> List[EventRecord]:
-        """Records of the log after a position, in the order in which they took effect."""
+        """One page of log records after a position, in the order in which they took effect."""
         return self._get("/v1/events", List[EventRecord], {"after": after, "limit": limit})
 
     def watch(
@@ -54,7 +54,7 @@ class Client(Waits, OperatorCalls):
         after: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[Change]:
-        """A snapshot, and then every change, in order, without loss and without repeats.
+        """Yield a snapshot, then every change, in order, without loss and without repeats.
 
         The watch resumes by itself after the gateway closed the stream or restarted: the pauses
         between attempts double from 0.2 s to 5 s, and after `longest_outage_s` without an answer
@@ -66,7 +66,7 @@ class Client(Waits, OperatorCalls):
         handled as `after` to resume in another process.
 
         Args:
-            kinds: of task, job, node, pool, project, department.
+            kinds: the kinds of objects to watch: task, job, node, pool, project, department.
             after: the `id` after which to begin, without a snapshot if the gateway keeps the
                 changes since then.
             timeout_s: the watch ends after this many seconds, at the next change or bookmark; None:

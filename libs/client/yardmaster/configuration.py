@@ -1,6 +1,7 @@
-"""The settings of `yard` and of `Client.from_env`: a flag, the environment, the file, the default.
+"""The settings of `yard` and of `Client.from_env`.
 
-The file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
+A setting comes from a flag, else from the environment, else from the config file, else it has its
+default. The config file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
 
 ```yaml
 current: prod
@@ -9,8 +10,8 @@ contexts:
          token_command: [pass, show, yard]}
 ```
 
-The context `dev` always exists: it is the cluster on this machine, which its data directory
-announces, `yard dev` before `yard up`.
+The context `dev` always exists and names the cluster that runs on this machine. The cluster
+announces itself in its data directory. A cluster of `yard dev` is preferred to one of `yard up`.
 """
 
 import os
@@ -37,7 +38,7 @@ _CONTEXT_KEYS: Final = frozenset({"server", "project", "ca", "token_command"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and its source; `secret` values are never printed."""
+    """The value of a setting and its source; a `secret` value is never printed."""
 
     value: str | None
     source: str
@@ -81,12 +82,12 @@ class Config:
 
     @property
     def cluster_dir(self) -> Path:
-        """The folder of the cluster here that serves `server`; `data_dir` without such a one."""
+        """The folder of the cluster on this machine that serves `server`, else `data_dir`."""
         return self.data_dir if self.here is None else self.here.folder
 
     @property
     def default_project(self) -> str | None:
-        """The project of a job that names none; on the cluster of this machine `default`."""
+        """The project of a job that names none; for a cluster on this machine, it is `default`."""
         return self.project.value or ("default" if self.context.value == DEV else None)
 
     @property
@@ -106,7 +107,8 @@ class Config:
         names = ("context", "server", "project", "output", "data", "ca", "token")
         found = {name: getattr(self, name) for name in names}
         if self.here is not None and self.here.folder != self.data_dir:
-            # Commands that read the files of this server's cluster read them there.
+            # Commands read the files of the server's cluster in the cluster's own folder, so the
+            # list shows this folder.
             found["data"] = Setting(str(self.here.folder), self.here.running)
         return list(found.items())
 
@@ -114,8 +116,8 @@ class Config:
         """The URL of the server.
 
         Raises:
-            NoServer: the settings name none, and no cluster runs on this machine.
-            InputError: it is not a valid URL.
+            NoServer: the settings name no server, and no cluster runs on this machine.
+            InputError: the server is not a valid URL.
         """
         if self.server.value is not None:
             return server_url(self.server.value)
@@ -125,7 +127,7 @@ class Config:
         raise NoServer("no server is running here", hint=hint)
 
     def bearer(self) -> str | None:
-        """The token to send; None without one.
+        """The token to send; None: the settings have no token. May run the token command.
 
         Raises:
             TokenCommandFailed: the command of the context fails or takes too long.
@@ -178,7 +180,7 @@ def token_of(command: Sequence[str], path: Path) -> str:
     """Run a token command and return the token that it prints; `path` is the config file.
 
     Raises:
-        TokenCommandFailed: it fails, or takes longer than `TOKEN_COMMAND_S`.
+        TokenCommandFailed: the command fails, or takes longer than `TOKEN_COMMAND_S` seconds.
         InputError: an HTTP header cannot contain the token.
     """
     import subprocess
@@ -210,7 +212,7 @@ def load_file(path: Path) -> dict[str, Any]:
     """The content of the config file; empty without a file.
 
     Raises:
-        InputError: it cannot be read, or has an unknown key.
+        InputError: the file cannot be read, or has an unknown key.
     """
     try:
         text = path.read_text()
@@ -267,7 +269,7 @@ def save_current(path: Path, name: str) -> None:
 
 
 def resolve(flags: Flags | None = None, env: Mapping[str, str] | None = None) -> Config:
-    """The settings of a command or client; `env` is the environment, of this process by default.
+    """Resolve the settings of a command or client; `env` is by default this process's environment.
 
     Raises:
         InputError: the config file is wrong, or names an unknown context.

@@ -1,4 +1,4 @@
-"""The common part of all calls of `Client`: opening, closing, conditions, parsing of answers."""
+"""The common part of all calls of `Client`: open, close, add conditions, parse answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -16,7 +16,7 @@ from yardmaster.transport import Transport
 from yardmaster_schemas.api import Accepted, List
 
 M = TypeVar("M", bound=BaseModel)
-#: A filter of a list: one value, or several.
+#: The type of a filter of a list: one value, or several values.
 Filter = str | int | bool | Sequence[str] | None
 
 
@@ -56,9 +56,10 @@ class Connection:
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """A client of the server that `yard` would use, with its token, certificates and project.
 
-        The server is that of YARD_SERVER, else of the context (YARD_CONTEXT, or the current one of
-        the configuration file), else the cluster on this machine. The token is YARD_TOKEN, else
-        what the `token_command` of the context prints, else that of the cluster on this machine.
+        The server is YARD_SERVER, else the context's server (the context is YARD_CONTEXT, or the
+        current one of the configuration file), else the cluster on this machine. The token is
+        YARD_TOKEN, else the output of the context's `token_command`, else the token of the cluster
+        on this machine.
         `env` replaces the environment of this process.
 
         Raises:
@@ -93,17 +94,21 @@ class Connection:
     def wait_out_outages(self, listener: OutageListener | None) -> None:
         """Make reads, waits and streams wait for the end of an outage, however long it takes.
 
-        After the outage, reads cover at least what earlier reads covered. This applies after the
-        first answer: a gateway that has never answered raises an error as usual. None turns it off.
+        `listener` is notified of each outage; None turns the waiting off. After an outage, reads
+        include at least all changes that earlier reads included. Until the gateway has answered
+        for the first time, calls do not wait but raise an error as usual.
         """
         self._transport.tolerance.listener = listener
 
     def report_slow_calls(self, report: Callable[[str], None] | None) -> None:
-        """Call `report` from another thread when a call has no answer after 2 s; None: do not."""
+        """Call `report` from another thread when a call has no answer after 2 s; None turns it off.
+
+        `report` receives the name of the call, such as `GET /v1/tasks`.
+        """
         self._transport.tolerance.on_slow = report
 
     def ready(self) -> bool:
-        """Whether the gateway is ready; False also if it cannot be reached."""
+        """Whether the gateway is ready; False also if the gateway cannot be reached."""
         return self._transport.ready()
 
     def etag(self, path: str) -> str:
@@ -172,7 +177,7 @@ def all_items(read_page: Callable[..., List[M]], filters: Mapping[str, Any]) -> 
 def quoted(name: str) -> str:
     """A name as one segment of a path.
 
-    Raises: InputError when it is no text.
+    Raises: InputError: the name is not a text.
     """
     if not isinstance(name, str):
         raise InputError(f"expected an id or a name, not {type(name).__name__}")

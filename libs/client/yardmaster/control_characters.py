@@ -1,4 +1,4 @@
-"""Control characters: text of users must not move the cursor of a terminal."""
+"""Remove control characters: a user's text must not move the cursor of another user's terminal."""
 
 import re
 from typing import Final

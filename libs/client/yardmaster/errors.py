@@ -75,7 +75,7 @@ class ApiError(YardmasterError):
 class InputError(YardmasterError):
     """{shown}"""
 
-    # What a user wrote cannot be used; no request was sent. Several problems are one per line.
+    # A setting or file of the user cannot be used; no request was sent. Each problem has a line.
 
     code = "input"
 
@@ -98,7 +98,7 @@ class NoServer(InputError):
 class TokenCommandFailed(InputError):
     """{shown}"""
 
-    # The command of a context that prints the token.
+    # The context's command that prints the token failed or took too long.
 
     code = "token_command"
 
@@ -109,7 +109,7 @@ class WaitTimeout(YardmasterError, TimeoutError):
     code = "wait_timeout"
 
     def __init__(self, open_: "Sequence[Task]", wanted: str, timeout_s: float) -> None:
-        #: The tasks that are not there yet; of a large job the first ones.
+        #: The tasks that have not reached the phase; of a large job, only the first such tasks.
         self.tasks = open_
         names = ", ".join(f"{task.task_id} ({task.phase.value})" for task in open_)
         super().__init__(tasks=names or "the tasks", wanted=wanted, timeout_s=timeout_s)
@@ -149,7 +149,8 @@ def unreachable(server: str, error: Exception) -> ApiError:
 def refused(status: int, document: object, retry_after: str | None) -> ApiError:
     """The error for an answer that is not a success; `document` is its parsed JSON body, or None.
 
-    An answer without a problem document, for example from a proxy, gets one with its status.
+    For an answer without a problem document, for example from a proxy, a document is created from
+    the HTTP status.
     """
     wanted = {"status": int, "title": str, "detail": str, "code": str}
     if not isinstance(document, dict) or any(

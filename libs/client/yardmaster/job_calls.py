@@ -1,4 +1,4 @@
-"""The calls of `Client` for jobs, tasks, their output, and requests."""
+"""The calls of `Client` for jobs, tasks, the output of tasks, and requests."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,15 +49,16 @@ class JobCalls(Connection):
     def submit(self, job: JobSource, *, idempotency_key: str | None = None) -> Submitted:
         """Submit a job: its keys as a dict, a YAML or JSON text, the path of a job file, a JobSpec.
 
-        The same key and job return the same answer, however often they are sent. Without a key, the
-        client creates one, which all retries of this call use. A job that names no project gets the
-        `project` of the client.
+        A submission with the same idempotency key and job returns the same answer, however often
+        it is sent. Without a key, the client creates a key that all retries of this call use. A
+        job that names no project gets the `project` of the client.
 
-        A relative `run.working_dir` is relative to the folder of the job file, else to the current
-        folder, if the cluster runs on this machine (`from_env`). Elsewhere it is sent unchanged.
+        If the cluster runs on this machine (`from_env`), a relative `run.working_dir` is relative
+        to the folder of the job file, or without a job file to the current folder. For another
+        cluster, the path is sent unchanged.
 
         Raises:
-            InputError: the job is wrong; all problems at once, each with its line and key.
+            InputError: the job is wrong; the message has all problems, each with its line and key.
             ApiError: after the code `outcome_unknown`, submit again with the same key.
         """
         folder = defaults.current_folder() if self._shares_files else None
@@ -143,9 +144,10 @@ class JobCalls(Connection):
         wait_for: str | None = None,
         timeout_s: float | None = None,
     ) -> Task:
-        """One task; with `wait_for` (`admitted`, `ended` or a phase), once it has reached that.
+        """Return one task; with `wait_for`, wait until the task has reached this state.
 
-        The call waits up to `timeout_s` seconds (at most 60), and then returns the task as it is.
+        `wait_for` is `admitted`, `ended` or a phase. The call waits up to `timeout_s` seconds (at
+        most 60), and then returns the task in its present state.
         """
         params: Params = {
             "min_position": min_position,
@@ -180,7 +182,7 @@ class JobCalls(Connection):
         replica: int | None = None,
         tail: int | None = None,
     ) -> Iterator[str]:
-        """The text of a task's output; with `follow`, until the task has ended."""
+        """Yield the text of a task's output; with `follow`, also new text until the task ends."""
         if follow:
             found = self.output(task_id, follow=True, attempt=attempt, replica=replica, tail=tail)
             yield from (piece.text for piece in found)
@@ -198,10 +200,10 @@ class JobCalls(Connection):
         replica: int | None = None,
         tail: int | None = None,
     ) -> Iterator[Piece]:
-        """The pieces of a task's output, each once; with `follow`, until the task has ended.
+        """Yield each piece of a task's output once; with `follow`, also new pieces until its end.
 
-        A followed stream is resumed if the gateway closes it, and after an outage of at most
-        `longest_outage_s`.
+        With `follow`, the stream is resumed if the gateway closes it, and after an outage of at
+        most `longest_outage_s` seconds.
         """
         params: Params = {
             "follow" if follow else "pieces": True,

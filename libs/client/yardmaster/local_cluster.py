@@ -1,4 +1,4 @@
-"""The cluster that runs on this machine: the address that its data directory publishes."""
+"""Find the cluster that runs on this machine, by the address that its data directory publishes."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-#: By the state of a process that does not run.
+#: The text about a process by its state, if it does not run.
 _UNSTEADY: Final = {
     "waiting": "is restarted",
     "given_up": "was given up (yard up starts it again)",
@@ -23,29 +23,29 @@ class DevServer:
     server: str
     token: str
     pid: int
-    #: The command that started it: `yard dev` or `yard up`.
+    #: The command that started the cluster: `yard dev` or `yard up`.
     what: str = "yard dev"
-    #: The URL of its log; None: a file in the data directory.
+    #: The URL of the cluster's log; None: the log is a file in the data directory.
     log: str | None = None
-    #: The Redis of its views; None: views in memory.
+    #: The URL of the Redis with the views; None: the views are in memory.
     redis: str | None = None
-    #: The folder with the passwords of the users of its brokers (`kafka/USER`) and its Redis
-    #: (`redis/USER`); None: they accept every client.
+    #: The folder with the passwords of the users of the brokers (`kafka/USER`) and of Redis
+    #: (`redis/USER`); None: brokers and Redis accept every client.
     credentials: str | None = None
-    #: The paths of Python, the examples and a folder for checkpoints in its containers; None:
-    #: its tasks see the files of this machine.
+    #: The paths of Python, the examples and a folder for checkpoints in the cluster's containers;
+    #: None: the cluster's tasks see the files of this machine.
     programs: Mapping[str, str] | None = None
-    #: Its data directory.
+    #: The data directory of the cluster.
     folder: Path = Path()
 
     @property
     def running(self) -> str:
-        """The command that started it and its process: `yard dev, pid 4711`."""
+        """The command that started the cluster, and its process: `yard dev, pid 4711`."""
         # A cluster of containers has the pid 0.
         return f"{self.what}, pid {self.pid}" if self.pid else self.what
 
     def serves(self, url: str | None) -> bool:
-        """Whether `url` is the address of its gateway, by any name of this machine."""
+        """Whether `url` is the address of this cluster's gateway, by any name of this machine."""
         try:
             parts = urlsplit(url or "")
             return parts.hostname in _LOOPBACK and parts.port == urlsplit(self.server).port
@@ -98,7 +98,7 @@ def alive(pid: int) -> bool:
 
 
 def unsteady_processes(data_dir: Path) -> list[str]:
-    """A sentence for each process that does not stay up, by the report of `yard up`."""
+    """A sentence for each process that does not stay up, from the state file of `yard up`."""
     try:
         rows = json.loads((data_dir / "state.json").read_text())["processes"]
         return [

@@ -34,7 +34,7 @@ from yardmaster_schemas.api import (
 
 
 class OperatorCalls(Connection):
-    """Calls for what operators manage; see `Client`.
+    """Calls for the objects that operators manage; see `Client`.
 
     In all changes, `if_match` is the ETag of the version to change; None means the ETag that the
     object has now. A `put_` call without `create` changes only an object that exists; with `create`
@@ -66,7 +66,7 @@ class OperatorCalls(Connection):
         return self._put(f"{path}/slots", slots, if_match or self.etag(path), create=False)
 
     def enrollment(self, node: str, *, min_position: str | None = None) -> NodeEnrollment:
-        """The limits of what a node may claim when it joins."""
+        """The enrollment of a node: the limits on what the node may claim when it joins."""
         path = f"/v1/nodes/{quoted(node)}/enrollment"
         return self._get(path, NodeEnrollment, {"min_position": min_position})
 
@@ -78,11 +78,11 @@ class OperatorCalls(Connection):
         if_match: str | None = None,
         create: bool = False,
     ) -> Accepted:
-        """Change what an enrolled node may claim, or with `create` enroll a node."""
+        """Change the limits on what an enrolled node may claim, or with `create` enroll a node."""
         return self._put(f"/v1/nodes/{quoted(node)}/enrollment", enrollment, if_match, create)
 
     def delete_enrollment(self, node: str, *, if_match: str | None = None) -> Accepted:
-        """Revoke a node: its tasks are killed, and it is refused until it is enrolled again."""
+        """Revoke a node: its tasks are killed, and it cannot join until it is enrolled again."""
         return self._delete(f"/v1/nodes/{quoted(node)}/enrollment", if_match)
 
     # --- the cell -------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class OperatorCalls(Connection):
     def put_pool(
         self, name: str, config: PoolConfig, *, if_match: str | None = None, create: bool = False
     ) -> Accepted:
-        """Change a pool that exists, or with `create` create one."""
+        """Change a pool that exists, or with `create` create a new pool."""
         return self._put(f"/v1/pools/{quoted(name)}", config, if_match, create)
 
     def delete_pool(self, name: str, *, if_match: str | None = None) -> Accepted:
@@ -136,7 +136,7 @@ class OperatorCalls(Connection):
     def put_project(
         self, name: str, config: ProjectConfig, *, if_match: str | None = None, create: bool = False
     ) -> Accepted:
-        """Change a project that exists, or with `create` create one.
+        """Change a project that exists, or with `create` create a new project.
 
         `if_match` is the ETag of the version to change, by default the current one.
         """
@@ -178,7 +178,7 @@ class OperatorCalls(Connection):
         if_match: str | None = None,
         create: bool = False,
     ) -> Accepted:
-        """Change a department that exists, or with `create` create one."""
+        """Change a department that exists, or with `create` create a new department."""
         return self._put(f"/v1/departments/{quoted(name)}", config, if_match, create)
 
     def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
@@ -188,7 +188,7 @@ class OperatorCalls(Connection):
     # --- users ----------------------------------------------------------------------------------
 
     def users(self, **filters: Filter) -> List[UserShown]:
-        """One page of users; filters: limit, cursor. A user that is no operator sees itself."""
+        """One page of users; filters: limit, cursor. Only operators see other users."""
         return self._get("/v1/users", List[UserShown], filters)
 
     def add_user(self, user: NewUser) -> TokenIssued:
@@ -226,13 +226,13 @@ class OperatorCalls(Connection):
         return self._get("/v1/rules", Rules, {})
 
     def put_rules(self, rules: int, *, if_match: str | None = None) -> Accepted:
-        """Switch to newer rules after an upgrade; it cannot be taken back."""
+        """Switch to newer rules after an upgrade; the switch cannot be undone."""
         return self._put("/v1/rules", RulesSwitch(rules=rules), if_match, create=False)
 
     # --- shares ---------------------------------------------------------------------------------
 
     def shares(self, pool: str, *, min_position: str | None = None) -> Shares:
-        """The newest division of a pool among departments and projects."""
+        """The newest division of a pool's resources among departments and projects."""
         return self._get("/v1/shares", Shares, {"pool": pool, "min_position": min_position})
 
     # --- usage ----------------------------------------------------------------------------------

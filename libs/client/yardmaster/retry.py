@@ -1,6 +1,6 @@
-"""Retries of calls, waiting for the end of an outage, and the encoding of query parameters.
+"""Retry calls, wait for the end of an outage, and encode query parameters.
 
-Imports neither models nor httpx, so that commands which only read start fast.
+This module imports neither models nor httpx, so that commands which only read start fast.
 """
 
 import threading
@@ -12,9 +12,10 @@ from typing import Final, Protocol, TypeVar
 from yardmaster.errors import ApiError
 from yardmaster_schemas.backoff import Backoff
 
-#: Attempts of one call, including the first.
+#: The number of attempts of one call, including the first.
 MAX_TRIES: Final = 5
-#: The pause before the second attempt, and the longest pause, in seconds; it doubles in between.
+#: The pause before the second attempt, and the longest pause, in seconds. Each pause is twice the
+#: one before.
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 #: The longest outage that a wait or a stream survives, in seconds.
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class OutageListener(Protocol):
-    """Is notified of an outage of the gateway while reads wait for its end, from any thread."""
+    """Receives notifications, from any thread, about outages whose end reads wait for."""
 
     def lost(self, error: ApiError) -> None:
         """Handle a failed attempt."""
@@ -41,22 +42,22 @@ class OutageListener(Protocol):
 class OutageTolerance:
     """Decides whether the reads of one connection wait for the end of an outage.
 
-    They do if `listener` is set and the gateway has answered at least once. After an outage, reads
-    require at least the highest position that an earlier answer covered.
+    Reads wait if `listener` is set and the gateway has answered at least once. After an outage,
+    reads require at least the highest log position that an earlier answer covered.
     """
 
     def __init__(self) -> None:
         self.listener: OutageListener | None = None
         #: The position of the newest answer; None: the gateway has not answered yet.
         self.position: str | None = None
-        #: Is called once, from another thread, when calls get no answer for `SLOW_S` seconds; with
-        #: the name of the call, such as `GET /v1/tasks`.
+        #: A function that is called once, from another thread, when a call has no answer after
+        #: `SLOW_S` seconds. It receives the name of the call, such as `GET /v1/tasks`.
         self.on_slow: Callable[[str], None] | None = None
         self._slow = False
 
     @contextmanager
     def reporting_slowness(self, call: str, wait_s: float) -> Iterator[None]:
-        """Report `call` if this context lasts longer than `SLOW_S`, plus the wait it asks for."""
+        """Report `call` if this context lasts longer than `wait_s` + `SLOW_S` seconds."""
         if self.on_slow is None:
             yield
             return
@@ -81,7 +82,7 @@ class OutageTolerance:
             self.listener.back()
 
     def headers(self, params: Params) -> dict[str, str]:
-        """The header that makes a gateway answer with views that cover earlier answers."""
+        """The header that makes a gateway answer only with views as new as earlier answers."""
         if self.listener is None or self.position is None or params.get("min_position"):
             return {}
         return {"Yard-Min-Position": self.position}
@@ -107,15 +108,15 @@ class Deadline:
         self._at_s = None if timeout_s is None else monotonic_s() + timeout_s
 
     def left_s(self) -> float:
-        """The seconds until the end, infinite without one; 0 after it."""
+        """The seconds until the end: infinite if there is no end, 0 after the end."""
         return inf if self._at_s is None else max(0.0, self._at_s - self._monotonic_s())
 
 
 class Reconnection:
     """Pauses between the attempts of one wait or stream, and decides when to give up.
 
-    It gives up after a permanent error, after an outage of `longest_outage_s`, and if the gateway
-    has never answered this client. With a listener, an outage has no limit.
+    The wait gives up after a permanent error, after an outage of `longest_outage_s` seconds, and
+    if the gateway has never answered this client. With a listener, an outage has no limit.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ def retry(
 ) -> T:
     """Return the result of `call`; repeat it while it fails with a transient error.
 
-    It is attempted `max_tries` times, and after that as long as `tolerance` allows.
+    `call` is attempted `max_tries` times, and after that as long as `tolerance` allows.
 
     Raises: ApiError of the last attempt.
     """

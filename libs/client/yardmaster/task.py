@@ -58,7 +58,7 @@ class CheckpointRefused(ValueError):
 
 
 class _TaskState:
-    """The stop signal that this process received, and what it has reported."""
+    """The stop signal that this process received, and the reports that it has sent."""
 
     def __init__(self) -> None:
         self.signalled = False

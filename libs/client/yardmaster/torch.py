@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["StepsDiffer", "StopGuard", "run_and_exit"]
 
-#: Backends that reduce tensors in the memory of the machine.
+#: The backends that reduce tensors in the memory of the CPU.
 _ON_CPU: Final = ("gloo", "mpi")
 
 
@@ -58,8 +58,8 @@ class StopGuard:
     Args:
         every: the number of steps between two checks. A stop is seen up to `every` - 1 steps later:
             these steps and the time to save must fit into the grace period.
-        group: the process group to use instead of an own one; with the backend nccl, each check
-            waits for the queued kernels.
+        group: the process group to use; by default the guard creates its own. With a group whose
+            backend is nccl, each check waits for the queued kernels.
 
     If a `DataLoader` has workers, create the guard before they start and give the job the stop
     signal USR1. The agent signals all processes of a task. The workers inherit the guard's handler
@@ -139,7 +139,7 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     if isinstance(code, str):
         print(code, file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        # A reader of the output that has ended must not change the exit code.
+        # If the reader of the output has ended, flushing fails; this must not change the exit code.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code if isinstance(code, int) else 1 if code else 0)

@@ -1,8 +1,9 @@
-"""The transport of the client: requests with retries, streams, one exception for all failures.
+"""Send the client's requests, retry them, and turn every failure into one exception.
 
 A request is retried if the gateway cannot be reached, is not ready, or does not know the outcome.
-It is attempted `MAX_TRIES` times; reads that wait out an outage are retried until the gateway
-answers. A request with a deadline is attempted once: its caller reconnects (`Reconnection`).
+A request is attempted `MAX_TRIES` times. A read that waits out an outage is retried until the
+gateway answers. A request with a deadline is attempted once, because its caller reconnects
+(`Reconnection`).
 """
 
 import ssl
@@ -36,7 +37,8 @@ SILENCE_S: Final = 60.0
 LEAST_S: Final = 0.001
 #: The longest time to open a connection, in seconds.
 CONNECT_S: Final = 5.0
-#: The most changes of one step of a watch; a snapshot is one step of up to 200 rows a change.
+#: The most changes of one step of a watch. A snapshot is one step; each of its changes has up to
+#: 200 rows.
 MOST_CHANGES: Final = 100_000
 
 
@@ -55,8 +57,8 @@ _MODELS: Final[Mapping[WatchKind, type[Watched]]] = {
 class Change:
     """One event of a stream; a watch can be resumed after its `id`.
 
-    Events of a watch: `snapshot`, `upsert`, `delete` and `bookmark`. `data` is their JSON: `kind`
-    with `items` of a snapshot, `item` of an upsert, or `key` of a delete.
+    The events of a watch are `snapshot`, `upsert`, `delete` and `bookmark`. `data` is the JSON of
+    the event: `kind`, and `items` of a snapshot, `item` of an upsert or `key` of a delete.
     """
 
     event: str
@@ -76,7 +78,7 @@ class Change:
 
 
 def _object(kind: str, item: Any) -> Watched:
-    # Answers are models of JSON: their dataclasses accept no dict in Python.
+    # The models are strict: they accept JSON text, but no Python dict in place of a dataclass.
     return _MODELS[WatchKind(kind)].model_validate_json(to_json(item))
 
 
@@ -188,7 +190,7 @@ class Transport:
         headers: Mapping[str, str],
         deadline: Deadline | None = None,
     ) -> Iterator[httpx.Response]:
-        """Open an answer that is read while it arrives; it is not retried.
+        """Open an answer that the caller reads while it arrives; the request is not retried.
 
         Raises: ApiError, also if the connection breaks during the stream.
         """
@@ -230,15 +232,16 @@ def _refused(response: httpx.Response) -> ApiError:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Change]:
-    """Parse the server-sent events of a response; the id of an event is the last one sent."""
+    """Parse the server-sent events of a response; an event without an id has the previous id."""
     return (change for change, _ in _events(lines, None))
 
 
 def parse_steps(lines: Iterator[str], after: str | None) -> Iterator[list[Change]]:
-    """Parse the server-sent events of a watch into steps: the last change of a step has its id.
+    """Parse the server-sent events of a watch into steps.
 
-    The other changes have the id of the step before; of the first step, `after`.
-    A step whose id has not arrived is dropped: the gateway sends it again to a client that resumes.
+    The last change of a step has the id of the step. The other changes have the id of the previous
+    step, or `after` in the first step. A step whose last change has not arrived is dropped, because
+    the gateway sends the whole step again to a client that resumes.
 
     Raises: ApiError when a step has more than `MOST_CHANGES` changes.
     """
@@ -254,7 +257,10 @@ def parse_steps(lines: Iterator[str], after: str | None) -> Iterator[list[Change
 
 
 def _events(lines: Iterator[str], id_: str | None) -> Iterator[tuple[Change, bool]]:
-    """The events of a response after `id_`, and whether each carries an id itself."""
+    """Yield the events of a response, each with whether it has its own id.
+
+    An event without an id has the previous id, at first `id_`.
+    """
     event, own_id, data = "message", False, list[str]()
     for line in lines:
         if not line:

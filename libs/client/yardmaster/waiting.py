@@ -18,12 +18,14 @@ M = TypeVar("M", bound=BaseModel)
 
 #: The longest wait of one request, in seconds.
 REQUEST_S: Final = 10.0
-#: A task must be "never" for this long before the wait ends, in seconds: nodes may be joining.
+#: For how long no task may be able to fit before the wait fails, in seconds, because nodes may be
+#: joining meanwhile.
 NEVER_S: Final = 3.0
-#: The most tasks of a job that are all read in each round; of a larger job, open ones are read.
+#: If a job has at most this many tasks, each round reads all of them. If it has more, each round
+#: reads only tasks that have not ended.
 FEW_TASKS: Final = 10
 
-#: What a wait can wait for if it is not a phase.
+#: The goals of a wait that are not phases.
 ENDED: Final = "ended"
 ADMITTED: Final = "admitted"
 #: Phases in the order of a task's life; a later phase counts as reached.
@@ -53,9 +55,9 @@ class _Awaited:
     min_position: str | None
     #: The job has more than `FEW_TASKS` tasks.
     large: bool = False
-    #: The tasks that have neither ended nor reached the phase; of a large job the first ones.
+    #: The tasks that have neither ended nor reached the phase; of a large job only the first ones.
     open: list[Task] = field(default_factory=list)
-    #: All tasks by index; of a large job, once none is open.
+    #: All tasks in the order of their index; for a large job, empty until no task is open.
     tasks: list[Task] = field(default_factory=list)
     #: The ids of the tasks whose end was reported.
     reported: set[str] = field(default_factory=set)
@@ -93,14 +95,14 @@ class Waits(JobCalls):
             jobs_or_tasks: complete ids of jobs or tasks, or answers that contain one.
             for_: `ended`, `admitted`, or a phase such as `running`; a later phase counts, too.
             timeout_s: the longest wait, in seconds; None: no limit.
-            on_end: is called once for each task that has ended, soon after its end; not for the
-                tasks of a job that has more than 10.
+            on_end: is called once for each task that has ended, soon after its end, but not for
+                the tasks of a job that has more than 10 tasks.
 
         Raises:
-            WaitTimeout: the tasks did not get there within `timeout_s`.
+            WaitTimeout: a task has neither ended nor reached the phase within `timeout_s`.
             NeverFits: none of the remaining tasks can ever fit on the cluster.
             ApiError: a job or task does not exist, or the outage was too long.
-            InputError: there is no phase `for_`.
+            InputError: `for_` is not a phase, `ended` or `admitted`.
         """
         if for_ not in (ENDED, ADMITTED, *Phase):
             known = ", ".join((ENDED, ADMITTED, *Phase))
@@ -132,9 +134,10 @@ class Waits(JobCalls):
                 raise WaitTimeout(_remaining(awaited), for_, timeout_s or 0.0)
 
     def _never_deadline(self, open_: list[Task], before: Deadline | None) -> Deadline | None:
-        """When the wait fails because none of the remaining tasks can ever fit.
+        """The time at which the wait fails because none of the remaining tasks can ever fit.
 
-        `before` is the deadline of the last look. None: a task can fit, or none remains.
+        `before` is the deadline that the previous round returned. None: a task can fit, or no task
+        remains.
 
         Raises:
             NeverFits: the deadline has passed.
@@ -174,7 +177,8 @@ class Waits(JobCalls):
             if sample:
                 awaited.open = sample
                 return
-            # A task may have changed its phase while its page was read: only all tasks are proof.
+            # A task may have changed its phase while the page was read, so an empty page is no
+            # proof; only a read of all tasks is.
             tasks = list(all_items(page, {}))
         else:
             first = page(limit=FEW_TASKS)

@@ -1,9 +1,9 @@
-"""YAML as plain values, each with its origin: a line of a file, or a flag.
+"""Read YAML as plain values, each with its origin: a line of a file, or a flag.
 
 A file is read with line numbers, then flags and `--set` are applied, so that an error in the result
-names its origin. PyYAML gives each node its position. ruamel.yaml was measured as a replacement: it
-costs 45 ms more processor time per command, quotes strings of `-o yaml` differently, and shortens
-this module by about 20 lines.
+names its origin. PyYAML provides the position of each node. ruamel.yaml was measured as a
+replacement: it costs 45 ms more processor time per command, quotes strings of `-o yaml`
+differently, and shortens this module by about 20 lines.
 """
 
 import difflib
@@ -18,13 +18,13 @@ from yardmaster.errors import InputError
 
 Path = tuple[str | int, ...]
 
-#: The deepest nesting.
+#: The deepest allowed nesting of mappings and lists.
 MAX_DEPTH: Final = 16
 #: The most nodes of a file, each alias counted as a copy: aliases must not multiply without limit.
 MAX_NODES: Final = 100_000
 #: YAML 1.1 reads `1e-3` as text; users mean the number.
 _FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-#: Top-level keys that begin so are for anchors, as in a compose file; they are no values.
+#: The prefix of top-level keys that only hold anchors, as in a compose file; they are ignored.
 ANCHORS: Final = "x-"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -79,8 +79,8 @@ def read(text: str, source: str) -> Tree:
     Merge keys (`<<: *all`) are resolved. Top-level keys with the prefix `x-` hold only anchors.
 
     Raises:
-        InputError: it is not YAML, not a mapping, repeats a key, contains itself, or is nested too
-            deep.
+        InputError: the document is not YAML or not a mapping, or it repeats a key, contains itself
+            or is nested too deep.
     """
     tree = Tree(source)
     try:
@@ -126,7 +126,7 @@ class _Reader:
         self._tree = tree
         self._scalars = yaml.SafeLoader("")
         self._nodes = 0
-        #: The nodes that contain the one that is converted now.
+        #: The nodes that contain the node that is converted now.
         self._around: list[yaml.Node] = []
 
     def convert(self, node: yaml.Node, path: Path) -> Any:
@@ -134,7 +134,8 @@ class _Reader:
         place = f"{self._tree.source}:{node.start_mark.line + 1}"
         if node in self._around:
             raise InputError(f"{place}: the value contains itself by an alias")
-        # A merged mapping is deeper than the mapping into which it is merged; its path is not.
+        # The depth is not the length of the path: a merged mapping is one level deeper than the
+        # mapping into which it is merged, but has the same path.
         if len(self._around) > MAX_DEPTH or self._nodes > MAX_NODES:
             raise InputError(f"{place}: the document is nested too deep or too large")
         self._tree.places.setdefault(path, place)
@@ -152,7 +153,7 @@ class _Reader:
         except yaml.YAMLError:
             raise InputError(f"{place}: the tag {node.tag} is not supported") from None
         except ValueError as error:
-            # A text that looks like a date or a number, and is none.
+            # The text looks like a date or a number, but is not valid.
             problem = f"{place}: {node.value[:64]}: {error}"
             raise InputError(problem, hint="put a text in quotes") from None
 
@@ -170,10 +171,11 @@ class _Reader:
                 continue
             if key in values:
                 raise InputError(f"{place}: the key {key} occurs twice")
-            # Of a key that occurs in a merged mapping too, the first place is that of its value.
+            # If a key also occurs in a merged mapping, the first place is the place of its value.
             self._tree.places.setdefault((*path, key), place)
             values[key] = self.convert(value_node, (*path, key))
-        # The keys of the mapping itself come first, then those of the first merged one, and so on.
+        # Keys of the mapping itself take precedence over keys of merged mappings, and earlier
+        # merged mappings over later ones.
         for other in merged:
             if not isinstance(other, yaml.MappingNode):
                 place = f"{self._tree.source}:{other.start_mark.line + 1}"
@@ -203,7 +205,7 @@ def overlay(tree: Tree, sets: Iterable[str]) -> None:
     """Apply `--set a.b=VALUE` to a tree.
 
     Raises:
-        InputError: it has no `=`, or an empty key.
+        InputError: an argument has no `=`, or an empty key.
     """
     for item in sets:
         key, equals, text = item.partition("=")
@@ -216,7 +218,7 @@ def overlay(tree: Tree, sets: Iterable[str]) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most similar to `word`; None without one."""
+    """The known word that is most similar to `word`; None if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
     return found[0] if found else None
 

@@ -36,16 +36,17 @@ from yardmaster_schemas.counts import count_of
 
 #: The longest start and stop, in seconds; on two cores they usually take 20 and 5.
 UP_LIMIT_S: Final = 400.0
-#: The intervals at which a start that takes long says what it waits for, in seconds: in a script,
-#: and on a terminal.
+#: The intervals, in seconds, at which a slow start reports what it waits for: in a script, and on a
+#: terminal.
 REPORT_S: Final = 60.0
 TERMINAL_REPORT_S: Final = 10.0
-#: Ends of a process in a row after which a start has failed; its supervisor continues.
+#: After this many ends of one process in a row, `yard up` reports a failed start. The supervisor
+#: continues to restart the process.
 MAX_ENDS: Final = 20
 DOWN_LIMIT_S: Final = 120.0
 GRACE_S: Final = 10.0
 LOOK_S: Final = 0.1
-#: Free ports are searched at multiples of this distance from the requested ones, up to this many.
+#: Free ports are searched at up to PORT_STEPS multiples of PORT_STEP from the requested ports.
 PORT_STEP: Final = 100
 PORT_STEPS: Final = 20
 LAST_PORT: Final = 65_000
@@ -59,7 +60,7 @@ class ProcessStatus:
 
     name: str
     pid: int
-    #: Its address, or that of its health endpoints; empty without either.
+    #: The address of the process, or of its health endpoints; empty without either.
     address: str
     #: The address that a gateway serves; empty for other processes.
     serves: str
@@ -67,11 +68,11 @@ class ProcessStatus:
 
 
 class BackgroundCluster:
-    """The cluster of a data directory.
+    """The cluster of processes in a data directory, which a supervisor in the background runs.
 
     Args:
         progress: is called with one line for each step that takes long.
-        report_s: the interval at which a wait says what it waits for, in seconds.
+        report_s: the interval at which a wait reports what it waits for, in seconds.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class BackgroundCluster:
         ]
 
     def down(self) -> int | None:
-        """Stop the cluster in order, its tasks last; no process of it is left.
+        """Stop all processes of the cluster in order, its tasks last.
 
         Returns: how many processes of tasks were ended; None: no cluster was running.
         Raises:
@@ -197,7 +198,8 @@ class BackgroundCluster:
         """Check that the running cluster can become `wanted`.
 
         Raises:
-            ClusterFixed: other ports or cells. PortsInUse: of further processes.
+            ClusterFixed: `wanted` has other ports or cells than the running cluster.
+            PortsInUse: a port of an additional process is in use.
         """
         known = requested_ports(self.data)
         if known != ports:
@@ -209,7 +211,7 @@ class BackgroundCluster:
             )
         before = requested(self.data)
         if wanted.cells != before.cells:
-            # The topics were created with one partition for each cell.
+            # Cells cannot change, because the topics have one partition for each cell.
             raise ClusterFixed(
                 what="cells",
                 found=",".join(before.cells),
@@ -226,7 +228,7 @@ class BackgroundCluster:
             self._end_all()
 
     def _end_all(self) -> int:
-        """End all processes of the cluster, tasks last; returns how many are left."""
+        """End all processes of the cluster, tasks last; return the number of processes left."""
         end(of_cluster(self.data.path), GRACE_S)
         end_tasks(self.data.agents)
         return len(of_cluster(self.data.path)) + len(of_tasks(self.data.agents))
@@ -241,7 +243,7 @@ class BackgroundCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Tasks of process agents find the Python and the SDK of this command.
+                # PATH lets the tasks of the agents find the Python and the SDK of this command.
                 env={**os.environ, MARK: str(data.path), "PATH": path_with_python(os.environ)},
                 cwd=data.path,
                 start_new_session=True,
@@ -249,10 +251,10 @@ class BackgroundCluster:
         return process.pid
 
     def _await(self, wanted: Wanted, pid: int) -> None:
-        """Wait until every wanted process is healthy; say at times which are not, and why.
+        """Wait until every wanted process is healthy; report at intervals which are not, and why.
 
         Raises:
-            StartFailed: the supervisor ended, or gave up a process.
+            StartFailed: the supervisor ended, or a process ended too often.
             NotHealthy: the start took too long.
         """
         data = self.data
@@ -320,10 +322,10 @@ def listeners(wanted: Wanted, ports: Mapping[str, int]) -> dict[int, str]:
 
 
 def check_ports(wanted: Wanted, ports: Mapping[str, int], held: Collection[int] = ()) -> None:
-    """Check that `wanted` can listen; `held` are ports of the running cluster itself.
+    """Check that `wanted` can listen; `held` are the ports that the running cluster itself uses.
 
     Raises:
-        PortsInUse: names every port in use, and ports that are free.
+        PortsInUse: a port is in use; the error names every such port, and ports that are free.
     """
     needed = listeners(wanted, ports)
     used = [port for port in sorted(needed) if port not in held and not is_free(port)]
@@ -344,7 +346,7 @@ def check_ports(wanted: Wanted, ports: Mapping[str, int], held: Collection[int] 
 
 
 def _free_ports(wanted: Wanted, ports: Mapping[str, int]) -> dict[str, int]:
-    """The nearest free ports, all at the same distance from `ports`; empty without any."""
+    """The nearest free ports, all at the same distance from `ports`; empty if there are none."""
     for distance in range(PORT_STEP, PORT_STEP * (PORT_STEPS + 1), PORT_STEP):
         moved = {name: port + distance for name, port in ports.items()}
         if max(moved.values()) < LAST_PORT and all(map(is_free, listeners(wanted, moved))):
@@ -353,8 +355,9 @@ def _free_ports(wanted: Wanted, ports: Mapping[str, int]) -> dict[str, int]:
 
 
 def failing_processes(state: dict[str, Any], wanted: Wanted) -> list[str]:
-    """Processes that ended `MAX_ENDS` times in a row; none while the report is of an earlier
-    request.
+    """The processes that ended `MAX_ENDS` times in a row, by the supervisor's report `state`.
+
+    The list is empty while the report is about an earlier request than `wanted`.
     """
     if not state.get("wanted") or Wanted.of_json(state["wanted"]) != wanted:
         return []
@@ -362,7 +365,7 @@ def failing_processes(state: dict[str, Any], wanted: Wanted) -> list[str]:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the supervisor runs. As a child of this process it is a zombie when it has ended."""
+    """Whether the supervisor runs. If it was a child of this process, this reaps an ended one."""
     try:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return False

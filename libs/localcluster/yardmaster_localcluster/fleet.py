@@ -1,6 +1,7 @@
 """All processes of one cluster: broker, Redis, setup and services.
 
-This module restarts nothing: the supervisor restarts processes that end, and tests do not.
+This module restarts no process. The supervisor, which uses this module, restarts processes that
+end; tests use this module without restarts.
 """
 
 import os
@@ -18,7 +19,8 @@ from yardmaster_localcluster.process import Launch, Running, ServiceProcess, lau
 from yardmaster_localcluster.redis_server import RedisServer
 from yardmaster_schemas.access import ADMIN, agent_user
 
-#: The longest wait of the setup for the broker, and of a process until it is ready, in seconds.
+#: The longest time that the setup waits for the broker, and the longest time until a process is
+#: ready, in seconds.
 SETUP_WAIT_S: Final = 240
 READY_LIMIT_S: Final = 240.0
 LOOK_S: Final = 0.1
@@ -29,13 +31,14 @@ Member = ServiceProcess | KafkaBroker | RedisServer
 
 
 class Fleet:
-    """The processes of a cluster in a data directory.
+    """The processes of one cluster, whose data is in a data directory.
 
     Args:
-        env: more environment, by the name of a process, its service, or `*` for all services.
-        kafka_settings, redis_settings: lines of their configuration.
-        kafka_proxied: further listeners of the broker (`KafkaBroker`).
-        launch: starts setup and services.
+        env: additional environment variables, by the name of a process or of its service, or by
+            `*` for all services.
+        kafka_settings, redis_settings: additional lines of the configuration of Kafka and Redis.
+        kafka_proxied: further listeners of the broker (see `KafkaBroker`).
+        launch: the function that starts the setup and the services.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Fleet:
         )
 
     def adopt(self, wanted: Wanted) -> tuple[list[str], list[str]]:
-        """Set the wanted cluster; return the names of the processes to stop, and to start.
+        """Set the wanted cluster; return the names of the processes to stop and those to start.
 
         Nothing is stopped or started. A process whose plan changed is in both lists.
         """
@@ -201,7 +204,8 @@ class Fleet:
     def stop_services(self, names: list[str]) -> None:
         """Stop services in order, gateways first; the tasks of stopped agents are killed.
 
-        A task cannot run without its agent; it ends as in a power failure.
+        A task cannot run without its agent. The task ends without a grace period, as in a power
+        failure.
         """
         for service in reversed(list(MODULES)):
             held = [self.services[name] for name in names if name in self.services]

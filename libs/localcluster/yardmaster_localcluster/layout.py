@@ -26,7 +26,7 @@ from yardmaster_localcluster.errors import OtherDataFormat
 from yardmaster_schemas.access import ADMIN, REDIS_USERS, SERVICES, agent_user
 from yardmaster_schemas.log_format import LOG_FORMAT
 
-#: Default ports. Gateways and health endpoints use one port per process, from these on.
+#: The default ports. Each gateway and each health endpoint has its own port, from these ports on.
 GATEWAY_PORT: Final = 7450
 HEALTH_PORT: Final = 7500
 KAFKA_PORT: Final = 9092
@@ -71,7 +71,7 @@ class DataLayout:
 
     @property
     def snapshots(self) -> Path:
-        """The machines' snapshots."""
+        """The snapshots of the state machines (quota and the scheduler)."""
         return self.path / "snapshots"
 
     @property
@@ -96,7 +96,7 @@ class DataLayout:
 
     @property
     def tokens_file(self) -> Path:
-        """The file with its digest, for gateways."""
+        """The file with the digest and roles of the callers' token, for gateways."""
         return self.path / "tokens.json"
 
     def check_format(self) -> None:
@@ -124,7 +124,8 @@ class DataLayout:
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700)
         self.agents.mkdir(exist_ok=True)
-        # Tasks of root's agents run as another user, which passes through to its own folders.
+        # If agents run as root, their tasks run as another user, who must be able to pass through
+        # these folders to its own folders.
         for folder in (self.path, self.agents):
             folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
         token = self._secret(self.token_file)
@@ -137,7 +138,7 @@ class DataLayout:
         roles = [{"role": "operator", "scope": "cell", "name": cell} for cell in cells]
         digest = hashlib.sha256(token.encode()).hexdigest()
         entry = {"id": "local", "digest": digest, "user": "local", "roles": roles}
-        # An operator may have added users.
+        # Entries of other users stay, because an operator may have added users to the file.
         others = [
             each
             for each in read_json(self.tokens_file).get("tokens", ())

@@ -65,7 +65,7 @@ def of_tasks(agents: Path) -> list[LivingProcess]:
 
 
 def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
-    """Kill all tasks of the agents in a folder, as in a power failure; return how many.
+    """Kill all tasks of the agents in a folder, as in a power failure; return their number.
 
     Runners are suspended first, so that they do not record exits of killed tasks.
     """

@@ -1,8 +1,9 @@
-"""The processes of a cluster and the environment of each, as pure data.
+"""Plan the processes of a cluster, and the environment of each process, as pure data.
 
-The name of a process consists of its service and number, `scheduler-2`, that of an agent of its
-node, `agent-n1`. In cells other than the first the name contains the cell: `gateway-east-1`,
-`agent-east-n1`. Quota, schedulers and views serve all cells; a gateway and a node serve one.
+The name of a process is its service and number, such as `scheduler-2`. The name of an agent is
+`agent` and its node, such as `agent-n1`. In all cells but the first, the name also contains the
+cell: `gateway-east-1`, `agent-east-n1`. Quota, schedulers and views serve all cells; a gateway and
+a node serve one cell.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,14 +28,15 @@ MODULES: Final[Mapping[str, str]] = {
     "agent": "yardmaster_node_agent.main",
     "gateway": "yardmaster_gateway.main",
 }
-#: The offset of each service's health ports from the first health port, and the most processes.
+#: The offset of each service's first health port from the first health port of the cluster. It also
+#: limits the number of processes of a service.
 _HEALTH_AT: Final = {"gateway": 0, "quota": 10, "scheduler": 20, "views": 30, "agent": 40}
 MOST: Final = {"gateway": 10, "quota": 10, "scheduler": 10, "views": 10, "agent": 60}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The number of processes of each service; of gateways and agents, in each cell."""
+    """The number of processes of each service; for gateways and agents, the number in each cell."""
 
     gateway: int = 1
     quota: int = 2
@@ -89,7 +91,7 @@ class FreePorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One process: name, module, environment and health port."""
+    """The plan of one process: name, module, environment and health port."""
 
     name: str
     service: str

@@ -1,8 +1,8 @@
-"""Free ports of the loopback interface.
+"""Choose and reserve free ports of the loopback interface.
 
-A server that is down for a while does not listen, and its port looks free. So a process that
-chooses a port reserves it until the process ends: with a lock on the byte of that number, in a file
-that all processes of the user share.
+A server that is down for a while does not listen, so its port looks free. For this reason, a
+process that chooses a port reserves the port until the process ends. The reservation is a lock on
+the byte whose offset is the port number, in a file that all processes of the user share.
 """
 
 import fcntl
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-#: Below the ports of outgoing connections (ip_local_port_range of Linux) and those of gangs
-#: (YARD_AGENT_PORT_FIRST): neither takes a chosen port before a server listens on it.
+#: The ports to choose from. They are below the ports of outgoing connections (ip_local_port_range
+#: of Linux) and of gangs (YARD_AGENT_PORT_FIRST), so that no connection and no gang takes a chosen
+#: port before a server listens on it.
 CHOICE: Final = range(15_000, 29_600)
-#: The distance between the first choices of processes that choose at the same time.
+#: The distance between the first ports that processes try if they choose at the same time.
 STRIDE: Final = 97
 
 _turns: Final = itertools.count(os.getpid() * STRIDE)
@@ -40,9 +41,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def reserve(port: int) -> bool:
-    """Reserve a port until this process ends; False if it is in use or another process's."""
+    """Reserve a port until this process ends; False: it is in use or reserved elsewhere."""
     try:
-        # A lock of the process, which its forks do not inherit.
+        # The lock belongs to this process; its forks do not inherit it.
         fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except BlockingIOError:
         return False
@@ -51,7 +52,10 @@ def reserve(port: int) -> bool:
 
 @cache
 def _reservations() -> int:
-    """The descriptor of the file with the locks; closing one of it would release all locks."""
+    """The descriptor of the file with the locks.
+
+    It is opened once, because closing any descriptor of this file would release all locks.
+    """
     path = Path(tempfile.gettempdir()) / f"yardmaster-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 

@@ -1,4 +1,4 @@
-"""Whether a broker and a Redis answer, without a password: each answers a first message."""
+"""Check whether a broker or a Redis answers; each answers a first message without a password."""
 
 import socket
 import struct
@@ -18,14 +18,14 @@ def why_kafka_is_silent(url: str) -> str | None:
     """Why the first broker of `kafka://HOST:PORT,...` does not answer; None when it answers."""
     first = url.removeprefix("kafka://").partition(",")[0]
     request = struct.pack(">i", len(_API_VERSIONS)) + _API_VERSIONS
-    # The size of the answer, then the correlation id.
+    # The answer starts with its size (4 bytes), then the correlation id (4 bytes).
     return _why_silent(first, request, lambda answer: answer[4:8] == b"\0\0\0\1")
 
 
 def why_redis_is_silent(url: str) -> str | None:
     """Why the Redis of `redis://HOST:PORT/DB` does not answer; None when it answers.
 
-    That it requires a password is an answer.
+    An error that demands a password counts as an answer.
     """
     address = urlsplit(url)
     where = f"{address.hostname}:{address.port}"

@@ -20,7 +20,7 @@ from yardmaster_localcluster.ports import HOST
 #: The longest wait for the answer of a health endpoint, in seconds.
 ANSWER_S: Final = 2.0
 LOOK_S: Final = 0.05
-#: Tries on other ports, when another process took the port that was chosen.
+#: The number of tries on other ports if another process took the chosen port.
 PORT_TRIES: Final = 3
 
 
@@ -52,7 +52,7 @@ class Launch(Protocol):
     def __call__(
         self, module: str, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Path
     ) -> Running:
-        """Start it without waiting; its output is appended to `stdout`."""
+        """Start the module without waiting; its output is appended to `stdout`."""
 
 
 def launch(
@@ -72,12 +72,15 @@ def launch(
 
 
 def for_services(name: str) -> bool:
-    """Whether a service gets a variable of the command: of YARD_, only the log levels."""
+    """Whether a service inherits the environment variable `name`.
+
+    Of the variables that start with YARD_, a service inherits only the log levels.
+    """
     return not name.startswith("YARD_") or name.endswith("LOG_LEVEL")
 
 
 def path_with_python(env: Mapping[str, str]) -> str:
-    """PATH with the folder of this Python first: there `python3` finds the task SDK."""
+    """PATH with the folder of this Python first, so that a task's `python3` has the task SDK."""
     here = str(Path(sys.executable).parent)
     known = env.get("PATH", os.defpath)
     return known if known.split(os.pathsep)[0] == here else here + os.pathsep + known
@@ -86,7 +89,7 @@ def path_with_python(env: Mapping[str, str]) -> str:
 class LocalProcess(ABC):
     """A process with a log file that restarts append to."""
 
-    #: The longest orderly stop, in seconds; a longer one is killed.
+    #: The longest orderly stop, in seconds; a process that takes longer is killed.
     stop_limit_s: ClassVar[float] = 20.0
 
     def __init__(self, log_file: Path) -> None:
@@ -130,12 +133,15 @@ class LocalProcess(ABC):
             self.signal(signal.SIGTERM)
 
     def stop(self) -> int | None:
-        """Stop in order; kill after the limit. Returns the exit code; None: it did not run."""
+        """Stop the process in order, or kill it after the limit.
+
+        Return the exit code; None: the process did not run.
+        """
         self.ask()
         return self.wait()
 
     def wait(self) -> int | None:
-        """Wait for the end, and kill the process at the limit. Returns the exit code."""
+        """Wait for the end, kill the process at the limit, and return the exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -196,10 +202,10 @@ class Server(LocalProcess):
         return self.start()
 
     def until_ready(self) -> None:
-        """Wait until the server is ready; tries other ports where the chosen ones were taken.
+        """Wait until the server is ready; try other ports if another process took the chosen ones.
 
         Raises:
-            ProcessFailed: it ended, or was not ready within `start_limit_s`.
+            ProcessFailed: the server ended, or was not ready within `start_limit_s` seconds.
         """
         for left in reversed(range(PORT_TRIES)):
             try:
@@ -243,7 +249,7 @@ class Server(LocalProcess):
 
 
 class ServiceProcess(LocalProcess):
-    """The process of a plan."""
+    """The process of a service, which a `Plan` describes."""
 
     def __init__(
         self,

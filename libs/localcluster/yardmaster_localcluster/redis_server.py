@@ -22,7 +22,7 @@ from yardmaster_schemas.access import REDIS_USERS
 START_LIMIT_S: Final = 20.0
 STOP_LIMIT_S: Final = 10.0
 ANSWER_S: Final = 1.0
-#: The most memory that it may use.
+#: The most memory that the server may use.
 MAX_MEMORY: Final = "1gb"
 
 
@@ -50,10 +50,10 @@ def redis_program() -> Path:
 class RedisServer(Server):
     """One server with its data in `directory`; a restart keeps its address.
 
-    It stores nothing on disk unless `settings`, further lines of its configuration, change that: a
-    restart after a kill is empty. With `passwords`, one for each of REDIS_USERS, it accepts only
-    these users; its configuration has their digests alone. With `password` it has one user, who may
-    do everything.
+    By default the server stores nothing on disk, so it is empty after a kill and a restart;
+    `settings`, further lines of its configuration, can change that. With `passwords`, one for each
+    of REDIS_USERS, the server accepts only these users, and its configuration contains only the
+    digests of their passwords. With `password`, it has one user, who may do everything.
     """
 
     start_limit_s = START_LIMIT_S

@@ -1,4 +1,4 @@
-"""`up.json`: the cluster that was requested on a data directory, and `state.json`: what runs."""
+"""Read and write `up.json` (the requested cluster) and `state.json` (the supervisor's report)."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def requested(data: DataLayout) -> Wanted:
 
 
 def requested_ports(data: DataLayout) -> dict[str, int]:
-    """The ports of the folder's cluster by listener, without values that are no port numbers."""
+    """The stored ports of a cluster by listener; values that are not port numbers are left out."""
     found = read_json(data.path / "up.json").get("ports")
     if not isinstance(found, dict):
         return {}
@@ -33,5 +33,5 @@ def write_request(data: DataLayout, wanted: Wanted, ports: Mapping[str, int]) ->
 
 
 def read_state(data: DataLayout) -> dict[str, Any]:
-    """The supervisor's last report; empty without one."""
+    """The supervisor's last report; empty if there is none."""
     return read_json(data.path / "state.json")

@@ -1,10 +1,13 @@
 """The background process that keeps a local cluster running; `yard up --local` starts it.
 
-It starts the processes of `up.json`, and restarts a process that ends, after a pause that doubles
-up to a limit; a process that does not stay up for hours is given up. On SIGHUP it reads `up.json`
-again, starts or stops the difference, and starts the processes that were given up. On SIGTERM it
-stops all processes in order. `state.json` is its report. It waits for processes and signals without
-polling.
+- It starts the processes of `up.json`, and writes `state.json` as its report.
+- It restarts a process that ends, after a pause that doubles up to a limit. If a process has not
+  stayed up for `GIVE_UP_S` seconds, it gives up the process.
+- On SIGHUP it reads `up.json` again, stops processes that are no longer requested, and starts new
+  processes and the processes that it gave up.
+- On SIGTERM it stops all processes in order.
+
+It waits for processes and signals without polling.
 """
 
 import json
@@ -30,13 +33,14 @@ from yardmaster_schemas.backoff import Backoff
 #: The pause before a restart: it doubles from the first to the longest.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
-#: How long a process is restarted without staying up. An outage of hours, such as a full disk,
-#: needs no operator when it is over.
+#: A process that never stays up is restarted for this time, in seconds, and then given up. The time
+#: is long, so that the cluster recovers without an operator from an outage of hours, such as a full
+#: disk.
 GIVE_UP_S: Final = 12 * 3600.0
-#: A process that ran this long stays up.
+#: A process that ran for this time, in seconds, counts as staying up.
 LIVED_S: Final = 60.0
-#: Redis saves its data at a stop, so that views are not rebuilt: views are disposable, and their
-#: position is saved with them.
+#: Makes Redis save its data at a stop, so that views need no rebuild. An old save is safe, because
+#: the position of the views is saved with them and the views service continues from there.
 REDIS_SAVES: Final = {"save": "300 1000"}
 
 
@@ -45,12 +49,12 @@ class _Life:
     """The supervisor's record of one process."""
 
     restarts: int = 0
-    #: Ends since it last stayed up, and the time of the first of them.
+    #: The number of ends since the process last stayed up, and the time of the first such end.
     in_a_row: int = 0
     failing_since_s: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     began_s: float = 0.0
-    #: The time of the next restart; None: it runs, or was given up.
+    #: The time of the next restart; None: the process runs, or was given up.
     due_s: float | None = None
     given_up: bool = False
     descriptor: int = -1
@@ -147,7 +151,8 @@ class Supervisor:
                 words = (self._data.logs / "setup.log").read_text(errors="replace")[-2000:]
                 if not self._set_up:
                     raise ServiceFailed(f"yard setup ended ({code}):\n{words}")
-                # Agents without a user report that the broker refuses them.
+                # The topics exist already; only users of new nodes are missing. The agents of these
+                # nodes report that the broker refuses them.
                 _log("users_not_created", code=code, words=words)
             self._set_up = self._changed = True
         if self._changed and self._set_up and self._setup is None:

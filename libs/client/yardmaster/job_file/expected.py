@@ -1,6 +1,6 @@
 """The expected form of each key of a job file, as text.
 
-It replaces the patterns and types in the errors of pydantic; `schemas.job_file` has the rules.
+The text replaces the patterns and types in pydantic's errors; `schemas.job_file` has the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _CPUS: Final = "a number of CPUs such as 4 or 0.5"
 _REPLICAS: Final = "a number of replicas, or auto"
 _POINT: Final = "a number, true, false, null or text of at most 256 characters"
 
-#: By path; `*` matches any one part.
+#: The form of the value at each path; `*` matches any one part of a path.
 _FORMS: Final[Mapping[Path, str]] = {
     ("min_runtime",): _DURATION,
     ("runtime_estimate",): _DURATION,
@@ -45,15 +45,15 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("run", "secrets", "*", "[key]"): _VARIABLE,
     ("run", "secrets", "*"): "a secret's reference such as nlp/hf-token",
 }
-#: Errors of values whose form differs from that of their key.
+#: Pydantic's types of errors which mean that a value does not have the form that its key requires.
 _FORM_ERRORS: Final = frozenset(
     {
         *("string_type", "string_pattern_mismatch", "literal_error", "int_type", "float_type"),
         *("int_from_float", "int_parsing", "finite_number"),
     }
 )
-#: Errors of a value that has the right form, by pydantic's type: what is wrong with it. The names
-#: in braces are those of pydantic's context.
+#: Pydantic's type of an error of a value that has the right form -> what is wrong with the value.
+#: Names in braces are keys of the error's context.
 _LIMITS: Final[Mapping[str, str]] = {
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be more than {gt}",
@@ -83,10 +83,10 @@ _TYPES: Final[Mapping[str, str]] = {
 
 
 def expected(path: Path, kinds: Sequence[str]) -> str | None:
-    """The expected form of the value at `path`, for pydantic's errors of these types.
+    """The expected form of the value at `path`, if pydantic's errors (`kinds`) are about its form.
 
-    Of a value that may have several forms there is an error for each form. None: the value has the
-    right form, and is too large, too long or the like.
+    A value that may have several forms has an error for each form. None: the value has the right
+    form, but is, for example, too large or too long.
     """
     if path == ("run", "command") and kinds == ["list_type"]:
         return "a list such as [python3, train.py] (for a shell script use run.script)"

@@ -1,4 +1,4 @@
-"""Job files: a dict, a text or a file becomes a `JobSpec`; errors name the line and the key.
+"""Read a job from a dict, a text or a file as a `JobSpec`; errors name the line and the key.
 
 `schemas.job_file.JobSpec` defines the keys. This module adds the origin of each value to its
 errors, and the nearest known key to the error of an unknown key.
@@ -62,13 +62,15 @@ _MISSING: Final[Mapping[Path, str]] = {
 
 
 def read_job(job: JobSource, *, project: str | None = None, folder: str | None = None) -> JobSpec:
-    """The model of a job; `project` is the project of a job that names none.
+    """Return the model of a job; a job that names no project gets `project`.
 
-    A relative working directory is relative to the folder of the job's file, else to `folder`. With
-    `folder` None it is unchanged: the nodes do not see the files of this machine.
+    A relative working directory is relative to the folder of the job's file, or without a file to
+    `folder`. If `folder` is None, the nodes do not see the files of this machine, and the working
+    directory is unchanged.
 
     Raises:
-        InputError: all problems at once, one per line, each with its line of the file and its key.
+        InputError: the job is wrong. The error has a line for each problem, which names the line
+            of the file and the key.
     """
     if isinstance(job, JobSpec):
         if folder is None or job.run.working_dir is None or job.run.image is not None:
@@ -113,7 +115,7 @@ def where_to_look(missing: FilePath) -> str:
     folder = missing.parent
     if not folder.is_dir():
         return f"there is no folder {folder.absolute()}"
-    # Without suffixes, which make all names similar.
+    # Names are compared without their suffixes, because equal suffixes make all names similar.
     names = {FilePath(name).stem: name for name in sorted(os.listdir(folder))}
     like = nearest(missing.stem, names)
     if like is None:
@@ -125,7 +127,7 @@ def read_file(path: str | os.PathLike[str]) -> str:
     """The text of a file that must be UTF-8.
 
     Raises:
-        InputError: it cannot be read, or is not UTF-8.
+        InputError: the file cannot be read, or is not UTF-8.
     """
     name = os.fspath(path)
     try:
@@ -203,7 +205,7 @@ def _explained(
 
 
 def _instead(tree: Tree, path: Path) -> str:
-    """`, not abc`: the wrong value, if it is a scalar."""
+    """The end of an error that repeats the wrong value (`, not abc`), if the value is a scalar."""
     if path[-1:] == ("[key]",):
         return f", not {plain(str(path[-2]))[:SHOWN]}"
     value: Any = tree.values
@@ -226,7 +228,7 @@ def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:
 
 
 def _words(tree: Tree) -> None:
-    """Convert numbers in labels, commands and variables to text."""
+    """Convert numbers in labels, commands and environment variables of the tree to text."""
     labels = tree.values.get("labels")
     if isinstance(labels, dict):
         tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
