@@ -1,12 +1,13 @@
 """The writer's cache of a remote store: cached rows, and changes that are not saved yet.
 
-The projection is a pure function and cannot wait. So it requests rows that are not cached by an
-exception, `NotLoaded`, which names all the rows that the step is known to need. The follower loads
-them and runs the step again. Once the rows of active jobs are cached, that is rare.
+The projection is a pure function and cannot wait for the store. So it requests the rows that are
+not cached by an exception, `NotLoaded`, which names all rows that the step is known to need. The
+follower loads these rows and runs the step again. Once the rows of active jobs are cached, this is
+rare.
 
-The next step reads the changes of a step before they are saved, so several steps are saved as one
-write: a task that was admitted, placed and started in between is written once. The cache is right
-only while there is no other writer: on `ViewsMoved`, call `forget`.
+A step reads the changes of earlier steps before they are saved, so several steps are saved as one
+write: a task that was admitted, placed and started in between is written once. The cache is correct
+only while there is no other writer; after `ViewsMoved`, call `forget`.
 """
 
 from collections import OrderedDict
@@ -17,7 +18,8 @@ from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.rows import Facet, R, Row
 from yardmaster_projections.store import Change, Put, Query, RowKey, ViewStore
 
-#: Rows in the cache; the least recently used row is evicted first. Exceeded until a save at most.
+#: The most rows in the cache after a save; the least recently used row is evicted first. Between
+#: two saves the cache may have more.
 MAX_ROWS: Final = 200_000
 #: Rows loaded at once.
 MAX_LOADED: Final = 1_000
@@ -36,8 +38,8 @@ class CachedReader:
         #: Keys of the rows that have a facet, for the duration of one step.
         self._having: dict[tuple[str, Facet], tuple[str, ...]] = {}
         self._unsaved: dict[_Key, Change] = {}
-        #: All rows of the store are cached: the store was empty, and no row was evicted since. Only
-        #: rows of `_final_kinds` are missing, because a final row is not cached.
+        #: Whether all rows of the store are cached: the store was empty, and no row was evicted
+        #: since. Only rows of `_final_kinds` are missing, because a final row is not cached.
         self._complete = False
         self._final_kinds: set[str] = set()
         #: Counts for metrics: rows loaded, and rows evicted because the cache was full.
@@ -63,7 +65,7 @@ class CachedReader:
         """The row of a key.
 
         Raises:
-            NotLoaded: it is not cached.
+            NotLoaded: the row is not cached.
         """
         at = (kind.KIND, key)
         try:
@@ -79,7 +81,7 @@ class CachedReader:
         """All rows that have a facet, in order.
 
         Raises:
-            NotLoaded: they are not cached.
+            NotLoaded: the rows are not cached.
         """
         keys = self._having.get((kind.KIND, facet))
         if keys is None:

@@ -77,7 +77,7 @@ class NotLoaded(Exception):
         facets: tuple[tuple["type[Row]", "Facet"], ...] = (),
     ) -> None:
         super().__init__()
-        #: Kinds and keys, and kinds and facets.
+        #: The missing rows: single rows by kind and key, all rows with a facet by kind and facet.
         self.wanted = wanted
         self.facets = facets
 

@@ -16,7 +16,7 @@ from yardmaster_schemas.events.machine import CycleCommittedV1
 class FoldStep(Protocol):
     """A step for a batch of requests, or for a counted cycle with the claims that it consumed.
 
-    The order of calls: `take` for claims, `refuse`, `take` for decisions, `commit`.
+    For a cycle, the order of calls is: `take` for claims, `refuse`, `take` for decisions, `commit`.
     """
 
     def take(
@@ -30,7 +30,7 @@ class FoldStep(Protocol):
         """Add the changes of an event."""
 
     def refuse(self, commit: CycleCommittedV1, /) -> None:
-        """Undo requests that a cycle refused as records."""
+        """Undo the requests whose records a cycle refused."""
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1, /) -> None:
         """Add the changes of the end of a counted cycle."""
@@ -39,13 +39,13 @@ class FoldStep(Protocol):
         """All changes of the step.
 
         Raises:
-            NotLoaded: rows that it reads are not cached; run the step again.
+            NotLoaded: rows that the step reads are not cached; load them and run the step again.
             ImpossibleEvent: an event contradicts the rows.
         """
 
 
 class StepMaker(Protocol):
-    """Makes a step over the current rows; `now_ms` and `cycle` are those of the cycle."""
+    """Makes a step over the current rows; `now_ms` and `cycle`: time and number of its cycle."""
 
     def __call__(self, view: ViewReader, /, *, now_ms: int = 0, cycle: int = 0) -> FoldStep:
         """A step without events."""
@@ -55,16 +55,16 @@ class StepMaker(Protocol):
 class Fold:
     """A projection: its steps, its rows, and the topics that it needs."""
 
-    #: The name of its rows' part of the store.
+    #: The name of the part of the store that has the projection's rows.
     name: str
     step: StepMaker
     #: Rows that a step with an event most likely reads; a hint.
     likely_read: Callable[[Envelope[Event]], Sequence[RowKey]]
-    #: The kinds of its rows that positions count.
+    #: The kinds of the projection's rows, without rows of soft state, which no position counts.
     kinds: tuple[type[Row], ...]
-    #: Whether it reads `details`.
+    #: Whether the projection reads `details`.
     details: bool = False
-    #: Whether it stores heartbeats and the offsets of output.
+    #: Whether the projection stores heartbeats and the offsets of output.
     soft_state: bool = False
 
 

@@ -88,7 +88,7 @@ class _Kind:
             del self.facets[facet]
 
     def page(self, query: Query) -> Iterator[Row]:
-        """Rows that match, in order, from where the page starts."""
+        """The rows that match the query, in order, from the start of the page."""
         narrowest: list[list[_Entry]] | None = None
         for name, values in query.facets.items():
             lists = [
@@ -140,7 +140,7 @@ class _Waiter:
     __slots__ = ("position", "wake")
 
     def __init__(self, position: Position | None) -> None:
-        #: None: any change wakes.
+        #: The position for which the call waits; None: any change wakes it.
         self.position = position
         self.wake = asyncio.Event()
 
@@ -189,7 +189,7 @@ class MemoryViewStore:
         *,
         before: Position | None = None,
     ) -> None:
-        """Make all changes at once, unless the position is covered already."""
+        """Make all changes at once, unless the store covers `position` already."""
         if before is not None:
             if before != self._position:
                 raise ViewsMoved(found=self._position, expected=before)
@@ -216,7 +216,7 @@ class MemoryViewStore:
         return await self.position()
 
     async def check(self, before: Position) -> None:
-        """Check that the store is where its writer left it."""
+        """Check that the store is at `before`, the position where its writer left it."""
         found = await self.position()
         if found != before:
             raise ViewsMoved(found=found, expected=before)
@@ -229,7 +229,7 @@ class MemoryViewStore:
         before: Position | None = None,
         noted: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make changes that no position counts."""
+        """Make changes of soft state, which leave the position as it is."""
         if before is not None and before != self._position:
             raise ViewsMoved(found=self._position, expected=before)
         for name, value in (noted or {}).items():

@@ -20,13 +20,13 @@ from yardmaster_schemas.position import Position
 #: Rows that one answer may need; a row is an hour of a project's user in a pool.
 MAX_ROWS: Final = 200_000
 _PAGE: Final = 1_000
-#: How often held slots are read again until none of them was released in between.
+#: How often held slots are read again, at most, until none was released since the last read.
 MAX_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """A query; both ends of the window are whole hours."""
+    """A query of usage; the window begins and ends at whole hours."""
 
     from_ms: int
     to_ms: int
@@ -45,7 +45,10 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """GPU time by start of the bucket and name, in that order, at a position."""
+    """GPU time at a position.
+
+    `sums` has (start of the bucket in ms, name, gpu_milli x ms), sorted in this order.
+    """
 
     sums: tuple[tuple[int, str, int], ...]
     position: Position
@@ -70,14 +73,15 @@ def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
 async def metered(
     store: ReadableViews, query: UsageQuery, visibility: Visibility, now_ms: int
 ) -> Metered:
-    """Usage that a caller may see.
+    """Return the usage that a caller may see.
 
-    The rows fill several pages, and slots that are released in between move from the held rows to
-    the used hours. So at the end all held rows are read again, together with the hours of those
-    that were released, at one position; this is repeated until no further row was released.
+    The rows fill several pages. If slots are released between two reads, their usage moves from
+    the held rows to the rows of hours. So at the end all held rows are read again, at one position
+    with the hours of the rows that were released. This is repeated until no further row was
+    released.
 
     Raises:
-        TooMuchUsage: it needs more than `MAX_ROWS` rows.
+        TooMuchUsage: the query needs more than `MAX_ROWS` rows.
         ViewsUnavailable: slots were released during each of `MAX_TRIES` reads; or the store is
             unavailable.
     """

@@ -1,7 +1,7 @@
 """The projection of one job: the rows that explain its tasks, and none of other jobs.
 
-It takes the steps of the views with fewer events. So its rows of the job are those of the views,
-and its memory does not grow with the jobs and cycles of a log.
+Its steps are those of the views, but with fewer events. So its rows of the job are equal to the
+rows in the views, and its memory does not grow with the number of jobs and cycles in a log.
 """
 
 from dataclasses import replace
@@ -36,7 +36,8 @@ class _JobStep(Step):
         if isinstance(data, NodeLostV1):
             closed = tuple(one for one in data.closed if _job_of(one) == self._job_id)
             envelope = replace(envelope, data=replace(data, closed=closed))
-        # A TaskUnschedulable names one task, and is about the tasks of all jobs of its shape.
+        # A TaskUnschedulable names one task, but is about all tasks of the same shape, also in
+        # other jobs.
         elif _job_of(data) not in (None, self._job_id) and not isinstance(
             data, TaskUnschedulableV1
         ):

@@ -85,7 +85,11 @@ def _refusal(row: Refused | None) -> api.Refusal | None:
 
 
 def _requested_milli(row: TaskRow, numbers: Mapping[str, int]) -> int:
-    """The request of a task; one for memory of GPUs as the scheduler counted it, else at most."""
+    """The GPUs that a task requests, in gpu_milli.
+
+    For a request of GPU memory, `numbers` of the wait tell what the scheduler counted; without
+    such a number, whole GPUs are returned, which is the most that it can be.
+    """
     requested = row.job.requested
     most = requested.replicas_min * requested.resources.gpus * 1000
     return row.gpu_milli or numbers.get("asked_milli", most)
@@ -140,7 +144,7 @@ def _checkpoint(checkpoint: Checkpoint | None, at_ms: int) -> api.CheckpointShow
 
 
 class Presenter:
-    """Presents rows for one answer, as far as the caller may see them."""
+    """Converts rows for one answer of the API, without the data that the caller may not see."""
 
     def __init__(
         self, store: ReadableViews, now_ms: int, visibility: Visibility = ALL_PROJECTS
@@ -309,7 +313,7 @@ class Presenter:
         )
 
     async def _without_fraction_limits(self, row: TaskRow, current: AttemptRow | None) -> list[str]:
-        """The nodes where a task holds fractions of GPUs, and nothing limits it to them."""
+        """The nodes where a task holds fractions of GPUs but nothing enforces these fractions."""
         if current is None or row.phase not in _HOLDS:
             return []
         found = []
@@ -385,7 +389,7 @@ class Presenter:
     async def node(self, row: NodeRow) -> api.Node:
         """A node that joined or is enrolled, without tasks that the caller may not see.
 
-        Raises: ValueError if it is neither.
+        Raises: ValueError if the node neither joined nor is enrolled.
         """
         joined, offer = row.joined, row.offer
         if offer is None:
@@ -438,8 +442,8 @@ class Presenter:
     async def _held_on(
         self, row: NodeRow, gpus: int
     ) -> tuple[list[str], list[int], list[list[str]]]:
-        """The tasks on a node that the caller may see, the gpu_milli in use of each slot, and
-        those of the tasks that hold it.
+        """Return three things about a node: the tasks on it that the caller may see; for each slot,
+        the gpu_milli in use; and for each slot, the visible tasks that hold it.
         """
         names: list[str] = []
         used = [0] * gpus
@@ -466,7 +470,7 @@ class Presenter:
         found = []
         for task_id, placements in by_task.items():
             task = await self._store.get(TaskRow, task_id)
-            # The task is read after its node, and may have changed since.
+            # The task is read after its node, so it may have changed since the node was read.
             if task is None or task.reserved is None:
                 continue
             gpu_milli = sum(p.gpu_milli * len(p.slots) for p in placements)

@@ -38,7 +38,7 @@ MAX_LIMIT: Final = 1000
 LIVE: Final = tuple(str(phase) for phase in Phase if not phase.final)
 #: Phases of tasks that have an attempt.
 WITH_ATTEMPT: Final = tuple(phase for phase in LIVE if phase != Phase.PENDING)
-#: Tasks of a phase are counted up to here.
+#: The highest number up to which the tasks in a phase are counted.
 MAX_COUNTED: Final = 10_000
 #: Attempts of a task in an answer; older ones are in the log.
 MAX_ATTEMPTS: Final = 1000
@@ -46,7 +46,7 @@ MAX_ATTEMPTS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """The projects that a caller may see; None: all."""
+    """The projects that a caller may see; `projects` None: all projects."""
 
     projects: frozenset[str] | None = None
 
@@ -60,7 +60,7 @@ ALL_PROJECTS: Final = Visibility()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Filters of a list; an empty filter allows all."""
+    """Filters of a list; an empty filter allows all rows."""
 
     phases: frozenset[Phase] = frozenset()
     projects: frozenset[str] = frozenset()
@@ -93,10 +93,10 @@ def cursor_of(order: Order | None) -> str | None:
 
 
 def order_of(cursor: str | None) -> Order | None:
-    """The order a cursor stands for.
+    """The order after which the page of a cursor starts; the inverse of `cursor_of`.
 
     Raises:
-        BadCursor: it is not from a page.
+        BadCursor: the cursor is not from a page.
     """
     if cursor is None:
         return None
@@ -152,9 +152,9 @@ async def rows(
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """Tasks of one job in one phase: the first by index, the last one's index, how many.
+    """Tasks of one job in one phase: the task with the lowest index, the highest index, the number.
 
-    Failed tasks of a group ended alike.
+    Failed tasks of a group ended alike: with the same code, exit code and signal.
     """
 
     first: TaskRow
@@ -164,7 +164,7 @@ class TaskGroup:
 
 @dataclass(frozen=True, slots=True)
 class TaskGroups:
-    """Groups of the jobs of a page, and where the next page starts."""
+    """The groups of tasks of the jobs of a page, and the order after which the next page starts."""
 
     groups: tuple[TaskGroup, ...]
     next: Order | None
@@ -175,7 +175,8 @@ async def task_groups(
 ) -> TaskGroups:
     """The tasks of a page of jobs, grouped by job and phase; failed ones also by how they ended.
 
-    Costs two short reads per group, independent of its number of tasks; `filters.limit` is of jobs.
+    A group costs two short reads, whatever its number of tasks. `filters.limit` is a number of
+    jobs.
 
     Raises:
         BadCursor: the cursor of the filters is not from a page.
@@ -202,7 +203,10 @@ async def task_groups(
 async def _group(
     store: ReadableViews, facets: Mapping[str, frozenset[str]], count: int
 ) -> TaskGroup | None:
-    """The group of the `count` tasks of these facets, by its first and last task."""
+    """The group of the `count` tasks that have these facets; None if they no longer exist.
+
+    Only the first and the last task are read.
+    """
     ends = [
         (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
         for last in ((False, True) if count > 1 else (False,))
@@ -252,9 +256,9 @@ async def project(
 async def resolve(
     store: ReadableViews, ref: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[str, ...]:
-    """The ids that match a REF, at most two: an id, or the prefix of ids.
+    """The ids that match a REF, which is an id or the prefix of ids; at most two of them.
 
-    A prefix without a dot is of jobs, a prefix with a dot is of tasks.
+    A prefix without a dot matches ids of jobs, a prefix with a dot matches ids of tasks.
     """
     if "." in ref:
         exact = await task(store, ref, visibility)
@@ -326,7 +330,7 @@ async def departments_below(store: ReadableViews, department: str) -> tuple[Depa
 async def department_visible(
     store: ReadableViews, row: DepartmentRow, visibility: Visibility
 ) -> bool:
-    """Whether a caller may see a department: if it may see a project in it or below it."""
+    """Whether a caller may see a department, because it may see a project in or below it."""
     return visibility.projects is None or bool(await projects_below(store, row.name, visibility))
 
 
@@ -343,7 +347,7 @@ async def log(store: ReadableViews, cell: str) -> LogRow | None:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The reasons why a task waits: by pool, or one for all pools (`held`)."""
+    """The reasons why a task waits: one for each pool, or one for all pools (`held`)."""
 
     recorded: tuple[tuple[str, WaitRow | None], ...] = ()
     held: "Held | None" = None
@@ -358,7 +362,7 @@ class Held:
 
 
 def _wait_for_slots(row: TaskRow, reserved: Reserved) -> WaitRow:
-    """The wait of a task with reserved slots, which is its own and not that of its shape."""
+    """The wait of a task with reserved slots; it replaces the wait that tasks of a shape share."""
     numbers = {"victims": reserved.victims, "asked_milli": row.gpu_milli}
     if reserved.until_ms:
         numbers["until_at_ms"] = reserved.until_ms
@@ -407,8 +411,9 @@ class WaitFinder:
             if last is not None and row.index > last:
                 numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
                 return Waits(held=Held("at_max_concurrent", numbers))
-        # In a pool that is divided among jobs, each job has its own shape; among users, those of a
-        # user have. The latest record tells which of these shapes applies now.
+        # In a pool that is divided among jobs, each job has its own shape; in a pool that is
+        # divided among users, the jobs of a user share one. The newest recorded wait tells which
+        # of these shapes applies now.
         job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= SEPARATE_AFTER
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
         own = shape_id(job, project, spec, own=True, start_failed=failed)
@@ -427,10 +432,11 @@ class WaitFinder:
         return self._recorded[key]
 
     async def _last_index(self, job_id: str, most: int) -> int | None:
-        """The index of the last pending task that may run at the same time; None: all may.
+        """The highest index of a pending task that may start now, if at most `most` tasks of the
+        job run at once; None: all pending tasks may.
 
-        The places that tasks with an attempt leave go to the first pending tasks by index that are
-        not paused.
+        Tasks with an attempt take their places first. The free places go to the pending tasks with
+        the lowest indexes that are not paused.
         """
         if job_id not in self._last_indexes:
             facets = {"job": frozenset({job_id}), "phase": frozenset(WITH_ATTEMPT)}
@@ -439,7 +445,10 @@ class WaitFinder:
         return self._last_indexes[job_id]
 
     async def _last_pending(self, job_id: str, places: int) -> int | None:
-        """The index of the pending task that gets the last of the places; None: there are more."""
+        """The index of the pending task that gets the last of the free places.
+
+        None if there are enough places for all pending tasks; -1 without free places.
+        """
         if not places:
             return -1
         facets = {"job": frozenset({job_id}), "phase": frozenset({str(Phase.PENDING)})}

@@ -1,10 +1,12 @@
 """Pages of the queue of a pool: its pending tasks in the order of its policy.
 
-The policy orders tasks by their traits (`Listing.place`), then, where it says so (`in_rank`), by
-the ranks that the scheduler recorded of their claimants, then by other traits (`within`), then by
-submission. So a page walks the places in order; in each, the claimants in order of their ranks; of
-each, the sections in the order of `within`; and the jobs of these by submission. Jobs of claimants
-without a rank, which no cycle has considered yet, come last in their place.
+A policy orders tasks by their traits (`Listing.place`), then, if it says so (`in_rank`), by the
+ranks of their claimants as the scheduler recorded them, then by other traits (`within`), then by
+submission. A *section* contains the jobs whose tasks have equal traits; a *place* contains
+sections. So a page walks the places in order. In each place it walks the claimants in order of
+their ranks, for each claimant the sections in the order of `within`, and in each section the jobs
+by submission. Jobs of claimants without a rank, which no cycle has considered yet, come last in
+their place.
 
 A page reads at most `MAX_READ` tasks and `MAX_JOBS` jobs, so it may have fewer items than requested
 although more follow. Between two pages tasks may start: positions are those at the time of reading.
@@ -42,7 +44,7 @@ _CHUNK: Final = 200
 class QueuedTasks:
     """Tasks of one job that follow each other and wait for the same reason."""
 
-    #: The place of the first in the queue, from 1.
+    #: The number of the first task in the queue, from 1.
     position: int
     first: TaskRow
     last_index: int
@@ -59,21 +61,21 @@ class QueuePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _At:
-    """Where a walk is: behind the rows that it names."""
+    """The state of a walk through the queue: it has passed the rows that these fields name."""
 
     place: Rank = ()
     #: 0: claimants with a rank, 1: all others.
     step: int = 0
-    #: The last claimant that is done, and the one whose jobs are read.
+    #: The order of the last claimant that is done, and the claimant whose jobs are read.
     ranked: Order | None = None
     claimant: str = ""
-    #: The sections that are read, and the last job of them that is done.
+    #: The rank of the sections that are read, and the order of the last of their jobs that is done.
     within: Rank = ()
     job: Order | None = None
     #: The job whose tasks are read, and the index of its next task.
     job_id: str = ""
     index: int = 0
-    #: Tasks before it.
+    #: The number of tasks before that task.
     passed: int = 0
 
 
@@ -84,7 +86,7 @@ def _cursor(at: _At) -> str:
 
 
 def _at(cursor: str | None) -> _At | None:
-    """Where a cursor continues; None without one.
+    """The state of the walk from which a cursor continues; None without a cursor.
 
     Raises:
         BadCursor.
@@ -137,7 +139,7 @@ class QueueReader:
         self._listing = policy.listing
         self._options = options
         self._among = policy.listing.claimants(options)
-        #: Whether tasks of a project are listed; others only count.
+        #: Whether the tasks of a project are listed; other tasks only count for positions.
         self._includes = includes
         self._grouped = grouped
         self._finder = WaitFinder(store, now_ms)
@@ -174,7 +176,7 @@ class QueueReader:
     # Jobs, in order
 
     async def _jobs(self, start: _At | None) -> AsyncIterator[tuple[_At, QueueRow]]:
-        """The jobs in the queue, each with where the walk was before it."""
+        """The jobs in the queue, each with the state of the walk before it."""
         sections = [
             traits_of(section) for section in (await counters(self._store, self._key)).sections
         ]
@@ -247,7 +249,7 @@ class QueueReader:
             yield found
 
     def _parts(self, sections: Sequence[QueueTraits]) -> list[tuple[Rank, list[QueueTraits]]]:
-        """The sections of a place in the order of `within`, equal ones together."""
+        """The sections of a place by their rank in `within`; sections of equal rank together."""
         parts: dict[Rank, list[QueueTraits]] = {}
         for traits in sections:
             within = tuple(map(int, self._listing.within(self._options, traits)))
@@ -287,7 +289,7 @@ class QueueReader:
         return job.failed if row.traits.failed else job.phases.get(Phase.PENDING, 0) - job.failed
 
     async def _groups(self, row: QueueRow, index: int, passed: int) -> AsyncIterator[QueuedTasks]:
-        """The pending tasks of a job from an index on, grouped by why they wait."""
+        """The pending tasks of a job from an index on, grouped by the reason why they wait."""
         group: QueuedTasks | None = None
         known: Waits | None = None
         async for task in self._tasks(row, index):

@@ -1,10 +1,10 @@
 """Rows as JSON and back, without the facts and the run that all rows of a job share.
 
-The store keeps the facts and the run of a job once, under the job's id, and joins them with its
-rows when it reads them. Hence the rows of a job that are written must agree on its facts, as those
-of the projection do: it changes a job's facts in all rows of the job in one step.
+The store has the facts and the run of a job once, under the job's id, and joins them with the rows
+of the job when it reads these. Hence all written rows of a job must have the same facts. The
+projection ensures that: it changes the facts of a job in all rows of the job in one step.
 
-Coding is pure; `redis` stores the bytes.
+The codec is pure; `redis` stores the bytes.
 """
 
 from collections import OrderedDict
@@ -22,17 +22,17 @@ from yardmaster_projections.rows import JobFacts, JobRow, R, Row, TaskRow
 from yardmaster_projections.store import Change, Delete, Put
 from yardmaster_schemas.events.details import Run
 
-#: Values that rows share which a codec remembers, in bytes of JSON.
+#: The most bytes of JSON of the shared values that a codec remembers.
 MAX_REMEMBERED_BYTES: Final = 32 * 1024 * 1024
-#: A change set refers to larger values by their digest.
+#: The largest shared value that a change set contains; it refers to larger values by their digest.
 MAX_EMBEDDED_BYTES: Final = 4_096
-#: The names of what the rows of a kind share with the other rows of their job.
+#: The names of the values that the rows of a kind share with the other rows of their job.
 SHARED_BY: Final[Mapping[type[Row], tuple[str, ...]]] = {
     JobRow: ("facts", "run"),
     TaskRow: ("facts",),
 }
 _SHARED_TYPES: Final[Mapping[str, type]] = {"facts": JobFacts, "run": Run}
-#: Made when they are first needed.
+#: The adapters that were needed so far.
 _ADAPTERS: Final[dict[type, TypeAdapter[Any]]] = {}
 _PUT: Final = b"+"
 _DELETE: Final = b"-"
@@ -59,7 +59,7 @@ class RowCodec:
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        #: Values by name and JSON, and the other way round, by the value's identity.
+        #: The remembered values by name and JSON, and name and JSON by the identity of the value.
         self._values: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
         self._names: dict[int, tuple[str, bytes]] = {}
 
@@ -130,7 +130,7 @@ class RowCodec:
     # --- change sets ----------------------------------------------------------------------------
 
     def encode_set(self, changes: Iterable[tuple[Change, Encoded]]) -> bytes:
-        """Changes in order, one a line, each after the lines of the values that it shares."""
+        """Encode changes in order, one on each line, after the lines of its shared values."""
         lines: list[bytes] = []
         last: dict[tuple[str, str], Any] = {}
         for change, row in changes:
@@ -149,7 +149,7 @@ class RowCodec:
         return b"\n".join(lines)
 
     def references(self, payload: bytes) -> list[tuple[str, str]]:
-        """Name and job of the values that a change set has by digest."""
+        """The name and the job of each value to which a change set refers by digest."""
         found: dict[tuple[str, str], None] = {}
         for line in payload.split(b"\n"):
             if line.startswith(_BY_DIGEST):
@@ -162,7 +162,7 @@ class RowCodec:
     ) -> tuple[Change, ...] | None:
         """The changes of a set, given the `references` as they are stored now.
 
-        None when such a value has changed since: the set cannot be read any more.
+        None if such a value has changed since then: the set cannot be read any more.
 
         Raises: ViewsDamaged.
         """

@@ -12,9 +12,9 @@ from yardmaster_schemas.events.decisions import QueueShare
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The division of a pool: each queue after the one above it; time (ms) and cycle.
+    """The division of a pool among its queues, each after the queue above it.
 
-    Without a time none was recorded.
+    `at_ms` and `cycle` tell when the division was recorded; None: none was recorded.
     """
 
     queues: tuple[QueueShare, ...] = ()
@@ -25,7 +25,7 @@ class Division:
 async def division(store: ReadableViews, pool: str, visibility: Visibility) -> Division:
     """The newest division of a pool, with the queues that a caller may see.
 
-    These are its projects and the departments above them.
+    A caller may see its own projects and the departments above them.
     """
     query = Query(facets={"pool": frozenset({pool})}, limit=MAX_LIMIT)
     page = await store.page(SharesRow, query)
@@ -35,7 +35,7 @@ async def division(store: ReadableViews, pool: str, visibility: Visibility) -> D
         parts += page.rows
     if not parts:
         return Division()
-    # The pages may be of different positions.
+    # The pages may be of different positions, so parts of an older division may be among them.
     newest = max(part.cycle for part in parts)
     queues = [queue for part in parts if part.cycle == newest for queue in part.queues]
     if visibility.projects is not None:

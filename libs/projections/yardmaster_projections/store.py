@@ -1,9 +1,9 @@
 """The port of the views' store: rows by kind and key, filtered lists, and their position.
 
-Changes are applied together with the position they lead to, whole or not at all, so a row is never
-newer than the store's position. A cell has one writer (the views service) and many readers. A
-second writer does no harm: each names the position where it left the store, and the writer that is
-wrong gets `ViewsMoved`.
+All changes of a write and the position to which they lead are applied together or not at all, so a
+row is never newer than the store's position. A cell has one writer (the views service) and many
+readers. A second writer does no harm: each writer names the position where it left the store, and
+gets `ViewsMoved` if the store is elsewhere.
 
 Every call may raise `ViewsUnavailable`. Adapters: `memory`, `redis`; one contract suite holds all.
 """
@@ -35,7 +35,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a row, if it exists; `row` is the row before."""
+    """Delete a row, if it exists; `row` is its content before the deletion."""
 
     row: Row
 
@@ -56,7 +56,7 @@ Change = Put | Delete
 def erases(changes: Sequence[Change]) -> bool:
     """Whether changes erase details of a job, so that earlier change sets must not be kept.
 
-    A watch that would resume before them begins with a snapshot.
+    A watch that would resume before such changes begins with a snapshot.
     """
     return any(
         isinstance(change, Put) and isinstance(change.row, JobRow) and change.row.facts.erased
@@ -76,8 +76,9 @@ class ChangeSet:
 class Query:
     """Select the rows of a kind that have, for every facet in `facets`, one of its values.
 
-    `prefix` is of the key. `since_ms` is the lowest order, `after` the last order that was read. At
-    most `limit` rows, from the end if `newest_first`.
+    Keys begin with `prefix`. `since_ms` is the lowest number of an order. `after` is the last order
+    that was read; the page starts behind it. The page has at most `limit` rows, from the end of the
+    list if `newest_first`.
     """
 
     facets: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """Rows in order at a position; the next page starts after `next` (None: there is none)."""
+    """Rows in order, at a position; the next page starts after `next` (None: the last page)."""
 
     rows: tuple[R, ...]
     next: Order | None
@@ -111,14 +112,14 @@ RowKey = tuple[type[Row], str]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows in the order of the requested keys (None: there is none), at a position."""
+    """Rows in the order of the requested keys (None: no such row), at a position."""
 
     rows: tuple[Row | None, ...]
     position: Position
 
 
 class ViewReader(Protocol):
-    """The rows that the projection reads, as they are before its changes."""
+    """The rows that a step of the projection reads, as they were before the step."""
 
     def find(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
@@ -128,7 +129,7 @@ class ViewReader(Protocol):
 
 
 class ReadableViews(Protocol):
-    """Rows of one cell, to read."""
+    """The reader's side of the store: the rows of one cell."""
 
     async def position(self) -> Position:
         """The position of the rows."""
@@ -159,7 +160,7 @@ class ReadableViews(Protocol):
 
 
 class WritableViews(Protocol):
-    """Rows of one cell, to write."""
+    """The writer's side of the store: the rows of one cell."""
 
     async def apply(
         self,
@@ -169,10 +170,10 @@ class WritableViews(Protocol):
         *,
         before: Position | None = None,
     ) -> None:
-        """Make all changes, and the position and the writer's notes (by name) with them, at once.
+        """Make all changes, and store the position and the writer's notes (by name), at once.
 
-        Without `before`, changes whose position is covered already change nothing. `before` is the
-        position where the writer left the store.
+        `before` is the position where the writer left the store. Without `before`, the call does
+        nothing if the store covers `position` already.
 
         Raises:
             ViewsMoved: the store is not at `before`, or its rows were rebuilt since its writer
@@ -190,7 +191,7 @@ class WritableViews(Protocol):
         """Check that the store is where its writer left it, and was not rebuilt.
 
         Raises:
-            ViewsMoved: it is elsewhere, or was rebuilt.
+            ViewsMoved: the store is at another position, or was rebuilt.
         """
 
     async def note(
@@ -203,8 +204,8 @@ class WritableViews(Protocol):
     ) -> None:
         """Make changes that no position counts (soft state: heartbeats, output), and store notes.
 
-        Watches do not report them. `noted` are notes as the writer left them; None for a note that
-        does not exist.
+        Watches do not report the changes. `noted` has notes as the writer left them; None stands
+        for a note that does not exist.
 
         Raises:
             ViewsMoved: the store is not at `before`, or a note differs from `noted`; nothing was

@@ -1,7 +1,7 @@
-"""The numbers of a wait, each with its unit in its name.
+"""Names for the numbers of a wait that contain the unit of each number.
 
-Decisions name the missing resource in `about` and store its amounts as plain numbers. A reader
-needs the unit of that resource, and no amounts of other resources.
+A decision names the missing resource in `about` and stores its amounts as plain numbers. A person
+who reads them needs the unit of that resource, and no amounts of other resources.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _UNITS: Final[Mapping[str, str]] = {
     "gpu_memory": "_gpu_memory_mib",
     "gpuless": "_tasks",
 }
-#: Numbers of nodes, whatever is missing.
+#: Numbers that count nodes, whatever resource is missing.
 _NODES: Final = frozenset({"blocked", "unknown_nodes"})
 _IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE})
 
@@ -35,7 +35,7 @@ def with_units(
         unit = _UNITS.get(about or "gpus", "")
         return {key if key in _NODES else f"{key}{unit}": n for key, n in numbers.items()}
     if code == WaitCode.INSUFFICIENT_FREE and about in ("cpus", "memory"):
-        # It requests no GPU, so the number of free GPUs does not matter.
+        # The task requests no GPU, so the number of free GPUs does not matter.
         gpus = ("asked_milli", "free_milli", "short_milli")
         found = {key: number for key, number in numbers.items() if key not in gpus}
         found["asked_cpu_milli"] = request.cpu_milli * replicas

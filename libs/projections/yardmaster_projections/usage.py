@@ -1,12 +1,12 @@
 """Metered usage as a pure function of the log: GPU time by hour, pool, project and user.
 
 The slots of a replica are billed from the cycle that allocated them to the cycle that consumes its
-SlotsReleased or NodeLost: by the time of the cycles, which never falls, and never by the clock of
-an agent. The user is the authenticated one (`actor`), not a name that may be erased. Sums are
-integers in `gpu_milli` x milliseconds, so that rounding errors do not add up; hours are UTC.
+SlotsReleased or NodeLost. The time of the cycles counts, which never decreases, not the clock of an
+agent. The user is the authenticated user (`actor`), not a name that may be erased. Sums are
+integers in `gpu_milli` x milliseconds, so that rounding errors do not add up; hours are in UTC.
 
-Released slots are in the rows of the hours. Slots that are still held have a row of their own,
-which a query adds up to its moment (`held`).
+A `UsageRow` has the usage of released slots in one hour. Slots that a replica still holds have a
+`HeldRow`, whose usage up to now is computed by the query (`held`).
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class HeldRow(Row):
     pool: str
     project: str
     user: str
-    #: The sum over its slots.
+    #: The sum over the slots of the replica.
     gpu_milli: int
     since_ms: int
 
@@ -151,7 +151,7 @@ def hours(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
 
 
 def held(row: HeldRow, from_ms: int, to_ms: int) -> Iterator[UsageRow]:
-    """The usage of held slots by hour between two times, as if released at the second."""
+    """The usage of held slots by hour between two times, as if they were released at `to_ms`."""
     for hour_ms, ms in hours(max(row.since_ms, from_ms), to_ms):
         yield UsageRow(
             hour_ms=hour_ms,
@@ -196,7 +196,7 @@ class UsageStep:
                     self._ended(data.task_id.partition(".")[0])
 
     def refuse(self, commit: CycleCommittedV1) -> None:
-        """Before the decisions of a cycle: drop submissions that it refused as records."""
+        """Drop submissions whose records a cycle refused; call it before the cycle's decisions."""
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
@@ -205,13 +205,13 @@ class UsageStep:
                             self._drop(row)
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1) -> None:
-        """The end of a cycle changes nothing."""
+        """Do nothing: the end of a cycle changes no usage."""
 
     def changes(self) -> list[Change]:
         """All changes of the step.
 
         Raises:
-            NotLoaded: rows that it reads are not cached.
+            NotLoaded: rows that the step reads are not cached.
         """
         self._missing_rows.end()
         return list(self._rows.values())
@@ -229,7 +229,7 @@ class UsageStep:
         self._rows[row.KIND, row.key] = Delete(row)
 
     def _submitted(self, offset: int, envelope: Envelope[Event]) -> None:
-        # Of a record that was appended twice, the first counts.
+        # If a record was appended twice, the first one counts.
         if self._find(SubmissionRow, envelope.id) is None:
             user = envelope.actor.id
             self._put(SubmissionRow(record_id=envelope.id, offset=offset, user=user))

@@ -1,4 +1,4 @@
-"""How marked fields of rows are written where a row leaves the process: marks for `rows`."""
+"""Marks for fields of `rows` that are written in a special form when a row leaves the process."""
 
 from collections.abc import Mapping
 from typing import Any, Final, get_args
@@ -8,11 +8,12 @@ from pydantic_core import CoreSchema, core_schema
 
 
 class Shared:
-    """Marks a field whose value all rows of a job share: it is left out, and joined when read.
+    """Marks a field whose value all rows of a job share, so that a row is stored without it.
 
-    The context of a codec is a mapping from names to values. Writing puts the value there, and
-    writes the name in its place; reading takes it from there. Only the first value of a name is
-    left out: a row inside the row is written whole. Without a context the field is written whole.
+    The context of a codec is a mapping from names to values. Writing a row puts the value into the
+    context, and writes the name in its place; reading takes the value from the context. Only the
+    first value of a name goes into the context, so a row inside the row is written whole. Without a
+    context the field is written whole.
     """
 
     def __init__(self, name: str) -> None:
@@ -21,7 +22,7 @@ class Shared:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """The name where there is a context, else the value."""
+        """A schema that writes the name if there is a context, else the value."""
         name = self._name
 
         def write(
@@ -60,7 +61,7 @@ class Pairs:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Lists of name, number and value."""
+        """A schema that writes a list with an entry [name, number, value] for each pair."""
         entries: Any = list[tuple[str, int, get_args(source)[1]]]  # type: ignore[misc]
         inner = handler.generate_schema(entries)
         return core_schema.no_info_after_validator_function(

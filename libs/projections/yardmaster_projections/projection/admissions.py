@@ -40,7 +40,7 @@ def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Det
         spec=data.spec,
         shape=shape_id(data.job_id, data.project, data.spec),
     )
-    # Other submissions under its id can no longer replace it.
+    # Once the job is admitted, no other submission under its id can replace it.
     draft.put(replace(job, facts=facts, queued_at_ms=data.submitted_at_ms, again=None))
     for task in job_tasks(draft, job):
         draft.change_task(task, job=facts, phase=Phase.PENDING)
@@ -54,7 +54,7 @@ def _task_rejected_v1(draft: Draft, envelope: Envelope[a.TaskRejectedV1], _: Det
     if request is not None:
         draft.put(replace(request, state=RequestState.REFUSED, refusal=refusal))
         if request.offset != job.offset:
-            return  # a second submission under the same id; the tasks are those of the first
+            return  # a second submission under the same id; the job row is that of the first
     draft.put(replace(job, refusal=refusal))
     for task in job_tasks(draft, job):
         draft.change_task(task, phase=Phase.REJECTED, ended_at_ms=envelope.time_ms)
@@ -114,7 +114,8 @@ def _details_erased_v1(draft: Draft, envelope: Envelope[a.DetailsErasedV1], _: D
     facts = replace(
         job.facts, name=job.key, user=job.facts.actor, labels={}, params=(), erased=True
     )
-    # As if there had never been details: a rebuild after the erasure gives the same rows.
+    # The row is as if there had never been details, so that a rebuild of the views after the
+    # erasure gives the same row.
     draft.put(replace(job, facts=facts, run=None, again=None, stop_signal=StopSignal.TERM))
     for task in job_tasks(draft, job):
         draft.change_task(task, job=facts)

@@ -8,7 +8,8 @@ from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 
-#: The record in `details` that an event refers to; None where it has none or it is erased.
+#: The record in `details` that an event refers to; None if the event refers to none, or if the
+#: record was erased.
 Details = JobDetailedV1 | RequestNotedV1 | None
 #: Applies one version of an event to a draft.
 Projector = Callable[[Draft, Envelope[Any], Details], None]

@@ -1,7 +1,7 @@
 """The views after a step of the projection: an overlay that collects changes.
 
-Counts of jobs, counters of pools and projects, and histories are changed by many events of a step.
-They are summed up here and written once, by `changes`.
+Many events of a step change the counts of jobs, the counters of pools and projects, and histories.
+The draft sums up these changes, and `changes` writes each row once.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ from yardmaster_projections.rows.queue import section_of
 from yardmaster_projections.store import Change, Delete, Put, ViewReader
 from yardmaster_schemas.api import Phase
 
-#: Records of a history; older records are found only in the log.
+#: The most records in a history; older records are found only in the log.
 MAX_HISTORY: Final = 1000
 _PHASE_ORDER: Final = {phase: place for place, phase in enumerate(Phase)}
 #: Phases in which a task counts as running in its project.
@@ -44,8 +44,8 @@ ENROLLED: Final = "enrolled"
 class MissingRows:
     """Collects the rows that the parts of a step miss, so that they are loaded together.
 
-    Each part runs in `with missing:`. Once a row is missing, a contradiction with the views may be
-    apparent only, so it is ignored: the step will run again.
+    Each part runs in `with missing:`. Once a row is missing, a later part may find a contradiction
+    only because of that. So ImpossibleEvent is then suppressed: the step will run again.
     """
 
     __slots__ = ("_missing",)
@@ -68,7 +68,7 @@ class MissingRows:
         return bool(self._missing) and isinstance(error, ImpossibleEvent)
 
     def end(self) -> None:
-        """All parts have run.
+        """Request the missing rows; call it after all parts have run.
 
         Raises:
             NotLoaded: rows were missing.
@@ -103,7 +103,7 @@ class _Sums:
 
 
 class Draft:
-    """Rows with the changes of the step; `now_ms` and `cycle` are those of the cycle."""
+    """Rows with the changes of the step; `now_ms` and `cycle`: time and number of its cycle."""
 
     def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
         self.now_ms = now_ms
@@ -127,7 +127,7 @@ class Draft:
         """The row that an event is about.
 
         Raises:
-            ImpossibleEvent: there is none; the log and the views contradict each other.
+            ImpossibleEvent: the row does not exist; the log and the views contradict each other.
         """
         row = self.find(kind, key)
         if row is None:
@@ -149,7 +149,7 @@ class Draft:
         return found
 
     def request(self, record_id: str) -> RequestRow | None:
-        """The request with a record id, until quota decides on it."""
+        """The request with a record id; None once quota has decided on it."""
         for row in self._view.having(RequestRow, ("record", record_id)):
             return self.find(RequestRow, row.key)
         return None
@@ -329,7 +329,8 @@ def _in_phases(before: Mapping[Phase, int], more: Mapping[Phase, int]) -> dict[P
     for phase, count in more.items():
         counts[phase] = counts.get(phase, 0) + count
     left = [phase for phase, count in counts.items() if count]
-    # The tasks of a job are in one or two phases, so sorting those is cheaper than testing all.
+    # The tasks of a job are mostly in one or two phases, so it is cheaper to sort these than to
+    # look up every phase.
     return {phase: counts[phase] for phase in sorted(left, key=_PHASE_ORDER.__getitem__)}
 
 

@@ -14,8 +14,9 @@ from yardmaster_schemas.events import users as u
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.reasons import RefusalCode
 
-#: Submissions of one id that are kept until quota decides. A client without an answer retries a few
-#: times, and a gateway knows the submissions that it reads in the log.
+#: The most submissions of one job id that are kept until quota decides. This many are not expected:
+#: a client without an answer retries only a few times, and a gateway recognizes the submissions
+#: that it has read in the log.
 MAX_AGAIN: Final = 64
 
 
@@ -39,10 +40,10 @@ def record_request(draft: Draft, offset: int, envelope: Envelope[Event], details
 
 
 def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
-    """Mark a request as refused by quota as a record; reject the job that it submitted."""
+    """Mark a request whose record quota refused; replace or reject the job that it submitted."""
     row = draft.find(RequestRow, str(offset))
     if row is None:
-        return  # it could not be decoded
+        return  # the record could not be decoded, so it has no row
     draft.put(replace(row, state=RequestState.REFUSED, refusal=Refused(code=code)))
     job = draft.find(JobRow, row.subject)
     if row.type == r.TaskSubmittedV1.TYPE and job is not None and job.offset == offset:
@@ -52,8 +53,9 @@ def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
 def _reject(draft: Draft, job: JobRow, code: RefusalCode) -> None:
     """Replace a refused submission by the next one of its id, or else reject its job.
 
-    Its user may have got a 202, and has to find out that the job will not run. Quota knows no such
-    job, so nothing can erase its details from the views later: they go at once.
+    The user may have received status 202, and must see that the job will not run. Quota does not
+    know the job, so no event can erase its details from the views later. Therefore the details are
+    removed at once.
     """
     if job.again is not None:
         _replace(draft, job, job.again)
@@ -66,7 +68,7 @@ def _reject(draft: Draft, job: JobRow, code: RefusalCode) -> None:
 def _replace(draft: Draft, job: JobRow, new: JobRow, **of_tasks: Any) -> None:
     for task in job_tasks(draft, job):
         draft.drop_task(task)
-    # The counts are those before this step: the draft subtracts the dropped tasks later.
+    # `phases` keeps the counts from before this step: the draft subtracts the dropped tasks later.
     _add_job(draft, replace(new, phases=job.phases), **of_tasks)
 
 
@@ -120,19 +122,20 @@ def _task_submitted_v1(
     elif first.refused_as_record:
         _replace(draft, first, job)
     elif first.facts.spec is None:
-        # A repeated key: only the first submission counts, unless quota refuses its record.
+        # The submission repeats an idempotency key. Only the first submission counts, unless quota
+        # refuses the record of the first.
         draft.put(_followed_by(first, job, MAX_AGAIN))
 
 
 def _followed_by(job: JobRow, last: JobRow, limit: int) -> JobRow:
-    """The job with one more submission of its id, after those that wait for a verdict."""
+    """The job with `last` appended to the further submissions of its id, at most `limit`."""
     if job.again is None:
         return replace(job, again=last)
     return job if limit == 1 else replace(job, again=_followed_by(job.again, last, limit - 1))
 
 
 def nothing(draft: Draft, envelope: Envelope[Any], details: Details) -> None:
-    """Change no more than the request's own row; its effect is visible once it is accepted."""
+    """Change nothing: the effect of such a request is visible only once quota has accepted it."""
 
 
 def job_tasks(draft: Draft, job: JobRow, index: int | None = None) -> list[TaskRow]:

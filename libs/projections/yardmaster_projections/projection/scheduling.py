@@ -333,7 +333,7 @@ def _node_lost_v1(draft: Draft, envelope: Envelope[d.NodeLostV1], _: object) -> 
         _close(draft, attempt, closed.replica)
     node = draft.change_node(draft.need(NodeRow, data.node, envelope.type), lost=True)
     if data.cause is d.LossCause.REVOKED:
-        # A join that it requested before the revocation is void.
+        # A join that the node requested before the revocation is void.
         draft.change_node(node, rejoined=None)
     elif node.rejoined is not None and not node.held:
         _install(draft, node, node.rejoined)
@@ -363,5 +363,6 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {d.AllocationUnwritableV1, d.NodeSilenceObservedV1}
 )
-#: Events that are too many for a history, or about a shape and not about a task.
+#: Events that no history contains: one type has too many, the other is about a shape and not about
+#: a task.
 NOT_IN_HISTORY: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)

@@ -1,10 +1,10 @@
 """One step of the projection: the changes of the views by a batch of requests or by a cycle.
 
-Requests are visible at once, in phase `submitted`. Of the machines' topics only counted cycles are
-projected, and an agent's claim only when a CycleCommitted of the scheduler consumes it. A `Step`
-takes a whole cycle, so that its changes are applied with its position or not at all. As for the
-machines' appliers, there is one function per event version; an event type is in `PROJECTED` or in
-`IGNORED`.
+Requests are visible at once, in phase `submitted`. Only counted cycles of the machines' topics are
+projected, and an agent's claim is projected only when a CycleCommitted of the scheduler consumes
+it. A `Step` takes a whole cycle, so that all changes of the cycle are applied together with its
+position, or none. There is one function for each event version, as in the state machines; each
+event type is in `PROJECTED` or in `IGNORED`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ from yardmaster_schemas.topics import DECISIONS, REQUESTS
 class Step:
     """One step of the projection: a batch of requests, or a counted cycle with its inputs.
 
-    At its end it requests all rows that it missed at once (`NotLoaded`).
+    `changes` requests all rows that were missing in the step together (`NotLoaded`).
     """
 
     def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
@@ -53,7 +53,7 @@ class Step:
         """Add the changes of an event.
 
         Raises:
-            ImpossibleEvent: it contradicts the views, or its type is unknown.
+            ImpossibleEvent: the event contradicts the views, or its type is unknown.
         """
         kind = type(envelope.data)
         projection = PROJECTED.get(kind)
@@ -69,7 +69,7 @@ class Step:
                 self._draft.add_to_history(subject, topic, offset)
 
     def refuse(self, commit: CycleCommittedV1) -> None:
-        """Before the decisions of a cycle: undo requests that it refused as records."""
+        """Undo the requests whose records a cycle refused; call it before the cycle's decisions."""
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
@@ -101,7 +101,7 @@ class Step:
         """All changes of the step.
 
         Raises:
-            NotLoaded: rows that it reads are not cached.
+            NotLoaded: rows that the step reads are not cached.
         """
         changes: list[Change] = []
         with self._missing_rows:
@@ -120,7 +120,7 @@ def project(
     now_ms: int | None = None,
     cycle: int = 0,
 ) -> list[Change]:
-    """The changes by one event; `now_ms` is that of the cycle that consumes it."""
+    """The changes by one event; `now_ms` is the time of the cycle that consumes the event."""
     step = Step(view, now_ms=envelope.time_ms if now_ms is None else now_ms, cycle=cycle)
     step.take(topic, offset, envelope, details)
     return step.changes()
@@ -167,7 +167,8 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
         *(TermStartedV1, CycleCommittedV1, RulesEnabledV1, SnapshotTakenV1),
-        # Gateways fold them from the log itself: a store of views has no authority.
+        # Gateways read changes of access from the log itself, because a store of views is not
+        # trusted for authorization.
         *ACCESS_CHANGES,
         *scheduling.IGNORED,
     }

@@ -1,9 +1,9 @@
 """The change sets that watches resume from, read once for all watches of this process.
 
-This process keeps a decoded copy of the newest sets; the stream in Redis shows which of them are
-still kept. Sets follow each other without a gap: each names the position before it, and its number
-is one more than the count of all changes before it. If a new set does not fit the copy, Redis was
-flushed or restored, and the copy is dropped.
+This process has a decoded copy of the newest sets; the head in Redis tells which sets are still
+kept. Sets follow each other without a gap: each names the position before it, and the number of its
+first change is one more than the count of all earlier changes. If a new set does not fit the copy,
+Redis was flushed or restored, and the copy is dropped.
 """
 
 import asyncio
@@ -27,11 +27,12 @@ MAX_SETS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A set: the numbers of its first change (`first`) and of the first change of the next set
-    (`next`), and the positions `before` and after it.
+    """A change set in the copy.
 
-    `changes` is None if the set refers to a large value that changed since. A watch that would
-    resume before such a set begins with a snapshot.
+    `first` is the number of its first change, `next` that of the first change of the next set.
+    `before` and `position` are the positions before and after it. `changes` is None if the set
+    refers to a large value that has changed since; a watch that would resume before such a set
+    begins with a snapshot.
     """
 
     first: int
@@ -42,7 +43,7 @@ class _Kept:
 
 
 class _Gone(Exception):
-    """The stream is not the one that was copied, or was cut."""
+    """The stream was replaced or cut since it was copied."""
 
 
 class KeptChanges:
@@ -54,10 +55,10 @@ class KeptChanges:
         self._lock = asyncio.Lock()
         self._copy: deque[_Kept] = deque()
         self._keys: Keys | None = None
-        #: The number of the last read that began, and of the last whose result is in the copy.
+        #: The number of the last read that began, and of the last read whose result is in the copy.
         self._begun = 0
         self._done = 0
-        #: The position after the newest set, kept or not.
+        #: The position after the newest set, even if that set is no longer kept.
         self._newest: Position | None = None
         #: The error of the last read.
         self._error: ViewsUnavailable | None = None

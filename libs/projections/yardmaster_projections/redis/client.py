@@ -1,8 +1,9 @@
-"""The connections to Redis: pools, deadlines and one retry of redis-py, and its errors as ours.
+"""The connections to Redis, with pools, deadlines and one retry; redis-py's errors become ours.
 
-A command that meets a broken connection is sent a second time, on a new one: every command of this
-package may be repeated (the conditional write finds that its condition no longer holds). A command
-that meets the deadline is not repeated, so a Redis that hangs costs one `timeout_s`.
+A command that fails because its connection broke is sent a second time, on a new connection. Every
+command of this package may be repeated (a repeated conditional write finds that its condition no
+longer holds). A command that exceeds the deadline is not repeated, so a Redis that hangs costs one
+`timeout_s`.
 """
 
 import asyncio
@@ -32,8 +33,9 @@ from yardmaster_schemas.secret import SecretUnreadable
 #: A command's name and arguments.
 Command = tuple[str | bytes | int, ...]
 
-#: Arguments of a read by script. A longer one is a transaction: Lua takes longer than Redis itself
-#: to handle many strings, but the client handles one answer faster than several.
+#: The most arguments of a read that a script makes. A read with more arguments is a transaction:
+#: for many strings a script is slower than Redis's own commands, although the client handles the
+#: one answer of a script faster than several answers.
 MAX_SCRIPTED: Final = 300
 #: How often a transaction is tried while other processes write its keys.
 MAX_TRANSACTIONS: Final = 100
@@ -43,10 +45,10 @@ _NO_CONNECTION: Final = "No connection available."
 
 
 class _CancelSafe:
-    """Corrects two things of redis-py's connections.
+    """Corrects two defects of redis-py's connections.
 
-    It sends by `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives as the
-    send completes. And it packs commands in Python, although hiredis packs them in C.
+    redis-py sends by `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives
+    when the send completes. And it packs commands in Python, although hiredis can pack them in C.
     """
 
     def __init__(self, *, is_open: Callable[[], bool], **options: Any) -> None:
@@ -70,7 +72,7 @@ class _CancelSafe:
         cancellations = task.cancelling()
         await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
         if task.cancelling() > cancellations:
-            # The answer that is still to come belongs to no later caller.
+            # The answer is still to come; no later caller of this connection may get it.
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise asyncio.CancelledError
 
@@ -99,7 +101,7 @@ class _Password(CredentialProvider):
         return (secret,) if username is None else (username, secret)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        # The method of the base class does the same, and logs a warning for each connection.
+        # The method of the base class does the same, but logs a warning for each connection.
         return self.get_credentials()
 
 
@@ -204,9 +206,9 @@ class Client:
     async def transaction(
         self, watched: Sequence[str], work: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Run `work` with a pipeline: it reads, calls `multi` and queues writes.
+        """Run `work` with a pipeline, by which `work` reads, calls `multi` and queues writes.
 
-        Repeat it if a key in `watched` changed in between.
+        `work` runs again if a key in `watched` has changed before the writes are made.
 
         Raises: ViewsUnavailable.
         """
@@ -253,7 +255,9 @@ class Client:
 
 
 def arguments_of(commands: Iterable[Command]) -> Iterator[str | bytes | int]:
-    """The commands as arguments of a script: each as name, number of arguments, arguments."""
+    """The commands as arguments of a script: for each, its name, its number of arguments, and its
+    arguments.
+    """
     for name, *arguments in commands:
         yield name
         yield len(arguments)

@@ -1,7 +1,8 @@
 """Rebuilding views while the old ones are read: begin a generation, fill it, switch, drop the old.
 
-A generation is a whole set of views under keys of its own. Readers and writers follow one pointer,
-which changes in one transaction, so that no reader sees half of each.
+A generation is a whole set of views under keys of its own. Readers and writers follow one pointer
+to the current generation. The pointer changes in one transaction, so that no reader sees rows of
+two generations.
 """
 
 from contextlib import suppress
@@ -16,7 +17,7 @@ from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.view import generation_of
 from yardmaster_projections.redis.write import tick
 
-#: Keys that one command visits, and removes at most.
+#: The most keys that one command visits or removes.
 CHUNK: Final = 500
 
 
@@ -60,13 +61,14 @@ class RedisGenerations:
         return number
 
     async def switch(self, generation: int, *, even_behind: bool = False) -> bool:
-        """Make a generation current; False when it does not cover yet what the current one covers.
+        """Make a generation current; False if its position is still before that of the current one.
 
-        `even_behind`: switch anyway, such as away from views of records that the log never had.
+        `even_behind`: switch even then, for example if the current views contain records that the
+        log never had.
 
         Raises:
             ViewsMoved: a newer generation is current already.
-            ViewsUnavailable: it may have been done, or not.
+            ViewsUnavailable: the switch may have been made, or not.
         """
         new_head = Keys(self.cell, generation).head
 
@@ -79,7 +81,7 @@ class RedisGenerations:
             old_head = Keys(self.cell, current).head
             await pipe.watch(old_head)
             new = Head.load(self.cell, await pipe.get(new_head)).position
-            # Views of another layout are what a rebuild replaces: they cover nothing.
+            # Views of another layout cover nothing, so that a rebuild always replaces them.
             old = Head.start(self.cell).position
             with suppress(ViewsDamaged):
                 old = Head.load(self.cell, await pipe.get(old_head)).position
@@ -97,12 +99,12 @@ class RedisGenerations:
         """Remove a generation, a bounded number of keys at a time; return the number of keys.
 
         Raises:
-            ViewsMoved: it is the current one.
-            ViewsUnavailable: some of it may be left; drop it again.
+            ViewsMoved: the generation is the current one.
+            ViewsUnavailable: some keys may be left; drop the generation again.
         """
         if await self.current() == generation:
             raise ViewsMoved(found=f"generation {generation}", expected="one that is not read")
-        # The head first: without it, the keys that are left are no views to any reader.
+        # The head is removed first: without a head, no reader takes the remaining keys for views.
         await self._client.run("UNLINK", Keys(self.cell, generation).head)
         removed = 0
         async for names in self._client.scan(f"{Keys(self.cell, generation).prefix}*", CHUNK):

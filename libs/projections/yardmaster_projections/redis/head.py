@@ -15,18 +15,19 @@ LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Position and counts of a generation. Every write changes it: if two reads return equal heads,
-    nothing was written in between.
+    """Position and counts of a generation.
+
+    Every write changes the head: if two reads return equal heads, nothing was written in between.
     """
 
     position: Position
     #: The position of the newest change set.
     watched: Position
-    #: Changes in all sets so far, kept or not.
+    #: The number of changes in all sets so far, also in sets that are no longer kept.
     total: int = 0
-    #: Writes so far.
+    #: The number of writes so far.
     writes: int = 0
-    #: The least number of a change in a set that is kept; changes are counted from 1.
+    #: The lowest number of a change whose set is still kept; changes are numbered from 1.
     kept: int = 1
 
     @classmethod

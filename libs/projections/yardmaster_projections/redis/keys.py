@@ -13,7 +13,7 @@ yard:{main}:g1:row:task        hash: rows by key
 yard:{main}:g1:idx:task        hash: facets and member of each row
 yard:{main}:g1:all:task        sorted set: all rows in order
 yard:{main}:g1:by:task:5.phase=pending    sorted set: the rows that have a facet, in order
-yard:{main}:g1:key:task        sorted set: all rows by key, if their order is another
+yard:{main}:g1:key:task        sorted set: all rows by key, for kinds with a different order
 yard:{main}:g1:shared:facts    hash: values that the rows of a job share; also shared:run
 ```
 
@@ -27,12 +27,13 @@ from typing import Final
 
 from yardmaster_projections.rows import Facet, Order, Row
 
-#: The value of a facet that is longer, or not printable ASCII, is replaced by its digest.
+#: The most characters of a facet's value in a key. A longer value, or one that is not printable
+#: ASCII, is replaced by its digest.
 MAX_FACET: Final = 200
 MAX_CACHED_FACETS: Final = 65_536
 _DIGEST: Final = "sha256:"
 _SHIFT: Final = 1 << 63
-#: The space whose keys have no prefix of their own.
+#: The space whose keys do not contain the name of a space.
 VIEWS: Final = "views"
 #: Sorts after every character of UTF-8.
 END: Final = b"\xff"
@@ -120,7 +121,7 @@ def facet_name(facet: Facet) -> str:
 
 
 def order_bytes(order: Order) -> bytes:
-    """An order as bytes that sort like it."""
+    """An order as bytes; the bytes of several orders sort like the orders."""
     number, name, index = order
     return b"%016x%b\0%016x" % (number + _SHIFT, text_bytes(name), index + _SHIFT)
 

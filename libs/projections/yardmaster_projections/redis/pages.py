@@ -1,8 +1,9 @@
 """Reads of one page from the sorted sets in Redis: in order, a chunk at a time.
 
-A query with several facets reads the sets of the facet with the fewest rows and checks the others
-in the entry of each row (`idx:`), so it decodes only rows of the page. A prefix of the key is
-looked up by key if few rows have it. Sets are merged by their members, which sort like the rows.
+A query with several facets reads the sets of the facet with the fewest rows, and checks the other
+facets in the index entry of each row (`idx:`), so it decodes only rows of the page. A prefix of the
+key is looked up in the set that is sorted by key if few rows have the prefix. Sets are merged by
+their members, which sort like the rows.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,15 +22,16 @@ from yardmaster_schemas.position import Position
 
 T = TypeVar("T")
 
-#: Members read of one list at once.
+#: The fewest and the most members that are read from one list at once.
 MIN_CHUNK: Final = 8
 MAX_CHUNK: Final = 1_000
-#: With more rows, a prefix of the key is found by reading the whole list.
+#: The most rows with a prefix for which the set that is sorted by key is used. For more rows the
+#: whole list is read.
 MAX_BY_KEY: Final = 1_000
-#: How often a page starts again because the views changed in between; the last try is returned.
+#: How often a page is tried, because the views may change in between; the last try accepts that.
 MAX_TRIES: Final = 4
 
-#: Facets as in names of keys: for each name, the values that a row may have.
+#: For each name of a facet, a set of facets as in names of keys; a row must have one of the set.
 _Facets = Mapping[str, frozenset[str]]
 
 
@@ -51,7 +53,7 @@ class PageReader(Generic[R]):
         }
         #: The head of the first read.
         self._first: CurrentHead | None = None
-        #: Whether all reads must see one head.
+        #: Whether all reads of the page must return the same head.
         self._strict = True
 
     async def page(self) -> Page[R]:
@@ -72,7 +74,10 @@ class PageReader(Generic[R]):
         return Count(await self._at_one_head(self._number), self._position)
 
     async def _at_one_head(self, read: Callable[[], Awaitable[T]]) -> T:
-        """The result of `read` if nothing was written in between, else of the last try."""
+        """Return the result of a try of `read` during which nothing was written, else of the last.
+
+        Raises: ViewsUnavailable: another generation became current during each try.
+        """
         for left in reversed(range(MAX_TRIES)):
             self._strict, self._first = left > 0, None
             try:
@@ -83,7 +88,7 @@ class PageReader(Generic[R]):
 
     @property
     def _position(self) -> Position:
-        """The position of the first read: the list includes all that it covers."""
+        """The position of the first read: the page includes all changes up to it."""
         assert self._first is not None, "an empty answer was read too"
         return self._first.head.position
 
@@ -228,7 +233,7 @@ class _Range:
 
     def __init__(self, kind: type[Row], query: Query) -> None:
         self.backward = query.newest_first
-        #: The lowest member in the range, and the lowest above it.
+        #: The lowest member in the range, and the lowest member above the range.
         self.low: bytes | None = None
         self.high: bytes | None = None
         lows: list[bytes] = []

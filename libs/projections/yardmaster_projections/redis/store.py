@@ -2,10 +2,10 @@
 
 A write is one Lua script (`write.lua`): it compares the pointer to the generation and the head of
 the generation with what the writer read, and makes all changes or none. So a writer never
-overwrites what another one wrote. A read takes the pointer and the head in the same step
-(`Client.read`), so its answer is of one generation and one position. A page takes several reads,
-and starts again when the head changed in between, a bounded number of times: then rows may be newer
-than the page's position, never older.
+overwrites the changes of another writer. A read returns the pointer and the head too, in the same
+step (`Client.read`), so its answer is of one generation and one position. A page takes several
+reads, and starts again if the head has changed in between. After a bounded number of tries the page
+is returned anyway; its rows may then be newer than its position, but never older.
 
 `keys` shows the layout, `write` and `write.lua` make a write, `pages` reads lists, `changes` and
 `ticks` serve watches and waiters, `generations` rebuilds views while the old ones are read.
@@ -40,15 +40,15 @@ from yardmaster_schemas.position import Position
 MAX_KEPT_CHANGES: Final = 50_000
 #: How often a write is tried while other processes write.
 MAX_WRITE_TRIES: Final = 20
-#: Values of jobs that the writer knows to be stored.
+#: The most shared values that the writer remembers as stored.
 MAX_STORED: Final = 100_000
 
 
 class RedisViewStore:
     """Rows of one cell in Redis; see `ViewStore`. It connects on the first call.
 
-    `generation`: read and write that one; by default the current one.
-    `space`: other rows of the cell under keys of their own, at a position of their own.
+    `generation`: the generation to read and write; by default the current one.
+    `space`: the name of a part of the cell's rows with keys and a position of its own.
     """
 
     def __init__(
@@ -66,15 +66,16 @@ class RedisViewStore:
         self._client = Client(settings)
         self._script = self._client.script("write.lua")
         self._view = RedisView(self._client, self.cell, RowCodec(), generation)
-        # Half of the deadline, so that a listener that hears nothing does not meet it.
+        # A listener blocks for at most half of the deadline, so that it does not exceed the
+        # deadline when no tick arrives.
         self._ticks = Ticks(self._client, self._view, clock, settings.timeout_s / 2)
         self._kept = KeptChanges(self._view, self._client)
-        #: The current generation when its writer began; None: there is no writer.
+        #: The generation that was current when `begin` was called; None if it was not called.
         self._begun: int | None = None
         self._writing = asyncio.Lock()
         #: The head after the last write of this store; None: it must be read first.
         self._last: CurrentHead | None = None
-        #: Values that rows share, as they were stored at `_last`, so as not to write them again.
+        #: The shared values that are stored at `_last`, so that they are not written again.
         self._stored: Shared = {}
 
     async def close(self) -> None:
@@ -204,7 +205,7 @@ class RedisViewStore:
         return True
 
     def _compare(self, at: CurrentHead, before: Position | None) -> None:
-        """Compare the store with where its writer left it.
+        """Check that the store is at `before`, in the generation in which its writer began.
 
         Raises: ViewsMoved.
         """
@@ -217,7 +218,9 @@ class RedisViewStore:
             raise ViewsMoved(found=at.head.position, expected=before)
 
     async def _compare_notes(self, at: CurrentHead, noted: Mapping[str, Any]) -> None:
-        """Compare notes with what their writer left; a write in between changes the head.
+        """Check that the stored notes equal `noted`, as their writer left them.
+
+        A write after this check changes the head, so that the conditional write fails.
 
         Raises: ViewsMoved.
         """

@@ -1,8 +1,8 @@
 """Waiting for the views to move: one connection listens for all waiters of this process.
 
-Every write appends a tick to a stream of the cell. One waiter reads the stream and wakes the
-others; a listener that leaves while others wait passes the listening on. Without waiters nothing
-listens.
+Every write appends a tick to a stream of the cell. One of the waiters, the listener, reads the
+stream and wakes the others. If the listener leaves while others wait, another waiter becomes the
+listener. Without waiters nothing reads the stream.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Ticks:
             return
 
     async def _listen(self, block_s: float) -> None:
-        """Read the next ticks, or none for `block_s` seconds; wake waiters that reached theirs."""
+        """Wait up to `block_s` seconds for ticks; wake the waiters whose position is reached."""
         position = await self._next(block_s) if self._read is not None else None
         if position is None:
             position = await self._look()
@@ -121,7 +121,7 @@ class Ticks:
                 waiter.wake.set()
 
     async def _next(self, block_s: float) -> Position | None:
-        """The position of the next ticks; None when the head must be read instead."""
+        """The position after the next ticks; None when the head must be read instead."""
         stream = redis_keys.ticks(self._view.cell)
         block_ms = max(1, int(block_s * 1000))
         found = await self._client.listen(
@@ -138,7 +138,7 @@ class Ticks:
         return position
 
     async def _look(self) -> Position:
-        """The position now, and the newest tick at the same moment."""
+        """Return the position now; continue with the ticks after this moment."""
         stream = redis_keys.ticks(self._view.cell)
         seen = await self._view.look(lambda _: [("XREVRANGE", stream, "+", "-", "COUNT", 1)])
         (newest,) = seen.answers

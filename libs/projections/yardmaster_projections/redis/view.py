@@ -15,7 +15,7 @@ from yardmaster_projections.rows import Row
 
 #: How often a read is tried while another generation becomes current.
 MAX_TRIES: Final = 8
-#: The current generation where no pointer names one.
+#: The current generation if no pointer exists.
 FIRST: Final = 1
 
 
@@ -60,7 +60,7 @@ class _SharedLook:
         self._error: ViewsUnavailable | None = None
 
     async def result(self) -> Head:
-        """The head as a read returns it that begins after this call."""
+        """The head from a read that begins after this call."""
         wanted = self._begun + 1
         async with self._lock:
             if self._done < wanted:
@@ -128,7 +128,8 @@ class RedisView:
     def follow(self, keys: Keys, guards: Sequence[bytes | None]) -> CurrentHead | None:
         """Return the head, given the values of pointer and head that were read with `keys`.
 
-        None: another generation than that of `keys` is current; `keys` of this view follow it.
+        If another generation than that of `keys` is current, set `self.keys` to it, and return
+        None: the read must be repeated.
 
         Raises: ViewsDamaged.
         """
@@ -147,7 +148,7 @@ class RedisView:
         Raises: ViewsUnavailable, ViewsDamaged.
         """
         wanted = {kind: keys for kind, keys in wanted.items() if keys}
-        # Keys name the jobs, so one read returns the rows and the values that they share.
+        # The key of a row contains the job, so one read returns the rows and their shared values.
         shared: dict[str, dict[str, None]] = {}
         for kind, row_keys in wanted.items():
             for name in SHARED_BY.get(kind, ()):

@@ -15,9 +15,10 @@ from yardmaster_projections.rows import JobRow, Row
 from yardmaster_projections.store import Change, Put, erases
 from yardmaster_schemas.position import Position
 
-#: Arguments of one operation; Lua cannot unpack many more. Even, for pairs.
+#: The most arguments of one operation; Lua cannot unpack many more. The number is even, because
+#: some arguments are pairs.
 MAX_ARGUMENTS: Final = 2_000
-#: Ticks that are kept: a listener needs the newest.
+#: The number of ticks that are kept; a listener needs only the newest.
 MAX_TICKS: Final = 64
 _DELETED: Final = b""
 
@@ -37,7 +38,7 @@ def facets_of(entry: bytes) -> list[str]:
 
 
 class Write:
-    """Changes, encoded once however often the write is tried."""
+    """The changes of one write, encoded once even if the write is tried several times."""
 
     def __init__(self, changes: Sequence[Change], codec: RowCodec) -> None:
         self._codec = codec
@@ -59,7 +60,10 @@ class Write:
                 self.shared |= {(name, job): one for name, one in encoded.shared.items()}
 
     def operations(self, keys: Keys, stored: Shared) -> Iterator[Command]:
-        """All operations but those of notes and news; `stored` need not be written again."""
+        """All operations, except those for notes and for notifications (see `news`).
+
+        The shared values in `stored` are not written again.
+        """
         for kind, changed in self._last.items():
             put: list[str | bytes] = []
             drop: list[str | bytes] = []
@@ -84,7 +88,7 @@ class Write:
             )
 
     def _plain(self, keys: Keys, kind: type[Row], changes: Sequence[Change]) -> Iterator[Command]:
-        """Rows whose key is their place."""
+        """Operations for rows of a kind that is sorted by key and has no facets."""
         enter: list[str | bytes] = []
         leave: list[str | bytes] = []
         for change in changes:
@@ -126,13 +130,13 @@ def note_operations(keys: Keys, notes: Mapping[str, Any]) -> Iterator[Command]:
 def news(
     cell: str, keys: Keys, head: Head, position: Position, watched: tuple[int, bytes], keep: int
 ) -> tuple[Head, list[Command]]:
-    """The head after a write that leads to `position`, and what notifies readers of it."""
+    """The head after a write that leads to `position`, and the commands that notify readers."""
     count, payload = watched
     after = replace(head, position=position, writes=head.writes + 1)
     commands: list[Command] = []
     if count:
         after = replace(after, watched=position, total=head.total + count)
-        # A set's id is the number of its first change: arithmetic tells which sets to drop.
+        # A set's id is the number of its first change, so the ids tell which sets to drop.
         commands.append(
             (
                 *("XADD", keys.changes, f"{head.total + 1}-0", "n", count, "b", str(head.watched)),

@@ -1,4 +1,4 @@
-"""The rows of the views: frozen and flat, one kind for each thing that a reader asks for.
+"""The rows of the views: frozen and flat, with a kind for each type of object that readers request.
 
 A row has a `key`, an `order` by which lists of its kind are sorted, and `facets` by which they are
 filtered; a store reads nothing else of a row. Times are milliseconds since the epoch.

@@ -28,18 +28,18 @@ class NodeRow(Row):
     WATCHED: ClassVar[bool] = True
 
     name: str
-    #: Set by an operator, whether the node joined or not.
+    #: Set by an operator; a node that has not joined may be cordoned too.
     cordoned: bool = False
     deadline_at_ms: int | None = None
     reason: str | None = None
     #: Slots on which no new task starts, and the reason.
     disabled: tuple[int, ...] = ()
     disabled_reason: str | None = None
-    #: The limits of what the node may claim; None: it was not enrolled, or was `revoked`.
+    #: The limits of what the node may claim; None: the node was not enrolled, or was `revoked`.
     enrollment: Enrollment | None = None
     enrollment_revision: int = 0
     revoked: bool = False
-    #: It gets no new tasks, because its enrollment does not cover its offer.
+    #: Whether the node gets no new tasks, because its enrollment does not cover its offer.
     barred: bool = False
     joined: NodeJoinedV1 | None = None
     joined_at_ms: int = 0
@@ -47,10 +47,10 @@ class NodeRow(Row):
     lost: bool = False
     #: (task, replica) -> placement; removed only by SlotsReleased and NodeLost.
     held: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
-    #: (task, replica) -> placement that is kept for it; removed when the task starts or the
-    #: reservation is dropped.
+    #: (task, replica) -> placement that is reserved for this replica; removed when the task starts
+    #: or the reservation is dropped.
     reserved: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
-    #: The node joined again while tasks of its former incarnation still held slots.
+    #: The new offer of a node that joined again while tasks of its former incarnation held slots.
     rejoined: NodeJoinedV1 | None = None
 
     @property
@@ -82,7 +82,7 @@ class NodeRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Pool and state, once it is enrolled or joined."""
+        """Pool and state, once the node is enrolled or has joined."""
         offer = self.offer
         if offer is None:
             return ()
@@ -182,12 +182,12 @@ class CountersRow(Row):
     running: int = 0
     nodes: int = 0
     gpu_milli: int = 0
-    #: Of a pool: the sections that ever had a job in the queue, by name (see `rows.queue`).
+    #: For a pool: the names of the sections that ever had a job in the queue (see `rows.queue`).
     sections: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """The kind and name of the thing that is counted."""
+        """The kind and the name of the counted object: `project/x` or `pool/y`."""
         return self.name
 
 

@@ -45,7 +45,8 @@ class Reserved:
     pool: str
     #: Node and slots of each replica.
     slots: tuple[tuple[str, tuple[int, ...]], ...]
-    #: Tasks that were preempted for it, and when the last of them must be gone (0: not known).
+    #: The number of tasks that were preempted for the reservation, and the time (ms) when the last
+    #: task on the slots must have released them (0: not known).
     victims: int
     until_ms: int
     at_ms: int
@@ -85,15 +86,15 @@ class JobFacts:
     params: tuple[Mapping[str, Any], ...] = ()
     department: str | None = None
     admitted_at_ms: int | None = None
-    #: As admitted, later changes of priority, weight and max_slots included.
+    #: The spec as admitted, with later changes of priority, weight and max_slots.
     spec: AdmittedSpec | None = None
     shape: str | None = None
-    #: Name, labels, owner, command and environment are erased.
+    #: Whether name, labels, owner, command and environment are erased.
     erased: bool = False
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The pools where it may run, in order of preference."""
+        """The pools where the job may run, in order of preference."""
         return self.spec.pools if self.spec is not None else self.requested.pools
 
     @property
@@ -117,18 +118,19 @@ class JobRow(Row):
 
     facts: Annotated[JobFacts, Shared("facts")]
     body_digest: str
-    #: Offset of its TaskSubmitted in `requests`.
+    #: Offset of the job's TaskSubmitted in `requests`.
     offset: int
     run: Annotated[Run | None, Shared("run")] = None
     stop_signal: StopSignal = StopSignal.TERM
     revision: int = 1
     refusal: Refused | None = None
     phases: Mapping[Phase, int] = field(default_factory=dict)
-    #: Its failed tasks, counted by how they ended (`Ended.facet`).
+    #: The number of failed tasks by how they ended (`Ended.facet`).
     ends: Mapping[str, int] = field(default_factory=dict)
-    #: When it was submitted by the scheduler's account, by which it orders tasks.
+    #: The submission time that the scheduler uses to order tasks: the time of the quota cycle that
+    #: took the request. 0 before the admission.
     queued_at_ms: int = 0
-    #: Pending tasks whose last starts failed.
+    #: The number of pending tasks whose last starts failed (`TaskRow.start_failed`).
     failed: int = 0
     paused: bool = False
     #: The next submission under the same id, until quota decides on this one.
@@ -141,7 +143,7 @@ class JobRow(Row):
 
     @property
     def refused_as_record(self) -> bool:
-        """Whether quota refused its request as a record: a further request of its id counts."""
+        """Whether quota refused the record of the submission, so that the next one counts."""
         return self.refusal is not None and self.refusal.code in _OF_RECORDS
 
     @property
@@ -151,7 +153,7 @@ class JobRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The facets of the facts, the pools it may use and the phases of its tasks."""
+        """The facets of the facts, the pools that the job may use and the phases of its tasks."""
         return (
             *self.facts.facets,
             *(("pool", pool) for pool in self.facts.pools),
@@ -161,7 +163,7 @@ class JobRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow(Row):
-    """A task as it is now."""
+    """The present state of a task."""
 
     KIND: ClassVar[str] = "task"
     WATCHED: ClassVar[bool] = True
@@ -173,7 +175,7 @@ class TaskRow(Row):
     attempt: int = 0
     restarts: int = 0
     not_before_ms: int = 0
-    #: Starts in a row that failed.
+    #: The number of consecutive starts that failed, up to the last one.
     failed_starts: int = 0
     pool: str | None = None
     nodes: tuple[str, ...] = ()
@@ -208,19 +210,21 @@ class TaskRow(Row):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without success, by itself."""
+        """Whether the task is in phase `failed`; a cancelled task is not."""
         return self.phase is Phase.FAILED
 
     @property
     def start_failed(self) -> bool:
-        """Whether its last starts failed so often that it is queued apart from its equals."""
+        """Whether the last starts failed so often that the task is queued apart from the others
+        of its job.
+        """
         return self.failed_starts >= SEPARATE_AFTER
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Phase, nodes, facets of the job; the pool where it runs, else all pools it may use.
+        """Phase, nodes, facets of the job; the task's pool, else all pools that it may use.
 
-        Of a failed task also how it ended.
+        For a failed task also how it ended (`Ended.facet`).
         """
         return (
             ("phase", self.phase),
@@ -262,8 +266,7 @@ class AttemptRow(Row):
     stopping: Stopping | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
-    #: The reason for which the attempt was requeued or ended: an end code, or the policy that
-    #: stopped it.
+    #: The reason why the attempt ended: an end code, or the name of the policy that stopped it.
     end: str | None = None
 
     @property

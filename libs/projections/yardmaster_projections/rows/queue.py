@@ -34,14 +34,14 @@ class QueueRow(Row):
     project: str
     traits: QueueTraits
     submitted_at_ms: int
-    #: See `JobRow`.
+    #: The submission time by which the scheduler orders tasks, as in `JobRow`.
     queued_at_ms: int
-    #: Offset of its TaskSubmitted in `requests`: jobs are admitted in this order.
+    #: Offset of the job's TaskSubmitted in `requests`; jobs are admitted in the order of offsets.
     offset: int
 
     @property
     def key(self) -> str:
-        """Pool and job; tasks whose last starts failed are another row."""
+        """Pool and job; tasks of the job whose last starts failed have a row of their own."""
         return f"{self.pool}/{self.job_id}" + ("/failed" if self.traits.failed else "")
 
     @property
@@ -51,13 +51,13 @@ class QueueRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The group's section in the pool, and its section among the tasks of its project."""
+        """The section of the tasks in the pool, and their section within the project."""
         section = section_of(self.traits)
         claim = f"{self.pool}/{self.project}/{section}"
         return (("section", f"{self.pool}/{section}"), ("claim", claim))
 
     def claimant(self, among: Among) -> str:
-        """The name of its claimant."""
+        """The claimant to which the tasks belong: the job's id, or else the project's name."""
         return self.job_id if among is Among.JOB else self.project
 
 
@@ -74,7 +74,7 @@ class RankRow(Row):
 
     @property
     def key(self) -> str:
-        """Pool, what claimants are, and claimant."""
+        """The pool, the kind of its claimants, and the claimant."""
         return f"{self.pool}/{self.among}/{self.claimant}"
 
     @property
@@ -85,5 +85,5 @@ class RankRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The pool, and what its claimants are."""
+        """The pool, and the kind of its claimants."""
         return (("pool", f"{self.pool}/{self.among}"),)

@@ -47,9 +47,10 @@ class RequestRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The record's id, while quota may still refer to it; and the job that details describe.
+        """The record's id, as long as quota may still refer to it, and a job with erasable text.
 
-        Those are the note, or the details of a refused submission, such as a repeated one.
+        The job is a facet if the row has a note about the job, or if the row is a refused
+        submission of it, such as a repeat, which may have details of its own.
         """
         recorded = self.state is RequestState.RECORDED
         repeat = self.type == TaskSubmittedV1.TYPE and self.state is RequestState.REFUSED
@@ -61,7 +62,7 @@ class RequestRow(Row):
 
     @property
     def final(self) -> bool:
-        """Whether quota has decided on it."""
+        """Whether quota has decided on the request."""
         return self.state is not RequestState.RECORDED
 
 
@@ -87,7 +88,7 @@ class CycleRow(Row):
 
     @property
     def final(self) -> bool:
-        """A cycle never changes."""
+        """True: a cycle never changes."""
         return True
 
 
@@ -116,7 +117,7 @@ class LogRow(Row):
     log_id: str
     mode: LogMode
     created_ms: int
-    #: Time and number of the scheduler's newest cycle; the time of quota's.
+    #: Time and number of the scheduler's newest cycle, and the time of quota's newest cycle.
     now_ms: int = 0
     cycle: int = 0
     judged_ms: int = 0

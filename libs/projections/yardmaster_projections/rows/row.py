@@ -2,7 +2,7 @@
 
 from typing import ClassVar, TypeVar
 
-#: The sort key of a row among its kind: a number (a time), then names.
+#: The sort key of a row among the rows of its kind: a number (often a time), a name, and an index.
 Order = tuple[int, str, int]
 Facet = tuple[str, str]
 
@@ -22,7 +22,7 @@ class Row:
 
     @property
     def order(self) -> Order:
-        """The sort key in lists of its kind."""
+        """The sort key in lists of the row's kind."""
         return (0, self.key, 0)
 
     @property
