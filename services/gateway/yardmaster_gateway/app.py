@@ -76,7 +76,7 @@ class RequestMiddleware:
         span: Span = INVALID_SPAN
         if scope["path"].startswith(f"{PREFIX}/"):
             span = start_span(telemetry.tracer, scope["method"], parent=valid, kind=SpanKind.SERVER)
-        # The request's records carry the trace context of the span, or else that of the caller.
+        # The request's records carry the span's trace context, or else the caller's.
         traceparent = traceparent_of(span) or valid
         trace = trace_id_of(traceparent) or trace_of(given, gateway.ports.chance)
         state = scope.setdefault("state", {})
@@ -87,8 +87,8 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
         response_started = False
-        # Every GET has a HEAD (RFC 9110, section 9.3.2): the same answer without its content, of
-        # which a stream has no end.
+        # Every GET has a HEAD (RFC 9110, section 9.3.2), with the same answer without the content.
+        # `send_part` drops the content, and ends the response of a stream, which has no end.
         head = scope["method"] == "HEAD"
         served = {**scope, "method": "GET"} if head else scope
         head_ended = False
@@ -116,7 +116,7 @@ class RequestMiddleware:
             try:
                 await self._app(served, receive, send_part)
             except ClientDisconnect:
-                # Its body ended early: nothing was recorded, and no answer reaches it.
+                # The client's body ended early: nothing was recorded, and no answer reaches it.
                 gateway.disconnected.inc()
                 telemetry.info("client_disconnected", method=method, trace_id=trace)
             except asyncio.CancelledError:
@@ -169,7 +169,7 @@ _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "O
 
 
 def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
-    """A gateway on these ports. It keeps only caches, so several gateways can serve one cell."""
+    """Return a gateway on `ports`. It keeps only caches, so several gateways can serve one cell."""
     gateway = Gateway(ports, settings)
     app = FastAPI(
         title="Yardmaster",
@@ -223,5 +223,5 @@ def document() -> dict[str, Any]:
 
 @cache
 def _page() -> str:
-    """The OpenAPI document as a page. It is made once, because callers need no token for it."""
+    """Return the OpenAPI document as a page. It is built once, because it is served to anyone."""
     return api_page.html_of(document())

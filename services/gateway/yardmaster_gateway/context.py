@@ -55,13 +55,14 @@ class GatewayPorts:
     telemetry: Telemetry
     #: The store of metered usage, with a position of its own; None: usage is not metered.
     usage: ReadableViews | None = None
-    #: Authenticates callers; None: by the users of the log.
+    #: Authenticates callers; None: the gateway authenticates them by the users in the log.
     identity: Identity | None = None
     #: The users of a token file, which are recorded unless the log has named them before.
     file_users: Sequence[FileUser] = ()
     #: Quota's snapshots, which are only read. None: a start folds the users from the whole log.
     snapshots: SnapshotStore | None = None
-    #: Why the log takes no records at the moment, where reading it does not show that; or None.
+    #: Returns why the log takes no records at the moment, if reading the log does not show it; else
+    #: None.
     log_fault: Callable[[], str | None] = lambda: None
 
 
@@ -195,7 +196,7 @@ class Gateway:
         return Visibility(frozenset(seen))
 
     async def visibility_of(self, token: str) -> Visibility | None:
-        """The projects that the caller of a token may see now; None if it is not valid now."""
+        """The projects that the caller of a token may see now; None if the token is not valid."""
         try:
             caller = await self.identity.identify(token)
         except (errors.Unauthenticated, errors.NotReady):
@@ -223,7 +224,7 @@ class Gateway:
         """Check that the log contains a position.
 
         Raises:
-            PositionUnknown: it belongs to another log or cell.
+            PositionUnknown: the position belongs to another log or cell.
         """
         if wanted.cell != self.cell:
             raise errors.PositionUnknown(position=wanted, found=f"this is cell {self.cell}")
@@ -248,7 +249,8 @@ class Gateway:
     async def stream(self, user: str, token: str) -> AsyncIterator[None]:
         """Count one open stream of a user while the context is active.
 
-        It is cancelled when the user changes, and when its token ends.
+        The current task is cancelled when the user's roles or tokens change, and when the token
+        ends.
 
         Raises:
             RateLimited: the limit of open streams is reached.
@@ -272,11 +274,11 @@ class Gateway:
             task.cancel()
 
     def _end_streams_of(self, user: str | None) -> None:
-        """Close the streams of `user`, whose roles or tokens changed, and all streams whose token
-        has ended; with None, only the latter.
+        """Close the streams of `user`, and all streams whose token has ended.
 
-        A client connects again and gets its new roles. Where the port `identity` authenticates
-        callers, the users of the log do not apply, so no stream is closed.
+        `user` is a user whose roles or tokens have changed, or None. The client connects again and
+        gets the new roles. If the port `identity` authenticates callers, the users of the log do
+        not apply, so no stream is closed.
         """
         if self.ports.identity is not None:
             return
@@ -350,7 +352,7 @@ def _query_names_of(dependant: Dependant) -> Iterator[str]:
 
 
 async def reject_unknown_parameters(request: Request) -> None:
-    """Refuse a query parameter that the endpoint does not have. FastAPI would ignore it silently.
+    """Refuse query parameters that the endpoint does not have, which FastAPI silently ignores.
 
     Raises:
         Malformed.
@@ -367,7 +369,8 @@ async def reject_unknown_parameters(request: Request) -> None:
 async def reject_writes_to_a_short_log(request: Request) -> None:
     """Refuse a write if the views have shown that the log lost its end.
 
-    A retry of a request that the log lost would be answered from the views, and not be recorded.
+    Otherwise, a retry of a request that the log lost would be answered from the views and not be
+    recorded.
 
     Raises:
         ViewsAhead.

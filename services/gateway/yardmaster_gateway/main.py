@@ -108,7 +108,7 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
     Raises: TokenFileRefused, CannotListen, and the errors of opening the log.
     """
     instance = settings.instance or instance_of(socket.gethostname(), settings.port)
-    # Read first: a file that is refused must not leave a gateway half started.
+    # Read the file first: if it is refused, nothing must have been started.
     file_users = () if settings.token_file is None else read_token_file(settings.token_file)
     async with AsyncExitStack() as stack:
         log = await process.open_log(settings)
@@ -134,7 +134,10 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
 
 
 def _open_snapshots(process: Process, settings: GatewaySettings) -> SnapshotStore | None:
-    """Quota's snapshots; None if their URL names no store, because the log has everything."""
+    """Return quota's snapshots; None if their URL names no store.
+
+    Without snapshots, the gateway reads the log from its start.
+    """
     try:
         return SnapshotStore(settings.snapshots_url)
     except SnapshotsUnavailable as error:

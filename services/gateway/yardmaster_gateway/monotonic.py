@@ -4,8 +4,9 @@ A store that was emptied, or restored from an old dump, answers without an error
 or old rows. `MonotonicViews` therefore remembers the highest position that the store had, and
 raises `ViewsUnfinished` for an answer that does not cover it. Before its first answer it reads the
 required position from the log, and compares the last records that the store contains with the log.
-If the log lost them, new records get the positions of the lost ones, which the store seems to cover
-already: an answer would lack what its caller has just written. Then reads raise `ViewsAhead`.
+If the log lost these records, new records get their positions, and the store seems to cover the new
+records already. An answer would then lack the changes that its caller has just written, so reads
+raise `ViewsAhead`.
 """
 
 import asyncio
@@ -50,14 +51,14 @@ class MonotonicViews:
         self._log = log
         self._cell = cell
         self._number = number
-        #: The position that answers must cover; None: it was not read from the log yet.
+        #: The position that answers must cover; None: it must still be read from the log.
         self._required: Position | None = None
         self._lock = asyncio.Lock()
-        #: The records of the store that the log did not have when they were last compared.
+        #: What the last comparison with the log found missing in the log; None: nothing.
         self._lost: str | None = None
 
     def check_whole(self) -> None:
-        """Check that the last comparison found no lost records; reads nothing.
+        """Raise an error if the last comparison with the log found lost records; read nothing.
 
         Raises: ViewsAhead.
         """
@@ -65,7 +66,9 @@ class MonotonicViews:
             raise ViewsAhead(found=self._lost)
 
     async def complete_position(self, wait_s: float) -> Position:
-        """The position of the store; waits up to `wait_s` seconds until it covers what it must.
+        """Return the position of the store once it covers the required position.
+
+        Wait for this at most `wait_s` seconds.
 
         Raises: ViewsUnfinished, ViewsAhead.
         """
@@ -94,7 +97,7 @@ class MonotonicViews:
 
         Raises: ViewsAhead.
         """
-        # Before the log's ends: the store follows the log meanwhile.
+        # Read the notes before the ends of the log, because the store follows the log meanwhile.
         marks = marks_of(await self.store.notes(), self._number)
         try:
             await check_marks(self._log, marks, kept_in="the store of the views")
@@ -109,8 +112,11 @@ class MonotonicViews:
     async def _check(self, position: Position, required: Position | None) -> None:
         """Check the position of an answer against the position required when the read started.
 
-        Concurrent reads may have seen a higher position in the meantime; this answer need not
-        cover that one.
+        If the answer's position is higher than the required one, it is required from now on.
+        Concurrent reads may have raised the required position since the read started; the answer
+        need not cover this higher position.
+
+        Raises: ViewsUnfinished.
         """
         if required is not None and not position.covers(required):
             if await self._is_truncated(required):
@@ -122,8 +128,8 @@ class MonotonicViews:
     async def _committed_position(self) -> Position | None:
         """The position of views that have read the whole log; None if the log cannot be read.
 
-        It covers all requests and the committed cycles of each machine. Records after the last
-        commit do not count yet, and may never count.
+        The position covers all requests and the committed cycles of each machine. Records after a
+        machine's last commit do not count yet, and may never count.
         """
         try:
             requests = await self._log.end(Partition(REQUESTS.name, self._number))

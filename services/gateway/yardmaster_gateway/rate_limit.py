@@ -18,7 +18,8 @@ class RateLimit:
         self._burst = burst
         self._per_s = per_s
         self._callers = callers
-        #: By caller: (tokens left, time of that count in seconds), the least recently active first.
+        #: By caller: the tokens that were left at a time, and this time in seconds. The least
+        #: recently active caller is first.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str) -> None:

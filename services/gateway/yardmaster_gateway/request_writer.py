@@ -29,7 +29,7 @@ from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.topics import DETAILS, REQUESTS
 
-#: Requests that may wait for their append; further ones are refused.
+#: The most requests that may wait for their append; further requests are refused.
 MAX_WAITING: Final = 1_000
 #: The largest batch, in records and in bytes.
 MAX_BATCH_RECORDS: Final = 200
@@ -71,11 +71,12 @@ class _Entry:
 class RequestWriter:
     """Writes the records of one run of a gateway, for one cell.
 
-    The source contains 12 random hex digits, so every run is a new source. With the clock alone, a
-    run that starts after the clock was set back would write lower epochs than the run before it,
-    and quota would refuse its records. The epoch is the time of the newest request when the source
-    begins, by the brokers' clock: quota refuses an epoch that is far ahead of it. When that clock
-    was set back below the epoch, or quota refuses a record, the writer begins a new source.
+    The source contains 12 random hex digits, so every run is a new source. If all runs were one
+    source, a run that starts after the clock was set back would write lower epochs than the run
+    before it, and quota would refuse its records. The epoch is the append time of the newest
+    request when the source begins, by the brokers' clock, because quota refuses an epoch that is
+    far ahead of this clock. If the brokers' clock was set back below the epoch, or quota refuses a
+    record, the writer begins a new source.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class RequestWriter:
 
         Raises:
             BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
-            AppendOutcomeUnknown: it may be written, but no record refers to it.
+            AppendOutcomeUnknown: the event may be written, but no record refers to it.
         """
         await self._set_epoch()
         record = encode(self._envelope(event, subject, origin), key)
@@ -151,7 +152,8 @@ class RequestWriter:
         """Write a tombstone for each key of `details`; return the offset of the last one.
 
         Raises:
-            LogUnavailable, LogClosed, AppendOutcomeUnknown: some may be written. Repeat the call.
+            LogUnavailable, LogClosed, AppendOutcomeUnknown: some tombstones may be written. Repeat
+                the call.
         """
         offset = 0
         for start in range(0, len(keys), MAX_BATCH_RECORDS):
@@ -164,7 +166,7 @@ class RequestWriter:
 
         Raises:
             Busy, BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
-            AppendOutcomeUnknown: they may be written, now or later.
+            AppendOutcomeUnknown: the requests may be in the log already, or appear there later.
         """
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(limit=MAX_WAITING)
@@ -194,7 +196,7 @@ class RequestWriter:
         return ending(child_span(tracer, name, origin.traceparent, kind=SpanKind.PRODUCER))
 
     async def _flush(self) -> None:
-        """Append one batch of waiting entries, the oldest first."""
+        """Append one batch of waiting entries, the oldest first; set the result of each entry."""
         batch: list[_Entry] = []
         size = 0
         while self._waiting and len(batch) < MAX_BATCH_RECORDS:

@@ -4,9 +4,9 @@ Kafka compacts only closed segments, and it closes an expired segment only when 
 arrives. In an idle partition, erased records would therefore stay on the disk for ever. If a
 gateway finds no new record since its last check, it appends a tombstone of an unused key, about a
 hundred bytes, which compaction removes too. If several gateways run, the first to check writes, and
-the others find its record. Each gateway appends a tombstone when it starts, so that its clock
-follows the log's before its first request. Other logs remove erased records at once and need no
-ticker.
+the others find its record. Each gateway appends a tombstone when it starts, so that its
+clock follows the clock of the log before its first request. Logs other than Kafka remove erased
+records at once and need no ticker.
 """
 
 from typing import Final, NoReturn
@@ -17,7 +17,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.topics import DETAILS
 
-#: Its key is neither a job id nor the key of a note.
+#: The tombstone. Its key is neither a job id nor the key of a note.
 TICK: Final = Record(key=b"tick", value=None)
 
 
@@ -51,7 +51,10 @@ class DetailsTicker:
             await self._clock.sleep(self._every_s)
 
     async def _check(self, seen: int | None) -> int:
-        """Append a tick if the end has not moved since `seen`; return the new end."""
+        """Append a tick if the partition still ends at `seen`; return the present end.
+
+        `seen` is the end at the last check; None: append in any case.
+        """
         if seen is not None and (end := await self._log.end(self._partition)) != seen:
             return end
         offset = await self._log.append(self._partition, [TICK])

@@ -1,10 +1,11 @@
-"""Records requests again that the gateway has acknowledged and whose records quota refused.
+"""Repeats requests that the gateway has acknowledged although quota then refused their records.
 
-The gateway answers a request with 202 as soon as it is in the log. Quota refuses the record itself
-if its number does not increase, or if its epoch is far ahead of the cell's time: then the log has a
-record of this source that another process wrote, or the log's clock was wrong. The gateway begins a
-new source and appends the requests again, in their order. Quota's commits name the refused records;
-only the gateway knows which of them it acknowledged.
+The gateway answers a request with 202 as soon as its record is in the log. Quota later refuses the
+record, whatever it requests, if its number does not increase or its epoch is far ahead of the time
+of the cell. The cause is a record of this source that another process wrote, or a log whose clock
+was wrong.
+The gateway then begins a new source and appends the requests again, in their order. Quota's commits
+name the refused records; only the gateway knows which of them it acknowledged.
 
 A record that is refused a second time, or for another reason, ends the gateway: it must not stay in
 service.
@@ -30,13 +31,13 @@ from yardmaster_schemas.events.machine import CycleCommittedV1, RefusedRange
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
 
-#: Records per read, and the number of newest records that are checked at the start.
+#: The most records of one read; also the number of newest records that are checked at the start.
 MAX_READ: Final = 1_000
 #: The longest wait for a record, and the pause after a failed read or append, in seconds.
 WAIT_S: Final = 30.0
 PAUSE_S: Final = 1.0
 _COMMIT: Final = ("ce_type", CycleCommittedV1.TYPE.encode())
-#: Refusals that do not concern a new record of another source.
+#: Codes of refusals that a repetition by a new source avoids.
 _OF_NUMBER: Final = frozenset({RefusalCode.REPEATED, RefusalCode.EPOCH_AHEAD})
 
 
@@ -69,7 +70,7 @@ async def watch_own_records(gateway: Gateway) -> NoReturn:
 class _Repeater:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        #: Refused requests before this offset were repeated, or are not of this gateway.
+        #: Refused requests before this offset were repeated, or another client wrote them.
         self._checked = 0
         #: Offsets of the newest requests that are repetitions themselves.
         self._repeated: deque[int] = deque(maxlen=MAX_READ)
@@ -107,6 +108,10 @@ class _Repeater:
                 self._checked = offset
 
     async def _refused(self, offset: int, envelope: Envelope[Event], code: RefusalCode) -> None:
+        """Repeat a refused request of this gateway as a record of a new source.
+
+        Raises: OwnRecordRefused: a repetition cannot help, or the record is a repetition itself.
+        """
         gateway, telemetry = self._gateway, self._gateway.ports.telemetry
         error = OwnRecordRefused(record=envelope.id, reason=code.value)
         telemetry.error(error.code, record=envelope.id, offset=offset, reason=code.value)
@@ -119,7 +124,10 @@ class _Repeater:
         self._count.inc()
 
     async def _append(self, envelope: Envelope[Event]) -> int:
-        """Append a request again, until the log takes it; twice is not worse than not at all."""
+        """Append a request again until the log takes it, and return its offset.
+
+        A try with an unknown outcome is repeated: two records do less harm than none.
+        """
         while True:
             try:
                 return await self._gateway.writer.repeat(envelope)

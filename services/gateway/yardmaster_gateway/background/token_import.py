@@ -1,7 +1,8 @@
 """Records the users of a token file in the log, once.
 
-A user that the log has never named is recorded; of the others the log decides, also of those that
-were removed. Two gateways may do this at the same time: quota refuses the second request of a user.
+A user that the log has never named is recorded. For all other users the log decides, also for users
+that were removed. Two gateways may do this at the same time: quota refuses the second request for a
+user.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ ACTOR: Final = "token_file"
 async def import_users(gateway: Gateway) -> None:
     """Record the users of the token file that the log does not know, and wait for the verdicts.
 
-    It waits for the log's first record and for the log as long as they take. A try with an unknown
+    Wait without limit until the log is available and has its first record. A try with an unknown
     outcome is repeated.
     """
     clock, telemetry = gateway.ports.clock, gateway.ports.telemetry
@@ -53,7 +54,7 @@ async def import_users(gateway: Gateway) -> None:
 
 
 async def _record(gateway: Gateway, users: Sequence[FileUser]) -> int:
-    """Append the requests; return the offset after the last one, 0 without one."""
+    """Append a request for each user; return the offset after the last one, 0 without users."""
     caller = Caller(ACTOR, "file", "file", ACTOR, ())
     origin = RequestOrigin(caller, None, ActorKind.SERVICE)
     end = 0

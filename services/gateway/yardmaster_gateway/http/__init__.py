@@ -1,4 +1,4 @@
-"""The HTTP of all routes: bodies, headers, filters, pages, problems, streams, and the server.
+"""The HTTP code of all routes: bodies, headers, filters, pages, problems, streams, and the server.
 
-No file here knows a resource.
+No file here may depend on a particular resource such as jobs.
 """

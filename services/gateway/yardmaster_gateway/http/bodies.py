@@ -39,9 +39,9 @@ async def _content(request: Request) -> bytes:
 
 
 def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
-    """A dependency that reads and validates the request's body as `model`.
+    """Return a FastAPI dependency that reads and validates the request's body as `model`.
 
-    It depends on the caller, so the gateway reads no body of an unauthenticated request.
+    The dependency needs the caller, so the gateway reads no body of an unauthenticated request.
     """
     adapter = TypeAdapter(model)
 
@@ -62,9 +62,9 @@ def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
 
 
 def _check_json(content: bytes) -> None:
-    """Check what the parser of models lets pass: repeated keys, and numbers that JSON lacks.
+    """Refuse repeated keys, and NaN and Infinity, which the parser of models would accept.
 
-    Of a repeated key it would use the last value, and the reader of a job file refuses it too.
+    For a repeated key, that parser uses the last value; the reader of job files refuses it too.
 
     Raises: Malformed.
     """
@@ -90,7 +90,7 @@ def _no_constant(name: str) -> None:
 
 
 def invalid_body(fields: Sequence[FieldError]) -> errors.InvalidBody:
-    """The error for an invalid body; its message names the first three fields."""
+    """Return the error for an invalid body; its message names the first three invalid fields."""
     named = [f"{one.pointer[1:].replace('/', '.') or 'body'}: {one.detail}" for one in fields[:3]]
     return errors.InvalidBody(fields, found="; ".join(named))
 

@@ -1,8 +1,9 @@
-"""The limits of a gateway's connections: in all, per address, and the times for head and body.
+"""The limits of a gateway's connections: their number, in total and per address, and their times.
 
-They apply before authentication, so a client without a token cannot take all file descriptors. At a
-limit, a new connection takes the place of the oldest one that has sent no whole head yet: many
-half-open connections cost others nothing, also those of the same address.
+The limits apply before authentication, so a client without a token cannot use up all file
+descriptors. At a limit, a new connection replaces the oldest connection that has not sent the whole
+head of a request yet. So many such half-open connections do not keep other clients out, not even
+clients of the same address.
 """
 
 import asyncio
@@ -26,7 +27,10 @@ _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-le
 
 
 def open_files_limit(wanted: int) -> int:
-    """Raise this process's limit of open files to `wanted`, or as far as permitted; return that."""
+    """Raise this process's limit of open files to `wanted`, or as far as the system permits.
+
+    Return the number of files up to `wanted` that this process may open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
@@ -36,7 +40,7 @@ def open_files_limit(wanted: int) -> int:
 
 
 class ConnectionLimits:
-    """Counts the open connections by address, and tells whether another one may be opened."""
+    """Counts the open connections by address, and decides whether another one may be opened."""
 
     def __init__(self, settings: GatewaySettings, telemetry: Telemetry) -> None:
         files = open_files_limit(settings.max_connections + RESERVED_FILES)
@@ -50,7 +54,7 @@ class ConnectionLimits:
         self.body_s = settings.body_s
         self._open = 0
         self._open_by_address: Counter[str] = Counter()
-        #: Connections without a whole head, the oldest first; by address, and all.
+        #: Connections that have sent no whole head yet, the oldest first: by address, and all.
         self._half_open: dict[str, dict[LimitedProtocol, None]] = {}
         self._all_half_open: dict[LimitedProtocol, None] = {}
         self._gauge = telemetry.gauge("connections_open", "Open connections of clients")
@@ -66,7 +70,10 @@ class ConnectionLimits:
             )
 
     def open(self, address: str, connection: "LimitedProtocol") -> bool:
-        """Count a connection; False: it exceeds a limit and must be closed."""
+        """Count a new connection, or return False if it exceeds a limit and must be closed.
+
+        At a limit, the oldest half-open connection is closed in favor of the new one.
+        """
         full = self._open >= self.most
         if full or self._open_by_address.get(address, 0) >= self.most_per_address:
             of_address = self._open_by_address.get(address, 0) >= self.most_per_address
@@ -109,9 +116,10 @@ class ConnectionLimits:
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with the limits of connections.
 
-    uvicorn itself waits for ever for the first head of a connection, and for the rest of a later
-    one, and for the rest of a body. The deadline of a head counts from the opening, then from the
-    first byte after a response; that of a body from its head.
+    uvicorn itself waits without limit for the first head of a connection, for the rest of a later
+    head, and for the rest of a body. Here, the deadline of the first head counts from the opening
+    of the connection, the deadline of a later head from its first byte, and the deadline of a body
+    from the end of its head.
     """
 
     def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
@@ -119,7 +127,7 @@ class LimitedProtocol(H11Protocol):
         self._limits = limits
         self._address: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        #: The request whose body `_deadline` is for; None: it is for a head.
+        #: The request whose body must arrive by `_deadline`; None: a head must arrive by then.
         self._body_of: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -134,7 +142,7 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request."""
+        """Pass received bytes to uvicorn, and update the deadline."""
         if self._address is not None:
             super().data_received(data)
             self._watch()
@@ -148,7 +156,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def give_up(self) -> None:
-        """Close the connection at once, for a new one."""
+        """Close this half-open connection at once, so that a new one can take its place."""
         address, self._address = self._address, None
         if address is not None:
             self._limits.close(address, self)
@@ -156,6 +164,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.abort()
 
     def _watch(self) -> None:
+        """Set or end the deadline, depending on which part of a request must arrive next."""
         # uvicorn sets the cycle at the first request, and its type leaves that out.
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and self._address is not None:
@@ -185,7 +194,7 @@ class LimitedProtocol(H11Protocol):
     def _body_late(self) -> None:
         cycle, self._body_of, self._deadline = self._body_of, None, None
         if cycle is None or cycle.response_complete:
-            return  # it was answered without its body
+            return  # the request was answered without its body
         self._limits.count_late("body_late")
         if not cycle.response_started:
             self.transport.write(_LATE)
@@ -193,5 +202,5 @@ class LimitedProtocol(H11Protocol):
 
 
 def limited(limits: ConnectionLimits) -> Any:
-    """The protocol class for `uvicorn.Config(http=...)`."""
+    """Return the factory of connections with `limits`, for `uvicorn.Config(http=...)`."""
     return partial(LimitedProtocol, limits)

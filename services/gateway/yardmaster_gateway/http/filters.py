@@ -126,5 +126,5 @@ async def task_filters(
     node: Names = None,
     job_id: JobIdQuery = None,
 ) -> Filters:
-    """The filters of tasks: those of jobs, and `node` and `job_id`."""
+    """The filters of tasks: the filters of jobs, and also `node` and `job_id`."""
     return replace(of_jobs, nodes=split_values(node), job_id=job_id)

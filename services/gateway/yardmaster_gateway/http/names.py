@@ -1,4 +1,4 @@
-"""Names in paths: an object can only be created under a name that the log's schemas allow."""
+"""Check names in paths: an object can be created only with a name that the log's schemas allow."""
 
 import re
 from typing import Final

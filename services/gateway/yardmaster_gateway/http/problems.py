@@ -90,9 +90,9 @@ ANYWHERE: Final = (
 
 
 def problem_responses(*codes: str, anywhere: bool = True) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of an endpoint that may return these codes.
+    """Return the OpenAPI responses of an endpoint that may fail with these error codes.
 
-    With `anywhere`, the codes of `ANYWHERE` are added.
+    With `anywhere`, the codes that every endpoint may return are added.
     """
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *(ANYWHERE if anywhere else ())):
@@ -170,7 +170,7 @@ _BRANCHES: Final = frozenset({"number", "shares", "range", "int", "float"})
 def _methods_at(request: Request) -> list[str]:
     """The methods of all operations at the request's path.
 
-    Starlette's `Allow` header names only those of the first route.
+    Starlette's `Allow` header names only the methods of the first route with this path.
     """
     return sorted(
         method.upper()

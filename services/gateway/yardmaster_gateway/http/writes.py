@@ -30,7 +30,7 @@ async def request_origin(request: Request, caller: CurrentCaller) -> RequestOrig
     """The origin of the request's records: the caller and the trace context."""
     traceparent: str | None = request.state.traceparent
     if traceparent is None:
-        # The trace is not sampled (flag 00). Its id is that of log lines and problem documents.
+        # The trace is not sampled (flag 00). Log lines and problem documents have its id too.
         span = gateway_of(request).ports.chance.hex("span", 16)
         traceparent = f"00-{request.state.trace_id}-{span}-00"
     return RequestOrigin(caller, traceparent)
@@ -57,7 +57,10 @@ class WriteContext:
         self._origin = origin
 
     async def record(self, subject: str, *events: Event) -> Accepted:
-        """Record requests about a subject; return the answer 202."""
+        """Append requests about a subject to the log; return the body of the answer 202.
+
+        The header `Yard-Position` of the answer is set to the position after the requests.
+        """
         gateway = self.gateway
         offset = await gateway.writer.record([(event, subject) for event in events], self._origin)
         position = str(Position(cell=gateway.cell, requests=offset + len(events)))
@@ -87,7 +90,7 @@ def ensure_key(gateway: Gateway, key: str | None, response: Response) -> str:
 
 
 async def _repeatable(read: Read, response: Response, idempotency_key: Key = None) -> ReadContext:
-    """The read's context, once the answer names the idempotency key."""
+    """Return the context of the read, after the idempotency key was put into the answer."""
     ensure_key(read.gateway, idempotency_key, response)
     return read
 
@@ -140,5 +143,5 @@ def check_condition(
 
 
 def as_revision(checked: int | str | None) -> int | None:
-    """The result of `check_condition` as `if_revision` of a request."""
+    """Return the result of `check_condition` as a number, for `if_revision` of a request."""
     return checked if isinstance(checked, int) else None

@@ -1,9 +1,10 @@
 """The users of a cell, folded from quota's verdicts in `admissions`, and the callers they become.
 
-Every gateway reads the topic from quota's newest usable snapshot on (see beginning.py), and then as
-it grows. A change holds here as soon as the record is read: at once if the log is reachable, which
-`follow` checks at least every `WAIT_S` seconds. A gateway that could not read the end of the topic
-for `access_age_s` refuses every request, because it cannot know which tokens were revoked.
+Every gateway reads this topic from quota's newest usable snapshot on (see beginning.py), and then
+as the topic grows. A change of a user applies here as soon as its record is read. This happens at
+once while the log is reachable; `follow` checks the end of the topic at least every `WAIT_S`
+seconds. A gateway that could not read the end of the topic for `access_age_s` seconds refuses every
+request, because it cannot know which tokens were revoked.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ class Access:
 
     @property
     def now_ms(self) -> int:
-        """The time at which tokens are checked: that of the host, or of quota if it is later."""
+        """The time at which tokens are checked: the host's, or quota's last time if it is later."""
         return max(self._clock.now_ms(), self._cycles.reader.now_ms)
 
     @property
@@ -106,7 +107,8 @@ class Access:
 
         Raises:
             LogUnavailable, LogTruncated, LogCorrupt, UnknownTopic: the log cannot be read.
-            ForeignRecord, ChainBroken: quota did not write it so.
+            ForeignRecord, ChainBroken: quota did not write the records of the topic, or not in this
+                order.
             LogBeginsLater: the log has lost its first records, and no snapshot is usable.
         """
         async with self._lock:
@@ -124,7 +126,7 @@ class Access:
             self._read_s = self._clock.monotonic_s()
 
     async def log_of_snapshot(self) -> Log:
-        """The identity of the log, which has lost its first record, as the snapshot has it.
+        """The identity of the log from quota's snapshot, for a log that has lost its first record.
 
         Raises: as `catch_up`.
         """
@@ -140,7 +142,7 @@ class Access:
         )
 
     async def _begin(self) -> None:
-        # While the log is unavailable, each try would load a snapshot in vain.
+        # Check first that the log is available: otherwise each try would load a snapshot in vain.
         await self._log.end(self._partition)
         found = await newest_beginning(
             *(self._log, self._snapshots, self._telemetry),
@@ -212,7 +214,7 @@ class Access:
             )
 
     def token(self, digest: str) -> tuple[str, TokenRecord] | None:
-        """The user and the record of a token by its digest, also of one that has expired."""
+        """The user and the record of a token by its digest, even if the token has expired."""
         name = self._owners.get(digest)
         if name is None:
             return None
@@ -227,8 +229,8 @@ class Access:
 class LogUsers:
     """Authenticates the users of the log.
 
-    Until the users of the token file are recorded (`imported`), an unknown token may be one of
-    theirs.
+    Until the users of the token file are recorded (`imported` returns true), an unknown token may
+    belong to a user of this file.
     """
 
     def __init__(self, access: Access, imported: Callable[[], bool]) -> None:

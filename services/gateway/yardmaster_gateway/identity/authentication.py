@@ -1,8 +1,8 @@
 """The port that maps a bearer token to a caller, and the token file that a new cell starts with.
 
 A gateway keeps digests of tokens, never tokens. The users are in the log (`access`). A token file
-names those of a cell whose log does not know them yet. It is JSON. Only its owner and, for reading,
-its group may access it (Kubernetes mounts secrets that way):
+names users that the gateway records in the log if the log does not know them. The file is JSON.
+Only its owner may access it, and its group may read it (Kubernetes mounts secrets that way):
 
 ```
 {"version": 1, "tokens": [{"id": "laptop", "digest": "<sha256 of the token, hex>", "user": "ana",
@@ -54,7 +54,7 @@ def digest_of(token: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileUser:
-    """A user of a token file, with its roles and the digests of its tokens, which have no end."""
+    """A user of a token file, with its roles and the digests of its tokens, which never expire."""
 
     name: str
     roles: tuple[RoleInScope, ...]

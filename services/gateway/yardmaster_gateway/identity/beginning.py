@@ -2,10 +2,11 @@
 `admissions`.
 
 A snapshot is checked as quota checks it at a restart: its whole state must have the digest that the
-log's commit names. So all of the state is loaded, and freed when the users are taken from it: one
-second for 100,000 active jobs or a million ended ones. An unusable snapshot is skipped with a
-warning. That includes one that is ahead of the log: quota stops there, and a gateway reads the log
-that is left. A log that has lost its first records needs a snapshot, as for quota.
+log's commit names. So the gateway loads the whole state, takes the users from it and frees it. This
+takes one second for 100,000 active jobs or a million ended jobs. An unusable snapshot is skipped
+with a warning, also a snapshot that is ahead of the log: quota stops at such a snapshot, but a
+gateway reads the log that is left. If the log has lost its first records, a gateway needs a
+snapshot, as quota does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,14 @@ from yardmaster_runtime.machine.restore import from_snapshot
 from yardmaster_runtime.telemetry.port import Telemetry
 
 QUOTA: Final = QuotaMachine()
-#: A snapshot is foreign or forged, it is ahead of the log, or its commit has expired.
+#: Errors for which a snapshot is skipped: it is foreign or forged, it is ahead of the log, or its
+#: commit has expired.
 SKIPPED: Final = (SnapshotUnreadable, LogTruncated, OffsetGone)
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The users after a cycle of quota, and the reader that continues there.
+    """The users after a cycle of quota, and the reader that continues after this cycle.
 
     `log`: the identity of the log in a snapshot. `unusable`: why newer snapshots cannot be used.
     """
@@ -50,7 +52,7 @@ async def newest_beginning(
     cell: str,
     partition: int,
 ) -> Beginning:
-    """Return the users of the newest usable snapshot; without one, the start of the log.
+    """Return the users of the newest usable snapshot; without one, no users and the log's start.
 
     Raises: LogUnavailable, UnknownTopic: a snapshot cannot be compared with the log.
     """

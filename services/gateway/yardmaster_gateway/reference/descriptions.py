@@ -21,7 +21,8 @@ Texts = Mapping[str, tuple[str, Any]]
 
 _LISTED: Final = "separate several values with commas."
 _POSITION: Final = "main@r15.a27.n30.d56"
-#: By `operation.parameter`, else by the parameter's name, which means the same in each operation.
+#: The texts of parameters: by `operation.parameter`, else by the parameter's name, which then means
+#: the same in each operation.
 PARAMETERS: Final[Texts] = {
     "file": (
         "The file name of this version's wheel, which installers read.",
@@ -102,7 +103,7 @@ def _texts(model: type) -> Texts:
     }
 
 
-#: Of the fields of each configuration.
+#: The texts of the fields of each configuration.
 FIELDS: Final[Mapping[type, Texts]] = {model: _texts(model) for model in CONFIGURATIONS}
 
 _AT: Final = "2026-11-23T09:41:03.000Z"
@@ -145,7 +146,8 @@ _PENDING: Final = "The thousandths of a GPU that pending tasks ask for."
 _IN_ORDER: Final = "The pools that it may run in, in order of preference."
 _AMOUNTS: Final = {"gpu_milli": 8000, "cpu_milli": 64_000, "memory_mib": 524_288}
 _BOUNDS: Final = {"gpu_milli": 8000, "cpu_milli": None, "memory_mib": None}
-#: Of answers: by `Model.field`, else by the field's name, which means the same in each model.
+#: The texts of the fields of answers: by `Model.field`, else by the field's name, which then means
+#: the same in each model.
 ANSWERS: Final[Texts] = {
     "about": ("The name that the reason is about, such as a limit or an axis.", "nlp"),
     "actor": ("Who wrote the record: the kind and the id.", "user/ana"),

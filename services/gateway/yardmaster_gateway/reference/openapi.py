@@ -1,8 +1,8 @@
-"""The OpenAPI document: that of FastAPI, completed with what FastAPI does not know.
+"""The OpenAPI document: the document of FastAPI, completed with facts that FastAPI does not know.
 
-This module adds the schemas of bodies and problems, which the endpoints handle themselves, the
-descriptions and examples of parameters and fields (see descriptions.py), and the rules that the
-models of bodies check in code.
+This module adds three parts: the schemas of bodies and problems, which the endpoints handle
+themselves; the descriptions and examples of parameters and fields (see descriptions.py); and the
+rules that the models of bodies check in code.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,8 @@
-"""`/client/FILE`: the wheel of this version, for tasks and laptops, so that they need no index.
+"""`/client/FILE`: the wheel of this version, so that tasks and laptops need no package index.
 
-The wheel is made of the installed files, so a checkout, an image and any other installation serve
-the version that runs, without a build tool. It contains no data of users and needs no token.
+The wheel is built from the installed files, so every installation (a checkout, an image) serves the
+version that it runs, without a build tool. The wheel contains no data of users, and downloading it
+needs no token.
 """
 
 import base64
@@ -24,7 +25,7 @@ from yardmaster_runtime.distribution import CLIENT_PATH, NAME, other_version, wh
 
 router = APIRouter()
 
-#: The import packages of the distribution; in pyproject.toml too.
+#: The import packages of the distribution; pyproject.toml lists the same packages.
 PACKAGES: Final = (
     *("yardmaster", "yardmaster_cli", "yardmaster_core", "yardmaster_eventlog"),
     *("yardmaster_gateway", "yardmaster_localcluster", "yardmaster_node_agent"),
@@ -33,7 +34,8 @@ PACKAGES: Final = (
 )
 #: The files of `.dist-info` that belong to a wheel; installers write the others.
 _METADATA: Final = ("METADATA", "WHEEL", "entry_points.txt")
-#: Of each file, so that the same files make the same wheel: the first time that zip knows.
+#: The time of each file in the wheel: the earliest that zip allows. It is constant, so that equal
+#: files give an equal wheel.
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _MEDIA_TYPE: Final = "application/zip"
 
@@ -69,7 +71,11 @@ async def client_wheel(file: str, request: Request) -> Response:
 
 @cache
 def _wheel() -> bytes | None:
-    """This version's wheel; None if the distribution, or the files of it alone, are missing."""
+    """Return this version's wheel; None if it cannot be built from the installed files.
+
+    This is the case if the distribution is not installed, or if another project's distribution is
+    installed that has the same import packages (`other_version`).
+    """
     try:
         distribution = Distribution.from_name(NAME)
     except PackageNotFoundError:
@@ -78,7 +84,7 @@ def _wheel() -> bytes | None:
 
 
 def wheel_of(distribution: Distribution) -> bytes:
-    """A wheel of the packages that can be imported and of the metadata of `distribution`."""
+    """Return a wheel of `PACKAGES`, as they are installed, with the metadata of `distribution`."""
     folder = f"{NAME.replace('-', '_')}-{distribution.version}.dist-info"
     content = io.BytesIO()
     record = io.StringIO()

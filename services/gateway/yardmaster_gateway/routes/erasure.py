@@ -5,8 +5,9 @@ answer 202 therefore means that the data is deleted from the log; no other proce
 the deletion. A client that gets no answer repeats the request, which does no harm. Quota turns the
 request into DetailsErased, on which the views delete the data too. Replay never reads it.
 
-Only ended jobs can be erased, because a job that has not ended needs its command for a restart. The
-end of a job is final, so the check against the views is safe even if the views are behind the log.
+Only ended jobs can be erased, because a job that has not ended needs its command for a restart.
+Whether a job has ended is checked against the views. This is safe even if the views are behind the
+log, because the end of a job is final.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ from yardmaster_schemas.topics import DETAILS, REQUESTS
 
 router = APIRouter(tags=["jobs"])
 
-#: Requests with notes that are read per page.
+#: The number of requests that are read per page to find notes.
 PAGE: Final = 500
 
 

@@ -24,10 +24,11 @@ router = APIRouter(tags=["health"])
 _METRICS: Final = CONTENT_TYPE_LATEST
 #: The interval between two reports to the health port, in seconds.
 CHECK_S: Final = 1.0
-#: Seconds that a verdict waits for the log and for the views; together less than a second.
+#: The longest waits of a check for the log and for the views, in seconds. Their sum is less than a
+#: second.
 LOG_S: Final = 0.5
 VIEWS_S: Final = 0.3
-#: Seconds without an answer after which the log counts as unavailable.
+#: Seconds without an answer of the log, after which the gateway is not ready.
 SILENT_S: Final = 15.0
 
 
@@ -72,18 +73,19 @@ async def _views_health(gateway: Gateway) -> Health:
 
 
 class HealthCheck:
-    """The health of a gateway: one verdict for both of its ports, however many ask for it.
+    """Checks the health of a gateway; all callers, on the API port and the health port, share it.
 
-    It is at most `ready_age_s` old, and is there within a second. A store of the views that does
-    not answer within `VIEWS_S` is unavailable. A log that does not answer counts as before for
-    `SILENT_S`, because without it the gateway goes out of service.
+    A check takes less than a second, and its result is used for `ready_age_s` seconds. If the store
+    of the views does not answer within `VIEWS_S`, it counts as unavailable. If the log does not
+    answer, its last result still counts for `SILENT_S`: a gateway without a log is taken out of
+    service, which a short delay must not cause.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._lock = asyncio.Lock()
         self._checked: tuple[float, Health] | None = None
-        #: When the log answered last (`monotonic_s`), and its fault.
+        #: When the log answered last (`monotonic_s`), and the fault that was found then, or None.
         self._log: tuple[float, str | None] | None = None
 
     async def result(self) -> Health:

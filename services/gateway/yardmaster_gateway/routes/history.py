@@ -44,13 +44,13 @@ def event_record(
 async def records_at(
     log: EventLog, cell: str, partition: int, places: Sequence[tuple[str, int]]
 ) -> list[EventRecord]:
-    """The records at the given (topic, offset) pairs, by time, without those no longer kept."""
+    """Return the records at the given (topic, offset) pairs by time; expired ones are left out."""
     found: list[tuple[int, int, EventRecord]] = []
     for rank, (topic, offset) in enumerate(places):
         stored = await record_at(log, Partition(topic, partition), offset)
         if stored is None:
             continue
-        # Claims that cannot be decoded are refused: they are no part of a history.
+        # Claims that cannot be decoded are left out: the scheduler refused them without effect.
         envelope = decoded(stored)
         if envelope is not None:
             position = Position(cell=cell).at(topic, offset + 1)
@@ -80,7 +80,7 @@ async def page_after(
 
 
 async def oldest_after(log: EventLog, start: Position, partition: int) -> Position:
-    """The first position from `start` on after which the log still has all records."""
+    """Return the lowest position at or after `start` whose following records are all in the log."""
     position = Position.start(start.cell)
     for topic, _ in position.parts():
         first = await first_offset(log, Partition(topic, partition))

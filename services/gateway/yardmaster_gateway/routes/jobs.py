@@ -66,7 +66,8 @@ from yardmaster_schemas.topics import REQUESTS
 
 router = APIRouter(tags=["jobs"])
 
-#: The longest that a submission waits for the views, in seconds; it is recorded without them.
+#: The longest that a submission waits for the views, in seconds. After that, it is recorded without
+#: them.
 VIEWS_S: Final = 1.0
 
 _LINKS: Final = {
@@ -155,9 +156,9 @@ async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) 
 
 
 async def _submitted_before(gateway: Gateway, id_: str) -> RecordedSubmission | None:
-    """The earlier submission of the same key, if the log or the views have one.
+    """Return the earlier submission with the same key, if the log or the views have one.
 
-    One that quota refused as a record does not count.
+    A submission whose record quota refused does not count.
     """
     known = await gateway.recent.find(id_)
     if known is None and gateway.recent.oldest == 0:
@@ -177,7 +178,11 @@ def _as_submitted(row: JobRow) -> RecordedSubmission:
 
 
 async def _record(gateway: Gateway, job: Submission, origin: RequestOrigin) -> RecordedSubmission:
-    """Record a job and its details; return the submission that counts, maybe an earlier one."""
+    """Record a job and its details; return the submission that counts.
+
+    If another gateway has just recorded the same key, this is the earlier submission, and the
+    details that this call recorded are erased again.
+    """
     ref = await gateway.writer.record_detail(job.details, job.details_key, job.job_id, origin)
     offset = await gateway.writer.record([(job.request(ref), job.job_id)], origin)
     own = RecordedSubmission(
@@ -211,8 +216,8 @@ async def find_job(read: ReadContext, job_id: str) -> JobRow:
     """The job, if it exists and the caller may see it.
 
     Raises:
-        NotFound: the views know no such job, and have read every request in the log.
-        ViewBehind: they have not, so the job may exist.
+        NotFound: the views have read every request in the log and have no such job.
+        ViewBehind: the views have not read every request, so the job may exist.
     """
     row = await queries.job(read.store, job_id, read.visibility)
     if row is None:
@@ -321,7 +326,9 @@ async def _cancelable_job(read: Repeatable, job_id: str) -> Target:
 
 
 async def _authorize_unseen(read: ReadContext, job_id: str) -> bool:
-    """Check that the caller may change a job that the views may lack; False: it is not recent.
+    """Check that the caller may change a job that the views may not contain yet.
+
+    Return False if the job is not among the newest requests of the log.
 
     Raises:
         Forbidden.

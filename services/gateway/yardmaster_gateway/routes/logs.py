@@ -1,7 +1,7 @@
 """`/v1/tasks/{id}/logs`: a task's output, as text or as server-sent events that can be followed.
 
-The topic contains unverified claims of agents. A piece of output counts only if it was written by
-the node on which the attempt's replica was placed.
+The topic `task-logs` contains unverified claims of agents. A piece of output counts only if the
+node on which the attempt's replica was placed wrote it.
 """
 
 from collections import deque
@@ -34,11 +34,11 @@ router = APIRouter(tags=["tasks"])
 
 #: Records per read.
 MAX_READ: Final = 200
-#: The upper bound of `tail`.
+#: The upper bound of the parameter `tail`, in lines.
 MAX_TAIL: Final = 100_000
-#: The number of times, and the interval in seconds, at which the views are read for an attempt that
-#: has output but is not in the views. While the views are behind the end of `decisions`, which
-#: contains the allocation of every attempt with output, the larger number applies.
+#: If an attempt has output but is not in the views, the views are read again: at most LATE_READS
+#: times, LATE_PAUSE_S seconds apart. The topic `decisions` contains the allocation of every attempt
+#: with output, so while the views are behind its end, they are read up to BEHIND_READS times.
 LATE_READS: Final = 20
 BEHIND_READS: Final = 600
 LATE_PAUSE_S: Final = 0.05
@@ -61,7 +61,9 @@ class Output:
         self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
         self._nodes: dict[int, dict[int, str]] = {}
         self._seen: dict[tuple[int, int], int] = {}
-        #: The remaining reads. Forged output of attempts that do not exist consumes them only once.
+        #: How often the views may still be read again for missing attempts. This is a limit for the
+        #: whole stream, so that forged output of attempts that do not exist cannot delay it again
+        #: and again.
         self._late_reads = LATE_READS
         self._behind_reads = BEHIND_READS
         self.offset = 0
@@ -72,7 +74,7 @@ class Output:
         return (0, 0) if row is None else (row.first, row.last + 1)
 
     async def check_kept(self, after: int, oldest: int, newest: int) -> None:
-        """Check that no output of the attempts `oldest` to `newest` after an offset has expired.
+        """Check that the log still has all output of attempts `oldest` to `newest` after an offset.
 
         Raises: PositionExpired.
         """
@@ -82,9 +84,10 @@ class Output:
             raise errors.PositionExpired(position=after, oldest=kept - 1)
 
     async def indexed_until(self) -> int:
-        """The offset up to which the views know the place of all output.
+        """The offset before which the views have indexed all output.
 
-        Call it before `span`: `span` covers all output before this offset, and the rest is read.
+        Call this before `span`. The result of `span` then covers all output of the attempt before
+        this offset; later output must be searched in the log.
         """
         offset = (await self._read.store.notes()).get(TASK_LOGS.name)
         return offset if isinstance(offset, int) else 0
@@ -97,14 +100,14 @@ class Output:
                     self._partition, self.offset, max_records=min(MAX_READ, until - self.offset)
                 )
             except (OffsetGone, LogTruncated, ReadPastEnd) as error:
-                # Old output has expired, or new output was lost; what follows is read.
+                # Old output has expired, or new output was lost: continue after it.
                 self.offset = await continue_at(self._log, self._partition, error)
                 continue
             if not read:
                 return
             for stored in read:
                 piece = await self._verified(stored)
-                # Only now, because reading the views may fail; the piece is then read again.
+                # Advance only now: if reading the views failed, the piece must be read again.
                 self.offset = stored.offset + 1
                 if piece is not None:
                     yield stored.offset, piece
@@ -148,7 +151,7 @@ class Output:
         return known
 
     async def _may_appear(self) -> bool:
-        """Whether the views may still show an attempt that has output later; counts the reads."""
+        """Whether to read the views again for an attempt that has output; counts these reads."""
         if self._late_reads > 0:
             self._late_reads -= 1
             return True
@@ -162,8 +165,8 @@ class Output:
         return await self._log.end(self._partition)
 
     async def more(self, timeout_s: float) -> bool:
-        """Wait for more records of any task; whether there are some."""
-        # Lost output is gone; new output follows.
+        """Wait for more records of any task; return whether there are some."""
+        # If the log lost output, its end is lower now, and new output begins there.
         self.offset = min(self.offset, await self.end())
         return await self._log.wait({self._partition: self.offset}, timeout_s)
 
@@ -253,7 +256,7 @@ _Pieces = AsyncIterator[tuple[int, TaskOutputV1]]
 
 
 async def _cut(pieces: _Pieces, max_bytes: int) -> _Pieces:
-    """The first pieces, up to `max_bytes` bytes of text in total."""
+    """Yield the first pieces, up to `max_bytes` bytes of text in total."""
     size = 0
     async for offset, piece in pieces:
         size += len(piece.text.encode())
@@ -263,7 +266,7 @@ async def _cut(pieces: _Pieces, max_bytes: int) -> _Pieces:
 
 
 async def _last(pieces: _Pieces, lines: int) -> _Pieces:
-    """The pieces that contain the last `lines` lines; the first piece is cut to start with them."""
+    """Yield the pieces with the last `lines` lines; cut the first piece to start with a line."""
     kept: deque[tuple[int, TaskOutputV1]] = deque()
     breaks = 0
     async for offset, piece in pieces:
@@ -300,13 +303,13 @@ async def _follow(
     tail: int | None,
     after: int | None,
 ) -> AsyncIterator[bytes]:
-    """The pieces as they are written, until the task has ended and all of them were sent.
+    """Yield the pieces as events as they are written, until the task has ended and all were sent.
 
     The stream starts after the offset `after`, or else with the last `tail` lines, or else with the
     first piece. It continues while the views are unavailable: the output is in the log, and the
     nodes of known attempts are cached. Whether the task has ended is checked when they are back.
-    The caller is authenticated again after each `bookmark_s`; the stream ends if it may no longer
-    see the task.
+    The caller is authenticated again after each `bookmark_s`; the stream ends if the caller may no
+    longer see the task.
     """
     gateway = read.gateway
     clock = gateway.ports.clock
@@ -314,7 +317,7 @@ async def _follow(
         row = await find_task(read, task_id)
         indexed = await output.indexed_until()
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
-        # Without a known range, all output that the views have not indexed may be the task's.
+        # If the views know no range of the attempt, search all output that they have not indexed.
         output.offset = first if until else indexed
         if after is not None:
             # The client may have seen an earlier attempt, so its output is included.
@@ -339,7 +342,7 @@ async def _follow(
             try:
                 row = await find_task(read, task_id)
             except (ViewsUnavailable, errors.NotFound):
-                # NotFound: the views were emptied, because the task was there before.
+                # NotFound means that the views were emptied: they contained the task before.
                 unavailable = True
             try:
                 async for offset, piece in output.pieces(await output.end()):

@@ -47,7 +47,7 @@ DELETE_RESPONSES: Final = problem_responses(
 
 
 class ObjectKind(ABC, Generic[R, C, M]):
-    """One kind of configured object: its models, its requests, and the checks of its own."""
+    """One kind of configured object: its models, its requests, and its own checks."""
 
     #: The kind in the singular (`pool`); its path and operation ids are built from it.
     name: ClassVar[str]

@@ -21,7 +21,7 @@ from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import PoolChangeRequestedV1, PoolDeletionRequestedV1
 
-#: A place in a queue has more parts than one in a list.
+#: A cursor of a queue. It may be longer than the cursor of a list, because it has more parts.
 QueueCursor = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]+$", max_length=1000)]
 
 

@@ -43,7 +43,7 @@ class Projects(ObjectKind[ProjectRow, ProjectConfig, Project]):
     async def filters(  # type: ignore[override]
         self, department: Names = None, limit: Limit = 100, cursor: Cursor = None
     ) -> Filters:
-        """The filters of the list; also by department."""
+        """The filters of the list, which include the department."""
         departments = split_values(department)
         return Filters(departments=departments, newest_first=False, limit=limit, cursor=cursor)
 

@@ -1,6 +1,7 @@
 """Checks of configurations before they are recorded, with an error for each field that is wrong.
 
-Quota would refuse such a request too, or (a department's weight) accept what no policy reads.
+Quota would refuse such a request too, except for the weight of a department: quota would accept it,
+although no policy reads it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -18,7 +18,10 @@ router = APIRouter(tags=["rules"])
 
 
 async def rules_in_force(gateway: Gateway) -> int | None:
-    """The rules of the scheduler's newest cycle, which follow those of quota; None before it."""
+    """Return the version of the rules of the scheduler's newest cycle; None before the first cycle.
+
+    The scheduler switches to newer rules after quota does.
+    """
     store = gateway.ports.views
     log = await store.get(LogRow, gateway.cell)
     row = None if log is None else await store.get(CycleRow, str(log.cycle))

@@ -1,7 +1,7 @@
 """`/v1/users`: the users of the cell, their roles and their tokens.
 
-A token is random, and only in the answer to the request that issues it: the log gets its digest.
-The answer is 202 like that of every change; the token is valid once quota has accepted the request.
+A token is random. It is only in the answer to the request that issues it; the log gets its digest.
+The answer is 202, as for every change; the token is valid once quota has accepted the request.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -44,7 +44,7 @@ from yardmaster_schemas.topics import ADMISSIONS
 
 router = APIRouter(tags=["users"])
 
-#: What a token starts with, so that tools which look for secrets can find one.
+#: The first characters of a token, by which tools that search for secrets can find it.
 TOKEN_PREFIX: Final = "yard_"
 #: Hexadecimal digits of a token: 256 bits.
 TOKEN_DIGITS: Final = 64
@@ -69,7 +69,7 @@ def _issued(accepted: Accepted, token: str, record: NewToken) -> TokenIssued:
 
 
 async def _find(gateway: Gateway, name: str) -> User:
-    """The user; it may have been added at another gateway a moment ago.
+    """Return a user. Read the newest records first, because another gateway may have added it.
 
     Raises:
         NotFound.
@@ -82,7 +82,7 @@ async def _find(gateway: Gateway, name: str) -> User:
 
 
 async def _find_as_operator(write: WriteContext, name: str) -> User:
-    """The user; the caller must be an operator.
+    """Return a user, after checking that the caller is an operator.
 
     Raises:
         Forbidden, NotFound.
@@ -92,7 +92,7 @@ async def _find_as_operator(write: WriteContext, name: str) -> User:
 
 
 async def _find_own(write: WriteContext, name: str) -> User:
-    """The user; the caller must be the user itself, or an operator.
+    """Return a user, after checking that the caller is this user or an operator.
 
     Raises:
         Forbidden, NotFound.
@@ -107,7 +107,10 @@ def _roles(given: RolesChange | NewUser) -> tuple[RoleInScope, ...]:
 
 
 def _lifetime_s(user: User, used: str | None) -> int | None:
-    """The lifetime of the token `used`, else of the newest one; None: without an end."""
+    """Return the lifetime in seconds of the token with the id `used`; None: it never expires.
+
+    If the user has no token with this id, it is the lifetime of the newest token.
+    """
     token = next((one for one in user.tokens if one.id == used), user.tokens[-1])
     if token.expires_at_ms is None:
         return None

@@ -23,7 +23,7 @@ B = TypeVar("B", CancelBody, PauseBody, ResumeBody)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The job or the task that a request changes. The caller may change it."""
+    """The job or the task that a request changes, after the check that the caller may change it."""
 
     job_id: str
     #: The index of the task; None: all tasks of the job.
@@ -41,7 +41,7 @@ class Verb(Generic[B]):
 
     name: str
     body: type[B]
-    #: The request that the verb records, with the place of the user's reason.
+    #: Returns the request that the verb records. Its last argument refers to the user's reason.
     request: Callable[[Target, B, DetailsRef | None], Event]
     #: Whether the body has the user's reason, which is recorded.
     noted: bool = True

@@ -3,9 +3,9 @@
 Events: `snapshot` (`{kind, items, complete}`, one or more), `upsert` (`{kind, item}`), `delete`
 (`{kind, key}`), and `bookmark` (`{}`, when nothing changed for a while). An `id` is a position. A
 client resumes with `Last-Event-ID` or `after`; if the store no longer keeps the changes after that
-position, the stream starts with a new snapshot. A client has no queue: each stream reads the
-store's changes at its own pace. The gateway closes a stream that is slower than the store's
-retention, and its client resumes.
+position, the stream starts with a new snapshot. The gateway keeps no queue per client: each
+stream reads the store's changes at its own pace. If a stream is so slow that the store has dropped
+its next changes, the gateway closes the stream, and the client resumes.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -127,7 +127,7 @@ class Watcher:
                 async for part in self._snapshot(position):
                     yield part
             while (left := stop - clock.monotonic_s()) > 0:
-                # Read before the changes: later changes are sent in the next iteration.
+                # Read the position before the changes: later changes are for the next iteration.
                 reached = await self._store.position()
                 sets = await self._store.changes(position)
                 if sets is None:
@@ -139,7 +139,7 @@ class Watcher:
                 if not position.covers(reached):
                     position = reached  # the changes in between are of kinds that are not watched
                 changed = await self._store.changed(position, min(left, settings.bookmark_s))
-                # Also a watch that is never idle is checked.
+                # Check the caller even if the watch is never idle.
                 if not changed or clock.monotonic_s() - checked >= settings.bookmark_s:
                     if not await self._still_allowed():
                         return
@@ -148,7 +148,10 @@ class Watcher:
                     yield encode_event("bookmark", {}, str(position))
 
     async def _still_allowed(self) -> bool:
-        """Authenticate the caller again: its token may be invalid now, or have other roles."""
+        """Authenticate the caller again; return False if the token is not valid any more.
+
+        If the roles have changed, the stream shows what the new roles allow from now on.
+        """
         visibility = await self._gateway.visibility_of(self._token)
         if visibility is None:
             return False

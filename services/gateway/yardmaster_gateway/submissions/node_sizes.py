@@ -1,10 +1,10 @@
 """Warnings at submission that a job can never fit on the present nodes of its pools.
 
-The result is a warning and not a decision: nodes may join later, and the scheduler's reason counts.
-The node sizes are read from the views at most every `FRESH_S` seconds. A submission waits for a
-read up to `READ_S` after its start. A longer read continues; meanwhile submissions use the sizes
-that were read before, up to `STALE_S` old, or get no warnings. `avoid_nodes` and labels are
-ignored.
+The result is a warning and not a decision: nodes may join later, and only the scheduler decides.
+The node sizes are read from the views at most every `FRESH_S` seconds. A submission waits for such
+a read until `READ_S` seconds after the start of the read. A longer read continues; meanwhile,
+submissions use the sizes of the read before if they are at most `STALE_S` seconds old, or else get
+no warnings. `avoid_nodes` and labels are ignored.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
 from yardmaster_schemas.resources import Resources, fraction_of
 
-#: The age in seconds from which the sizes are read again, and up to which they are used meanwhile.
+#: The age in seconds from which the sizes are read again, and the age up to which they are used
+#: during this read.
 FRESH_S: Final = 5.0
 STALE_S: Final = 600.0
 #: The longest that a submission waits for the sizes, in seconds: the job is recorded already.
@@ -82,17 +83,20 @@ class NodeSizes:
         )
         self._running = False
         self._wanted = asyncio.Event()
-        #: Of the read that is wanted or runs: the time up to which submissions wait for it, and
-        #: its end.
+        #: The present or next read: the time until which submissions wait for it, and the event
+        #: that is set at its end. None: no read runs or is wanted.
         self._reading: tuple[float, asyncio.Event] | None = None
-        #: The time of the last result, also of a failure.
+        #: The time of the last result or failure of a read.
         self._read_at_s: float | None = None
         self._pools: Mapping[str, Sizes] = {}
         #: The pools of each project that submitted a job since the last read.
         self._of_projects: dict[str, tuple[str, ...]] = {}
 
     async def warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
-        """Why a job can never fit on the present nodes, and what would fit; usually empty."""
+        """Return why a job can never fit on the present nodes, and what would fit.
+
+        The list is usually empty. It is also empty if the sizes are not known in time.
+        """
         until_s = self._clock.monotonic_s() + READ_S
         if self._running and self._age_s() >= FRESH_S:
             await self._refresh()
@@ -108,7 +112,10 @@ class NodeSizes:
             await self._read_sizes()
 
     async def _warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
-        """Raises: ViewsError."""
+        """Return the warnings from the cached sizes, without a wait for a new read.
+
+        Raises: ViewsError: the pools of the project cannot be read.
+        """
         if not self._pools or self._age_s() >= STALE_S:
             return []
         names = spec.pools or await self._pools_of(project)
@@ -120,7 +127,7 @@ class NodeSizes:
         return math.inf if at_s is None else self._clock.monotonic_s() - at_s
 
     async def _refresh(self) -> None:
-        """Wait for the read that runs, or for a new one, until `READ_S` after its start."""
+        """Wait for the present read, or request a new one, until `READ_S` after its start."""
         now_s = self._clock.monotonic_s()
         if self._reading is None:
             self._reading = (now_s + READ_S, asyncio.Event())
@@ -209,7 +216,7 @@ def _capacity(request: Resources, sizes: Sizes) -> int:
 
 
 def _shortage(spec: SubmittedSpec, sizes: Sizes) -> str:
-    """The resource that is short, and a request that would fit."""
+    """Return a text with the resource that is short, and a request that would fit."""
     request = spec.resources
     total = sum(size.gpus * count for size, count in sizes.items())
     if spec.layout is Layout.WHOLE_NODES:
@@ -241,7 +248,10 @@ def _shortage(spec: SubmittedSpec, sizes: Sizes) -> str:
 
 
 def _alternative(spec: SubmittedSpec, sizes: Sizes, largest: int) -> str:
-    """`. Try replicas: 3, gpus: 4.` if the same number of GPUs fits as more, smaller replicas."""
+    """Return the end of a warning: a proposal of smaller replicas with as many GPUs in total.
+
+    Example: `. Try replicas: 3, gpus: 4.` It is made only if these replicas fit.
+    """
     request = spec.resources
     candidates: Sequence[int] = range(largest, 0, -1) if request.gpu_milli == 1000 else ()
     for gpus in candidates:

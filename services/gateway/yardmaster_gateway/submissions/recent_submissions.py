@@ -19,13 +19,13 @@ from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
 
 #: Records read at once.
 MAX_READ: Final = 1_000
-#: Sources whose newest record is remembered; the oldest source is dropped.
+#: The most sources whose newest record is remembered; the oldest source is dropped first.
 MAX_SOURCES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSubmission:
-    """A submission in the log, to compare with a repetition of the same key."""
+    """A submission in the log, with which a repetition of the same key is compared."""
 
     body_digest: str
     #: Offset of its record in `requests`.
@@ -97,7 +97,7 @@ class RecentSubmissions:
             return  # quota refuses it, unless it has seen later appends; then the views have it
         mark = (envelope.epoch, envelope.seq)
         if mark <= self._sources.get(envelope.source, (-1, -1)):
-            return  # it arrived late: quota refuses it as repeated, so it is not a submission
+            return  # the record arrived late: quota refuses it as repeated, so it does not count
         self._sources[envelope.source] = mark
         if len(self._sources) > MAX_SOURCES:
             self._sources.popitem(last=False)

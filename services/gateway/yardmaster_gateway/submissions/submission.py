@@ -34,9 +34,9 @@ def body_digest(spec: JobSpec, key: str) -> str:
     """A digest of a job description, 64 hex digits; equal descriptions have equal digests.
 
     The digest is kept for ever, unlike the description. It is an HMAC with the idempotency key,
-    which no log contains; without the key, an erased description cannot be guessed and verified. A
-    field with its default does not count, so a later version of the job file with more fields gives
-    the same digest.
+    which no log contains: without the key, a guess of an erased description cannot be verified. A
+    field with its default value does not count, so the digest stays the same if a later version of
+    the job file has more fields.
     """
     plain = to_json(_sorted(spec.model_dump(mode="json", exclude_defaults=True)))
     return hmac.digest(key.encode(), plain, "sha256").hex()
@@ -61,7 +61,7 @@ class Submission:
     body_digest: str
     #: The job's details, which no decision reads.
     details: JobDetailedV1
-    #: What decisions need of the job.
+    #: The part of the job that decisions need.
     requested: SubmittedSpec
 
     @classmethod
@@ -84,8 +84,8 @@ class Submission:
     def details_key(self) -> str:
         """The record key of the details: `<job>.<salt>`.
 
-        If it were the job id, compaction would replace the details of the first submission by those
-        of a repetition.
+        The key is not the job id, because compaction would then replace the details of the first
+        submission by the details of a repetition.
         """
         return f"{self.job_id}.{self.details.salt}"
 

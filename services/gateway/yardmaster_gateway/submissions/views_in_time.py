@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def in_time(read: Awaitable[T], clock: Clock, limit_s: float) -> T | None:
-    """The result of `read`; None if the views fail, or have not answered after `limit_s` seconds.
+    """Return the result of `read`; None if the views fail or do not answer within `limit_s`.
 
-    Views that hang answer only after their own timeout, which is longer than a submission waits.
+    Without this limit, a submission would wait for the timeout of the views, which is longer.
     """
     found: T | None = None
     try:
