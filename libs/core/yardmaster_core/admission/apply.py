@@ -253,6 +253,7 @@ def _pool_deleted_v1(
 def _entitlements_changed_v1(
     state: AdmissionState, verdict: a.EntitlementsChangedV1, request: Any
 ) -> None:
+    """Set or remove a project or department, after a check that request and verdict agree."""
     name = verdict.name
     is_project = isinstance(request, r.ProjectChangeRequestedV1 | r.ProjectDeletionRequestedV1)
     requested = request.project if is_project else request.department

@@ -131,6 +131,7 @@ class Quotas:
         return quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib
 
     def _derived(self, queue: Queue, pool: str) -> Bounds:
+        """Return what a queue deserves in a pool: by its quota, else as `deserved` says."""
         quota = self.quota(queue, pool)
         if quota is not None:
             gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
@@ -168,6 +169,7 @@ class Quotas:
 def _plus(
     known: tuple[Amounts, Amounts] | None, held: Amounts, non_preemptible: Amounts
 ) -> tuple[Amounts, Amounts]:
+    """Add amounts to those of all tasks and of non-preemptible tasks (None: nothing yet)."""
     if known is None:
         return held, non_preemptible
     (a, b, c), (d, e, f) = known

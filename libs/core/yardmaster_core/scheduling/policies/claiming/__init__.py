@@ -1,4 +1,4 @@
-"""Amounts and the index that policies share under which tasks take slots from other owners.
+"""Amounts, and the base of the index of policies under which tasks take slots from other owners.
 
 Start reading at `index`. Must not import a policy.
 """

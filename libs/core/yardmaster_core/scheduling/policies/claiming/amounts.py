@@ -15,7 +15,7 @@ Amounts = tuple[int, int, int]
 Bounds = tuple[int | None, int | None, int | None]
 
 NOTHING: Final[Amounts] = (0, 0, 0)
-#: 1 of each resource, for functions that count only the resources that an amount has.
+#: Has each resource, for functions that skip each resource with an amount of 0.
 EVERY: Final[Amounts] = (1, 1, 1)
 UNLIMITED: Final[Bounds] = (None, None, None)
 RESOURCES: Final = range(3)

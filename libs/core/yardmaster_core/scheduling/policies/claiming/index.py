@@ -131,6 +131,7 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
         return (self._add_victim(task),)
 
     def _add_victim(self, task: Task) -> Victims:
+        """Add a task to the tasks of its owner that may be preempted; return the collection."""
         priority = task.job.priority
         of = self.victims.setdefault(self.owner_of(task.job), {})
         found = of.get(priority)
@@ -169,7 +170,7 @@ def holders(pool: Pool) -> dict[Task, None]:
 
 
 def usable(pool: Pool) -> Amounts:
-    """Return the sum of the amounts of the nodes that take tasks."""
+    """Return the amounts of all nodes that take tasks together, without disabled slots."""
     key = "usable"
     known: tuple[int, Amounts] | None = pool.policy_cache.get(key)
     if known is None or known[0] != pool.topology:

@@ -1,5 +1,5 @@
-"""Equal claims, oldest first. A division works on them, so that it costs one step for each kind of
-claim and not one for each claimant.
+"""Runs of equal claims, oldest first. A division works on runs, so that it costs one step for each
+kind of claim and not one for each claimant.
 
 Equal claims are of one kind. They are served in the order of their age. When equal claims get
 different shares, they are split at one age: a `ClaimRun` contains the claims of one kind between
@@ -21,10 +21,11 @@ Age = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The demand of a claimant in gpu_milli: `demand`, of which `fixed` cannot be preempted.
+    """The demand of a claimant in gpu_milli: `demand`, and `fixed`, the part that is not
+    preemptible.
 
-    `smallest_task` is the size of the smallest task that is not fixed (0: there is none, or any
-    amount is useful).
+    `smallest_task` is the size of the smallest task outside `fixed` (0: there is no such task, or
+    any amount is useful).
     """
 
     weight: int
@@ -51,8 +52,8 @@ class ClaimKind:
 class ClaimRun:
     """Consecutive claims of one kind, from index `first` to before `end`.
 
-    `claim` is that of the kind, or what a limit leaves of it. `share` is the share of each
-    claimant: in grains during a division, in gpu_milli after it. `fixed_left` is the part of
+    `claim` is the claim of the kind, or the part of it that a limit leaves. `share` is the share of
+    each claimant: in grains during a division, in gpu_milli after it. `fixed_left` is the part of
     `fixed` that `max_min` has not counted yet.
     """
 
@@ -100,7 +101,7 @@ def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> 
     if sum(size * run.count for run, size in zip(runs, sizes, strict=True)) <= most:
         return [run.end for run in runs]
     low = [run.first for run in runs]
-    # At most as many claims of a run as would suffice alone.
+    # An upper bound for each run: the claims that `most` would suffice for without other runs.
     high = [
         min(run.end, run.first + max(0, most) // size + 1) if size else run.end
         for run, size in zip(runs, sizes, strict=True)

@@ -14,8 +14,8 @@ class Demand:
 
     age: Age
     #: `demand` is the amount requested within all limits. Of it, `fixed` cannot be preempted.
-    #: `smallest_task` is the smallest preemptible or pending task (0: none); all of those tasks are
-    #: multiples of `multiple_of`.
+    #: `smallest_task` is the size of the smallest preemptible or pending task (0: none); the sizes
+    #: of all such tasks are multiples of `multiple_of`.
     demand: int
     fixed: int = 0
     smallest_task: int = 0

@@ -48,7 +48,7 @@ from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job
 
-#: Counted separately: a job, or a group whose tasks are equal to tasks of other jobs.
+#: The unit in which demand is counted: a job, or a group that has tasks of several equal jobs.
 DemandSource = Job | Group
 #: The project and the department of a claimant, each only if it has a limit to divide.
 LimitedOwners = tuple[Project | None, Department | None]
@@ -95,7 +95,7 @@ class DemandTracker:
         self.rows: dict[Claimant, tuple[Age, ClaimantKind]] = {}
         self.claimants: dict[Age, Claimant] = {}
         self.kinds: dict[tuple[Any, ...], ClaimantKind] = {}
-        #: To be counted again at the next update.
+        #: The sources to count again at the next update.
         self.stale: dict[DemandSource, None] = dict.fromkeys(pool.held_by_job)
         for group in (group for group in pool.groups.values() if group.pending):
             job_id = group.shape.job_id
@@ -106,7 +106,7 @@ class DemandTracker:
         self._memories: tuple[int, ...] = ()
         self._shape_fits: dict[Fit, ShapeFit] = {}
         self._pending: dict[DemandSource, tuple[ShapeFit, Project]] = {}
-        #: Project -> itself and its department if they have limits; and these limits.
+        #: By project: the project and its department, each if it has a limit; and the two limits.
         self._owners: dict[Project, LimitedOwners] = {}
         self._limits: dict[Project, tuple[int | None, int | None]] = {}
         #: For projects: the demand of each source and whether the source has a limit of its own;
@@ -123,7 +123,7 @@ class DemandTracker:
         self._insertions: dict[ClaimantKind, list[Age]] = {}
 
     def update(self, state: CellView) -> None:
-        """Count the marked claimants again."""
+        """Count the marked claimants again, and those whose shapes or limits changed."""
         self._recheck_fits()
         self._recheck_limits(state.pools)
         stale, self.stale = self.stale, {}
@@ -140,7 +140,10 @@ class DemandTracker:
         self._move()
 
     def divide(self, pools: Pools, divide: Division) -> Shares:
-        """Return the share of each claimant; `pools` are all pools of the cell."""
+        """Return the share of each claimant; `pools` are all pools of the cell.
+
+        The limits of projects and departments are divided first, among the claimants below them.
+        """
         runs = runs_of(list(self.kinds.values()))
         for level in (0, 1):
             runs = self._divide_limits(level, runs, pools, divide)
@@ -223,11 +226,13 @@ class DemandTracker:
         return found
 
     def _pending_demand(self, job: Job, pending: int) -> Demand:
+        """Return the demand of `pending` tasks of a job."""
         task_milli = self.pool.most_milli(job.shape)
         age = (job.submitted_ms, job.seq)
         return Demand(age, pending * task_milli, 0, task_milli, task_milli)
 
     def _held_demand(self, job: Job) -> Demand | None:
+        """Return the demand of the tasks of a job that hold slots, or None."""
         usage = self.pool.held_by_job.get(job)
         if usage is None:
             return None
@@ -242,6 +247,7 @@ class DemandTracker:
         return Demand(age, demand, demand)
 
     def _group_demand(self, group: Group, project: Project, pools: Pools) -> Demand | None:
+        """Return the demand of the pending tasks of a group, or None if they do not count."""
         pending = self._pending_now(group)
         if not self._counts_pending(group, group.shape, project, pending, None, pools):
             return None
@@ -271,6 +277,7 @@ class DemandTracker:
         return project
 
     def _project_demand(self, project: Project, pools: Pools) -> Demand | None:
+        """Return the demand of a project, capped at its limit, or None if it has none."""
         sums = self._sums.get(project)
         if sums is None:
             return None
@@ -321,6 +328,7 @@ class DemandTracker:
         return all(each is None or task_milli <= each for each in limits)
 
     def _forget(self, source: DemandSource, shape_fit: ShapeFit, project: Project) -> None:
+        """Remove a source from the tasks that wait, and drop a shape that no source waits for."""
         self._waiting[project] -= 1
         if not self._waiting[project]:
             del self._waiting[project]
@@ -332,13 +340,14 @@ class DemandTracker:
                 del self._shape_fits[shape_fit.shape.fit]
 
     def _recheck_fits(self) -> None:
+        """After a change of nodes, mark the sources whose tasks fit now or no longer fit."""
         now = (self.pool.topology, self.pool.max_free_changes)
         if now == self._fits_checked_at:
             return
         self._fits_checked_at = now
         memories = tuple(self.pool.free.of_gpu_memory)
         if memories != self._memories:
-            # Requests for memory of GPUs are other parts of the smallest GPUs now.
+            # A request of GPU memory is now another part of the smallest GPUs.
             self._memories = memories
             for source in (*self.pool.held_by_job, *self._pending):
                 if source.shape.gpu_memory_mib:
@@ -351,6 +360,7 @@ class DemandTracker:
                     self.stale.update(sources)
 
     def _recheck_limits(self, pools: Pools) -> None:
+        """Update the limits of projects; mark the sources whose tasks exceed other limits now."""
         for project, before in self._limits.items():
             limits = self._limits_of(project, pools)
             if limits == before:
@@ -429,6 +439,7 @@ class DemandTracker:
         self._insertions.setdefault(kind, []).append(demand.age)
 
     def _move(self) -> None:
+        """Apply the collected removals and insertions to the kinds; drop the empty kinds."""
         for kind, ages in self._removals.items():
             if len(ages) > MANY:
                 gone = set(ages)
@@ -452,6 +463,11 @@ class DemandTracker:
     def _divide_limits(
         self, level: int, runs: list[ClaimRun], pools: Pools, divide: Division
     ) -> list[ClaimRun]:
+        """Divide each exceeded limit of the owners at `level` (0: projects, 1: departments).
+
+        Returns all runs; the demands of runs below a divided limit are reduced to their shares of
+        it.
+        """
         below: dict[Project | Department, list[ClaimRun]] = {}
         found = []
         for run in runs:

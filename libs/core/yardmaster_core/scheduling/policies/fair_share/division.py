@@ -6,10 +6,10 @@ and age breaks ties, oldest first. A step costs as many operations as there are 
 claims there are.
 
 Neither variant gives a claimant more than its demand, or less than its `fixed` part (held by tasks
-that cannot be preempted); the fixed part counts as part of the share. Both know that a share
-smaller than one task is useless (a gang of 8 with a share of 5, while another claimant gets the
-other 3). So claimants whose share is smaller than their smallest task return it, the youngest
-first, until the others can use theirs. `max_min` counts the fixed part as part of that share.
+that cannot be preempted); the fixed part counts as part of the share. A share smaller than one task
+is useless: a gang of 8 cannot use a share of 5. So in both variants a claimant returns a share that
+is smaller than its smallest task, the youngest claimant first, until the other claimants can use
+their shares. In this comparison `max_min` counts the fixed part as part of the share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,6 +80,7 @@ class _BoundedRun:
 
 
 def _bounded(run: ClaimRun, grain: int) -> _BoundedRun:
+    """Return a run with the bounds of its shares in grains."""
     claim = run.claim
     most = max(claim.demand, claim.fixed) // grain
     return _BoundedRun(run, run.count, claim.fixed // grain, most, most * claim.weight)
@@ -310,6 +311,7 @@ def _serve(
 
 
 def _grain(runs: Sequence[ClaimRun]) -> int:
+    """Return the largest amount that divides a whole slot and all amounts of the claims."""
     grain = WHOLE
     for run in runs:
         grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.smallest_task)

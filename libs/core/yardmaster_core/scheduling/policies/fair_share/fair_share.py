@@ -85,7 +85,7 @@ class FairShareOptions:
 
 
 def _demands(view: PoolView) -> DemandTracker:
-    # Once per division: other starts and stops in a cycle change no share until the next cycle.
+    # Counted once per division: other starts and stops change no share until the next cycle.
     found: DemandTracker | None = view.memo.get("demands")
     if found is None:
         found = view.memo["demands"] = index_of(view).current_demands(view.state)
@@ -93,6 +93,9 @@ def _demands(view: PoolView) -> DemandTracker:
 
 
 def _shares(view: PoolView) -> Shares:
+    """Return the shares; divide the pool at the first call in a cycle, and keep the result in the
+    memo.
+    """
     found: Shares | None = view.memo.get("shares")
     if found is None:
         divide = VARIANTS[view.options.variant]
@@ -102,6 +105,7 @@ def _shares(view: PoolView) -> Shares:
 
 
 def _claimant_of(view: PoolView, group: Group) -> Claimant:
+    """Return the claimant of a group's tasks."""
     shape = group.shape
     if view.options.among == "project":
         return view.state.projects[shape.project]
@@ -110,6 +114,7 @@ def _claimant_of(view: PoolView, group: Group) -> Claimant:
 
 
 def _used(view: PoolView, claimant: Claimant) -> int:
+    """Return what a claimant holds and what is reserved for its tasks (gpu_milli)."""
     return held_by(view.pool, claimant) + view.pool.reserved_milli.get(claimant, 0)
 
 
@@ -141,7 +146,7 @@ def wait_for_share(view: PoolView, group: Group, task: Task) -> Wait | None:
 
 
 def over_share_wait(view: PoolView, group: Group, task: Task) -> Wait | None:
-    """Return the wait reason by the division that was made last, or None."""
+    """Return the wait reason of a task beyond its claimant's last computed share, or None."""
     shape = group.shape
     if not shape.queue_class:
         return None
@@ -175,8 +180,10 @@ def _name(claimant: Claimant) -> str:
 def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, StopReason]]:
     """Yield the tasks to preempt because their claimant is above its limit or its share.
 
-    Tasks above a limit always; tasks above a share only if a pending task receives the slots. With
-    `max_min` also without a receiver, the oldest first, as Determined's code does.
+    Tasks of a claimant above its limit are always yielded, tasks of a claimant above its share only
+    if a pending task receives the slots. With `max_min` no receiver is needed, and the oldest tasks
+    come first, as in Determined's code. The ends of minimum run times that protect tasks are added
+    to the memo, for `min_runtime_wait`.
     """
     shares = _shares(view)
     over = shares.above_of(_demands(view).above_limit)
@@ -200,7 +207,7 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, StopReason]]:
             if holder.left <= most:
                 break
             if task.starts_past_others:
-                # Once it runs, the pool is divided again, and it is the first to go.
+                # Once this task runs, the pool is divided again, and it is preempted first.
                 holder.left -= view.pool.held_by_job[task.job].tasks[task]
                 continue
             until_ms = min_runtime_until_ms(view.state, task)
@@ -245,6 +252,7 @@ class AboveShare:
 
 
 def _above_share(view: PoolView, share: Share) -> AboveShare:
+    """Return a claimant above its share, with its tasks in the order of preemption."""
     claimant, pool = share.claimant, view.pool
     reclaimable = index_of(view).reclaimable_of(claimant)
     youngest_first = view.options.variant == "demand_proportional"
@@ -316,12 +324,14 @@ class SurplusBudget:
 
 
 def _fits_any_slot(group: Group) -> bool:
+    """Whether a task of the group needs one whole slot and nothing else of a node."""
     shape = group.shape
     elsewhere = shape.node_types or shape.avoid_nodes or shape.cpu_milli or shape.memory_mib
     return shape.total_gpu_milli == shape.gpu_milli == WHOLE and not elsewhere
 
 
 def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
+    """Yield the pending tasks that the rests of their claimants' shares suffice for."""
     left_milli: dict[Claimant, int] = {}
     for group, _, share_left in receivers:
         claimant = _claimant_of(view, group)
@@ -334,6 +344,7 @@ def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) ->
 
 
 def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> StopReason:
+    """Return why a task of a claimant above its share or limit is preempted."""
     numbers = {"fair_share_milli": share.share_milli, "weight": share.weight, "used_milli": used}
     rule = "over_fair_share"
     if receiver is None:
@@ -378,6 +389,7 @@ def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
 
 
 def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
+    """Yield the pending groups of claimants that hold less than their shares, with the share."""
     for share in _shares(view).below():
         for group in _demands(view).groups_of(share.claimant):
             yield share, group
@@ -461,19 +473,19 @@ def fair_share_index(pool: Pool, options: FairShareOptions) -> FairShareIndex:
 
 
 def without_gpus_first(traits: QueueTraits) -> Rank:
-    """Tasks without GPUs first, then those that cannot be preempted; tasks whose last starts failed
-    last in each of the three classes.
+    """Return the place of a task: tasks without GPUs come first, then tasks that cannot be
+    preempted, then the others. In each class, tasks whose last starts failed come last.
     """
     return traits.gpus, traits.gpus and traits.preemptible, traits.failed
 
 
 def has_gpus(traits: QueueTraits) -> bool:
-    """Whether the claimants' ranks order these tasks: those with GPUs."""
+    """Whether the claimants' ranks order these tasks: only if the tasks have GPUs."""
     return traits.gpus
 
 
 def claimants_among(options: FairShareOptions) -> Among:
-    """The kind of the claimants."""
+    """Return the kind of the claimants: jobs or projects."""
     return Among(options.among)
 
 
@@ -481,7 +493,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
     """Yield the claimants whose rank is not the recorded one, with their rank: demand, then age.
 
     All ranks are those of the last division. A claimant whose last pending task with GPUs
-    has started since has none. Claimants without a demand come first.
+    has started since has no rank. Claimants without a demand come first.
     """
     if "shares" not in view.memo:
         return

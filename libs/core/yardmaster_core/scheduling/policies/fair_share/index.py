@@ -45,7 +45,7 @@ class FairShareIndex(PolicyIndex):
         self._whole_tasks = whole_tasks
         #: Built on first use.
         self.demands: DemandTracker | None = None
-        #: By claimant, for claimants that ever had to release some.
+        #: By claimant: its preemptible tasks, if the claimant ever had to release a task.
         self.reclaimable: dict[Claimant, ReclaimableTasks] = {}
         #: Groups that wait because their claimant has its share.
         self.over_share: dict[Group, None] = {}
@@ -74,6 +74,7 @@ class FairShareIndex(PolicyIndex):
         return found
 
     def _preemptible_of(self, claimant: Claimant) -> list[Task]:
+        """Return the preemptible tasks of a claimant that hold slots of the pool."""
         usage = self._pool.held_by_job
         if isinstance(claimant, Job):
             jobs = [claimant] if claimant in usage else []

@@ -60,16 +60,16 @@ class Shares:
 
     @property
     def any_above(self) -> bool:
-        """Whether any claimant holds more than its share, stopping tasks not counted."""
+        """Whether a claimant holds more than its share; stopping tasks do not count."""
         return any(run.kind.retained > run.share for run in self._all())
 
     def above(self) -> list[Share]:
-        """Return the shares of those claimants, oldest first."""
+        """Return the shares that are exceeded also without stopping tasks, oldest first."""
         return self._of([run for run in self._all() if run.kind.retained > run.share])
 
     def above_of(self, claimants: Iterable[Claimant]) -> list[Share]:
-        """Of `claimants`, return the shares of those that hold more than their share, stopping
-        tasks counted, oldest first.
+        """Return the shares of the claimants in `claimants` that hold more than their share, oldest
+        first. Stopping tasks count.
         """
         some = [share for claimant in claimants if (share := self.of(claimant)) is not None]
         return sorted((share for share in some if share.held > share.share_milli), key=_age)

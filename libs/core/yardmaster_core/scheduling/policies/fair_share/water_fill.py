@@ -42,6 +42,7 @@ class WaterFill:
         )
 
     def _cap(self, run: ClaimRun) -> int:
+        """Return the most that each claim of a run may get, in grains."""
         return max(run.claim.demand, run.claim.fixed) // self.grain
 
     def fill(self) -> None:
@@ -58,6 +59,7 @@ class WaterFill:
                 self._return_unusable()
 
     def _one_round(self) -> None:
+        """Visit all claims that are not satisfied once, the smallest demand first."""
         round_start = self.left
         for cap, same_demand in list(self.by_demand.items()):
             if not self.left:
@@ -76,8 +78,8 @@ class WaterFill:
                 del self.by_demand[cap]
 
     def _serve_whole_run(self, run: ClaimRun, cap: int, round_start: int) -> bool:
-        """Serve a run that is the only one of its demand, if enough is left for all of it; return
-        whether it was.
+        """Serve a run that is the only one of its demand, if enough is left for all its claims;
+        return whether the run was served.
         """
         part = self._part(run, round_start)
         if run.fixed_left or part * run.count > self.left:
@@ -89,6 +91,7 @@ class WaterFill:
         return True
 
     def _part(self, run: ClaimRun, round_start: int) -> int:
+        """Return the part of each claim of a run: by weight, at least 1, at most up to the cap."""
         part = max(1, round_start * run.claim.weight // self.weight) if self.weight else 1
         return min(part, self._cap(run) - run.share)
 
@@ -123,6 +126,7 @@ class WaterFill:
         return rest
 
     def _step(self, run: ClaimRun, round_start: int) -> "_Step":
+        """Return the step for all claims of a run, as if each of them were the next claim."""
         by_weight = self._part(run, round_start)
         part = min(by_weight, self.left)
         added = max(0, part - run.fixed_left)
@@ -134,8 +138,8 @@ class WaterFill:
         changes.
         """
         if min(steps, key=_Step.oldest).by_weight > self.left:
-            # The oldest claim takes all that is left, except for its fixed part: then nothing
-            # changes.
+            # The oldest claim takes all that is left. Only claims that count a fixed part, and so
+            # take nothing, are served together with it.
             _set_ends(steps, [step.added for step in steps], 0)
             return
         covered = [step for step in steps if step.by_weight <= self.left]
@@ -148,7 +152,7 @@ class WaterFill:
                 step.end = bisect_left(step.run.ages, age, step.run.first, step.run.end)
         left = self.left
         if any(step.added < step.by_weight for step in covered):
-            # Of the fixed part no more is counted than is left.
+            # A step counts no more of a fixed part than the capacity that is left.
             left -= max(step.by_weight for step in covered)
         _set_ends(covered, [step.added for step in covered], left)
         if any(step.satisfies for step in steps):
@@ -265,8 +269,8 @@ class WaterFill:
             return False
         excluded = _all_but_oldest(returning, count - lacking // part)
         if part > 1:
-            # Each gets one grain only while no weight is large compared with the sum of all
-            # weights.
+            # A receiver gets one grain at a time only while no weight is large compared with the
+            # sum of all weights.
             left = self.weight
             left -= sum(cut.run.claim.weight * (cut.run.end - cut.at) for cut in excluded)
             left -= sum(cut.run.claim.weight * (cut.at - cut.run.first) for cut in satisfied)
@@ -333,7 +337,7 @@ class _Step:
     """The next step of a round for a run, in grains; the claims before `end` take part in it."""
 
     run: ClaimRun
-    #: Of each claim: its part by weight, and the same or what is left.
+    #: The part of each claim by weight, and the same part, but at most the capacity that is left.
     by_weight: int
     part: int
     #: By how much the part raises the share, and whether the claim is satisfied then.
@@ -378,7 +382,8 @@ def _satisfied(
 ) -> list[_Cut]:
     """Return the runs with claims that are satisfied, each with the end of these claims.
 
-    The two groups meet where the older claims lack as much as the younger ones return.
+    Satisfied and returning claims meet at the age where the older claims lack as much as the
+    younger claims return.
     """
     only_returning = dict(returning)
     pieces = []

@@ -12,7 +12,7 @@ from itertools import pairwise
 @dataclass(slots=True)
 class Member:
     """A claim that is not satisfied, in grains: its share, its cap, the size of its smallest task,
-    its fixed part, and the part of it that is not counted yet (`fixed_left`).
+    its fixed part, and how much of the fixed part is not counted yet (`fixed_left`).
     """
 
     weight: int
@@ -51,6 +51,7 @@ class WaterFillOneByOne:
                 pass
 
     def _one_round(self) -> None:
+        """Visit each member of the list once, the smallest demand first."""
         round_start = self.left
         i = self._next[self._list_end]
         while i != self._list_end and self.left:
@@ -65,6 +66,7 @@ class WaterFillOneByOne:
             i = self._next[i]
 
     def _part(self, member: Member, round_start: int) -> int:
+        """Return the part of a member in a round: by weight, at least 1, at most up to its cap."""
         part = max(1, round_start * member.weight // self.weight) if self.weight else 1
         return min(part, member.cap - member.share)
 
@@ -81,13 +83,14 @@ class WaterFillOneByOne:
             member.fixed_left -= rounds * part
 
     def _exclude(self, i: int) -> None:
+        """Remove a member from the list: it takes part in no later round."""
         before, after = self._previous[i], self._next[i]
         self._next[before], self._previous[after] = after, before
         self.weight -= self.members[i].weight
 
     def _return_one(self) -> bool:
-        """Take the share of the youngest member that can start no task with it; return whether
-        there is one.
+        """Take back the share of the youngest member whose share is too small for a task; return
+        whether there is such a member.
 
         Shares only grow, so no member is checked twice.
         """

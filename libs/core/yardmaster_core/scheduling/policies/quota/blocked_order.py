@@ -38,7 +38,8 @@ class BlockedGroups(Protocol):
 class BlockedOrder:
     """The order of the groups that did not fit and have one of the given requests.
 
-    It is kept from cycle to cycle: only the places of queues that changed are computed again.
+    The order is kept from cycle to cycle: only the places of queues that changed are computed
+    again.
     """
 
     def __init__(self, requests: Set[Request], leaves: Iterable[Queue]) -> None:
@@ -80,6 +81,11 @@ class BlockedOrder:
             self._passed_in[leaf] = self._stale[leaf] = None
 
     def _head(self, leaf: Queue) -> Group | None:
+        """Return the first group of a leaf that has one of the requests and is not passed over, or
+        None.
+
+        A leaf with a group that is passed over is noted in `_passed_in`.
+        """
         assert self._source is not None
         for *_, group in self._source.groups_of(leaf):
             if request_of(group) in self._requests:

@@ -57,7 +57,7 @@ def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
-    """`permits` of an action with victims that may all be moved together."""
+    """Permit any set of victims: the `permits` of an action that moves tasks."""
     return True
 
 

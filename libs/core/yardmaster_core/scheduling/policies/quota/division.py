@@ -18,10 +18,10 @@ class QueueDemand:
     """The demand of a queue for one resource, and the settings for its share.
 
     Attributes:
-        rank: the rest goes to queues of a higher rank before those of a lower one.
+        rank: the rest goes to queues of a higher rank before queues of a lower rank.
         deserved: the quota of the queue; None: unlimited.
         demand: the amount that its tasks hold and request, within its limit.
-        weight: the part of the rest that it gets, relative to queues of its rank; 0: none.
+        weight: the part of the rest that the queue gets, relative to queues of its rank; 0: none.
         age: of equal queues, the one with the smaller number comes first.
         usage: the decayed usage of the queue, as a part of the pool's total (`decayed_usage.py`).
     """

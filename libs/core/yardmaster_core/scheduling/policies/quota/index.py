@@ -129,7 +129,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.may_preempt_own: dict[Queue, None] = {}
         #: Leaves with blocked groups that wait for another reason than the recorded one.
         self.reason_stale: dict[Queue, None] = {}
-        #: Queues that may belong in or out of these three sets.
+        #: Queues whose membership in these three sets must be checked again.
         self._unchecked: dict[Queue, None] = {}
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
@@ -199,6 +199,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         return never
 
     def _place_changed(self, queue: Queue) -> None:
+        """Mark a queue for a new check of its sets and a new place in the kept orders."""
         self._unchecked[queue] = None
         for order in self._orders.values():
             order.changed(queue)
@@ -211,8 +212,8 @@ class QuotaIndex(ClaimingIndex[Project]):
     def changed_queues(self, state: CellView) -> Sequence[Queue]:
         """Return the queues of the projects that changed since the last cycle.
 
-        They are part of the dump, so an index that was restored, or that only followed decisions,
-        has the same.
+        The names of these projects are part of the dump, so an index that was restored, or that
+        only followed decisions, returns the same queues.
         """
         self.root(state)
         projects = (state.projects.get(name) for name in self._changed)
@@ -220,8 +221,8 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def take_unchecked(self, state: CellView) -> Sequence[Queue]:
         """Return the leaves with other amounts, another share or other blocked groups than when
-        they were last taken. The caller puts them into `may_preempt_own` and `reason_stale`, or
-        removes them; `below_share` is up to date.
+        they were last taken. The caller adds these leaves to `may_preempt_own` and `reason_stale`,
+        or removes them; `below_share` is up to date.
         """
         self.divide(state)
         unchecked = [queue for queue in self._unchecked if queue.is_project]
@@ -268,6 +269,7 @@ class QuotaIndex(ClaimingIndex[Project]):
     # Counting
 
     def _build(self, state: CellView) -> Queue:
+        """Return a new tree; empty all caches, and mark all tasks and groups as stale."""
         root = Queue("", None, (0, 0))
         self._built = True
         self._queues.clear()
@@ -316,18 +318,23 @@ class QuotaIndex(ClaimingIndex[Project]):
         return self._add(department, Queue(department.name, parent, (0, age)))
 
     def _add(self, owner: Department | Project, queue: Queue) -> Queue:
+        """Configure and keep the queue of a department or project; mark its rank as stale."""
         self._queues[owner] = queue
         self.rank_stale[queue] = None
         configure(queue, owner, self._pool.name)
         return queue
 
     def _queue(self, state: CellView, project: Project) -> Queue:
+        """Return the queue of a project.
+
+        A project without a queue gets one; then the shares of all queues must be divided again.
+        """
         queue = self._queues.get(project)
         if queue is None:
             assert self._root is not None
             self._add_queues(state, self._root)
             queue = self._queues[project]
-            # A department without a quota deserves the sum of its projects: it may have changed.
+            # A department without a quota deserves the sum of its projects, which may have changed.
             for stale in (self._root, *self._queues.values()):
                 stale.divided = False
                 stale.needs_division_below = True

@@ -32,9 +32,10 @@ Waiting = tuple[OrderKey, int, Candidate]
 class QueueOrder:
     """The `CandidateOrder` by queue, then by priority and submission.
 
-    All groups have one turn before any has the next. But the first turn of a group is deferred
-    until the groups that come first in its project have had their turn to preempt (turn `after`).
-    Else its task would start, and be preempted for them in the next cycle.
+    All groups have one turn before any group has the next. But the first turn of a group is
+    deferred until the groups that come first in its project have had their turn to preempt (turn
+    `after`). Else a task of the group would start, and those first groups would preempt it in the
+    next cycle.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class QueueOrder:
         #: The place of a group within its project, without the submission.
         self._places: dict[Group, OrderKey] = {}
         #: By leaf, the places of groups that wait for a turn from the second up to `after`; and the
-        #: groups whose first turn is deferred until these have had theirs.
+        #: groups whose first turn is deferred until the groups in `_ahead` have had their turn.
         self._ahead: dict[Queue, list[OrderKey]] = {}
         self._deferred: dict[Queue, list[Waiting]] = {}
         #: Leaves whose groups in `_ahead` have all had their turn.
@@ -111,6 +112,7 @@ class QueueOrder:
         return None
 
     def _must_defer(self, leaf: Queue, entry: Waiting) -> bool:
+        """Whether a group of the leaf that comes before `entry` still has a turn to preempt."""
         ahead = self._ahead.get(leaf)
         # rule: order: wait for a preemption of the project
         return bool(ahead) and min(ahead or ()) < self._rank(entry)
@@ -154,7 +156,7 @@ class _Turn:
     def __init__(self, key: Callable[[Queue, Waiting], QueueKey]) -> None:
         self.waiting: dict[Queue, list[Waiting]] = {}
         self._heap: QueueHeap[Waiting] = QueueHeap(self._head, key)
-        #: Leaves whose place may have changed, and how many changes of leaves it has read.
+        #: Leaves whose place may have changed, and the number of changes of leaves read so far.
         self._stale: dict[Queue, None] = {}
         self._followed = 0
 

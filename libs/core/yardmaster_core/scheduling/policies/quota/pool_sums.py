@@ -1,8 +1,8 @@
 """The sums of the amounts that a project deserves and holds in all its pools.
 
 What a project deserves in a pool is guaranteed only while the project holds no more in all its
-pools than it deserves in them together. Pools with other policies do not count. With one pool there
-is nothing to add up.
+pools than it deserves in these pools together. Pools with other policies do not count. With a
+single pool there is no sum.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
 def _priority_above(view: PoolView, task: Task) -> int | None:
     """Return the priority below which tasks may be preempted for `task`; None: of any priority.
 
-    With `order: document` a task that cannot be preempted may preempt any that can.
+    With `order: document` a task that cannot be preempted may preempt any preemptible task.
     """
     # rule: preempt: lower priorities only (kai)
     non_preemptible_first = not follows_kai(view)
@@ -70,8 +70,9 @@ def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """Whether the victims may be preempted for a task of their project.
 
-    No queue may hold more of a resource than before if that is more than its share: other queues
-    would reclaim it, and the task would be preempted in turn, without end.
+    If a queue then holds more of a resource than before, the amount must be within the share of the
+    queue. Else other queues would reclaim slots from the task, and it would preempt again, without
+    end.
     """
     index_of(view).divide(view.state)
     taken = NOTHING

@@ -1,6 +1,7 @@
-"""The order of the groups within a project, before their submission.
+"""The order of the groups within a project; the submission orders groups of equal place.
 
-A queue is represented by its first task. So groups that can never start come last.
+The first task of a project represents its queue among other queues, so groups that can never start
+come last.
 """
 
 from collections.abc import Callable

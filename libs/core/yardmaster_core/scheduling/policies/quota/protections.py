@@ -11,7 +11,7 @@ def delayed_until_ms(view: PoolView, task: Task) -> int:
     """
     delay_ms: int = view.options.preemption_delay_s * 1000
     until_ms = task.queued_ms + delay_ms
-    # The clock of its gateway may be ahead.
+    # Without a delay the task may preempt at once, even if the clock behind `queued_ms` is ahead.
     return until_ms if delay_ms and until_ms > view.state.now_ms else 0
 
 
@@ -19,8 +19,8 @@ def queue_min_runtime_s(queue: Queue, *, reclaim: bool) -> int:
     """Return the minimum run time (s) that is set for the queue, else for the nearest queue above
     it that has one; else 0.
 
-    `reclaim`: the one against reclaim by other queues, not the one against preemption by tasks of
-    the same project.
+    With `reclaim` it is the minimum run time against reclaim by other queues, else the minimum run
+    time against preemption by tasks of the same project.
     """
     # rule: protections: of the nearest queue
     for ancestor in queue.ancestors():

@@ -33,10 +33,10 @@ def queue_key(
     Each part of the key decides between queues whose parts before it are equal.
 
     Args:
-        queue: with its share.
+        queue: a queue with an up-to-date share.
         request: the amounts that the task requests.
-        taken: the amounts that victims of the queue, found before, hold.
-        over_in_all: whether a queue is over-utilized only if it is so in every resource.
+        taken: the amounts that the victims found so far in the queue hold.
+        over_in_all: whether a queue is over-utilized only if every resource is.
         guaranteed: whether a project stays within what it deserves in all its pools.
     """
     held, reserved = queue.held, queue.reserved
@@ -48,7 +48,7 @@ def queue_key(
     next_gpu, next_cpu, next_memory = gpu + request[0], cpu + request[1], memory + request[2]
     fair, allocatable = queue.fair, queue.allocatable
     deserved_gpu, deserved_cpu, deserved_memory = queue.deserved
-    # A part of nothing counts as a very large ratio.
+    # If a queue may hold nothing of a resource, what it holds counts as a very large part.
     most_gpu, most_cpu, most_memory = allocatable[0] or 1, allocatable[1] or 1, allocatable[2] or 1
 
     # Queues that hold more than their share come last.
@@ -103,11 +103,11 @@ def queue_key(
 
 
 class QueueHeap(Generic[T]):
-    """The leaves that have an item, by the keys of their paths.
+    """The leaves that have an item, in the order of the keys of the queues on their paths.
 
     `head` returns the next item of a leaf, or None. `key` returns the place of a queue that is
-    represented by an item. After either may have changed for a leaf, `refresh` must be called for
-    it; it costs O(depth * log(siblings)).
+    represented by an item. Call `refresh` for a leaf after its item or a key on its path may have
+    changed; a call costs O(depth * log(siblings)).
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class QueueHeap(Generic[T]):
                     self._append(queue, self._heaps[queue][0][3], inner)
 
     def _append(self, queue: Queue, item: T, inner: dict[Queue, None]) -> None:
+        """Add the entry of a queue to the heap of its parent, which the caller must heapify."""
         parent = queue.parent
         assert parent is not None, "the root has no place"
         self._newest[queue] = 0
@@ -175,6 +176,7 @@ class QueueHeap(Generic[T]):
         return queue
 
     def _first(self, queue: Queue) -> tuple[Queue, T] | None:
+        """Return the first child of a queue, with its item, or None; drop outdated entries."""
         heap = self._heaps.get(queue)
         while heap:
             _, number, child, item = heap[0]

@@ -25,10 +25,11 @@ from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
 class Queue:
     """A department or project in one pool; the root stands for the pool.
 
-    The amounts of its tasks: `held` will not be released, `leaving` is about to be released, and
-    `returning` is the part of `leaving` that its tasks will request again. `reserved` is reserved
-    for its tasks, `pending` is requested by tasks without reserved slots. `non_preemptible` is the
-    part of held, leaving and reserved amounts of tasks that cannot be preempted.
+    The amounts of its tasks: `held` is the amount that tasks hold and will not release, `leaving`
+    the amount that tasks are about to release, and `returning` the part of `leaving` that tasks
+    will request again. `reserved` is reserved for tasks, and `pending` is requested by tasks
+    without reserved slots. `non_preemptible` is the part of held, leaving and reserved amounts that
+    belongs to tasks that cannot be preempted.
     """
 
     __slots__ = (
@@ -73,7 +74,7 @@ class Queue:
         self.waiting: dict[Group, None] = {}
         #: The groups of a project that did not fit, or have reserved slots.
         self.blocked: dict[Group, None] = {}
-        #: The part of the queue in the last ranks of the projects below it (`ranks.py`).
+        #: The numbers of this queue in the last ranks of the projects below it (`ranks.py`).
         self.place: tuple[int, ...] = ()
 
     @property
@@ -90,7 +91,7 @@ class Queue:
 
     @property
     def used(self) -> Amounts:
-        """The amounts that count towards the limit: also those that are about to be released."""
+        """The amounts that count towards the limit: the allocated and the leaving amounts."""
         return plus(self.allocated, self.leaving)
 
     @property
@@ -141,8 +142,9 @@ def configure(queue: Queue, owner: Department | Project, pool: str) -> None:
 def derive_settings(queue: Queue, *, by_weight: bool) -> None:
     """Compute the deserved amounts and the weights of a queue, after those of the queues below it.
 
-    A department without a quota deserves the sum of what its projects deserve. The weights are
-    those that are set (`by_weight`), else the deserved amounts.
+    A department without a quota deserves the sum of what its projects deserve. With over-quota off,
+    the deserved amounts also bound the limit. With `by_weight`, the weights are the configured
+    ones, else the deserved amounts.
     """
     for child in queue.children:
         derive_settings(child, by_weight=by_weight)

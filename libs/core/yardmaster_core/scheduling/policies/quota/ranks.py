@@ -68,7 +68,7 @@ def rank_of(view: PoolView, project: Project) -> Rank:
 def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:
     """Yield the projects whose rank is not the recorded one, with their rank.
 
-    A project without pending tasks has none. A project stays in `rank_stale` until its recorded
+    A project without pending tasks has no rank. A project stays in `rank_stale` until its recorded
     rank is found to be right, because a draft may be rolled back.
     """
     index = index_of(view)

@@ -199,8 +199,8 @@ def reclaimable_projects(
 def is_reclaimable_from(
     view: PoolView, reclaimee: Queue, request: Amounts, *, within_deserved: bool
 ) -> bool:
-    """Whether a queue may lose tasks to a sibling; `within_deserved`: to one that deserves what it
-    will hold with the task.
+    """Whether a queue may lose tasks to a sibling; `within_deserved` says whether the sibling
+    deserves what it will hold with the task.
     """
     allocated = reclaimee.allocated
     if not within_deserved:

@@ -12,8 +12,8 @@ from yardmaster_schemas.events.decisions import Amounts, Bounds, QueueShare
 
 
 def queue_shares(view: PoolView) -> Iterator[QueueShare]:
-    """Yield the queues that deserve, hold or request something, each after the one above it;
-    siblings by name, departments first.
+    """Yield the queues that deserve, hold or request something, each after its parent; siblings
+    by name, departments first.
     """
     index = index_of(view)
     root = index.divide(view.state)
@@ -42,6 +42,7 @@ def project_shares(view: PoolView) -> Mapping[str, int]:
 
 
 def _below(queue: Queue) -> Iterator[Queue]:
+    """Yield all queues below a queue, each after its parent."""
     for child in sorted(queue.children, key=lambda child: (child.age[0], child.name)):
         yield child
         yield from _below(child)

@@ -18,7 +18,7 @@ def divide_tree(
     """Divide the share of `queue` among the queues below it.
 
     Args:
-        queue: with its share.
+        queue: the queue whose share is divided.
         total: the amounts of the pool.
         changed: gets the queues whose share, or the most that they may hold, changed.
         usage_weight: how much decayed usages count when GPUs are divided.
@@ -92,6 +92,8 @@ def _shares(
 
 
 def _allocatable(queue: Queue, total: Amounts) -> Amounts:
+    """Return the most that a queue may hold before other queues may reclaim from it."""
+
     def of(resource: int) -> int:
         deserved, limit = queue.deserved[resource], queue.limit[resource]
         most = total[resource] if deserved is None else max(deserved, queue.fair[resource])

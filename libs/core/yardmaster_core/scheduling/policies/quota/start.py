@@ -136,12 +136,14 @@ def _wait_until(view: PoolView, task: Task) -> Wait | None:
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task that neither fits nor found victims.
 
-    If victims are protected, the reason names the end of that; else `wait` with the numbers of its
-    project's share.
+    If the task must not preempt yet, or its victims are within their minimum run time, the reason
+    names the time when this ends. Else the reason is `wait`, with the numbers of one resource if
+    the task may ever reclaim slots.
 
-    If the project would hold more of a resource than its share, it reclaims nothing, and the
-    numbers are those of the first such resource. Else they are those of the first resource that the
-    task requests, and `others_above` is the number of projects that it may reclaim from.
+    If the project would hold more of a resource than its share, the task reclaims nothing, and the
+    numbers are those of the first such resource. Else the numbers are those of the first resource
+    that the task requests, and `others_above` is the number of projects that the task may reclaim
+    from.
     """
     until = _wait_until(view, task)
     if until is not None:
@@ -174,6 +176,7 @@ def first_resource_over_share(view: PoolView, task: Task) -> int | None:
 
 
 def _may_ever_reclaim(view: PoolView, task: Task) -> bool:
+    """Whether the pool's actions include reclaim, and the last starts of the task did not fail."""
     return "reclaim" in view.options.claiming and not task.shape.start_failed
 
 

@@ -2,7 +2,7 @@
 
 Groups that did not fit are found from what changed since the last cycle (`groups_to_wake`), from
 the capacity that was released (`offer`) and from limits that are no longer reached
-(`under_limits`). The state wakes the others.
+(`under_limits`). The state wakes all other groups.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
@@ -77,10 +77,12 @@ def _may_claim(view: PoolView, group: Group) -> bool:
 
 
 def _preempts_own(view: PoolView, group: Group) -> bool:
+    """Whether a group could fit if tasks of its own project were preempted."""
     return _may_claim(view, group) and has_own_victims(view, group.queue.first)
 
 
 def _has_stale_reason(view: PoolView, group: Group) -> bool:
+    """Whether a group that could preempt others waits for another reason than the recorded one."""
     return _may_claim(view, group) and share_decides_now(
         view, group.queue.first, group.waits[view.pool.name][0]
     )
@@ -221,7 +223,7 @@ def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> 
 
 def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
     """Yield the groups of these projects that did not fit; where a department above a project has a
-    limit, those of all projects in that department.
+    limit, the groups of all projects in that department.
     """
     index = index_of(view)
     tops: dict[Queue, None] = {}

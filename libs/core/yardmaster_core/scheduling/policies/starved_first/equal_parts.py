@@ -8,9 +8,9 @@ def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
 
     `owners`: by owner, the amount that its tasks that cannot be preempted hold (non_preemptible),
     and the amount that all its tasks hold and request (demand). The part of an owner is L, but at
-    least non_preemptible and at most demand. So the amounts that an owner does not request, or that
-    another one cannot lose, are divided among the others. Returns `total` if all demands are met,
-    and 0 if tasks that cannot be preempted hold more than `total`.
+    least non_preemptible and at most demand. So an amount that an owner does not request goes to
+    the other owners, and an amount that an owner cannot lose is taken from their parts. Returns
+    `total` if all demands are met, and 0 if tasks that cannot be preempted hold more than `total`.
     """
     edges: list[tuple[int, int]] = []
     left = total
@@ -21,7 +21,7 @@ def equal_level(total: int, owners: Iterable[tuple[int, int]]) -> int:
     if left < 0:
         return 0
     edges.sort()
-    # `rising` owners get more as the level rises.
+    # `rising` is the number of owners whose parts rise with the level.
     level = rising = 0
     for edge, change in edges:
         needed = (edge - level) * rising

@@ -69,9 +69,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         super().__init__(pool, Traits(equal_within="user" if by_user else "pool", preempts=True))
         #: Owners that hold or request something, or have pending tasks.
         self.owners: dict[OwnerName, Owner] = {}
-        #: These owners by the amount that they hold, then by name.
+        #: The allocated amount and the name of each owner in `owners`, ascending.
         self._sorted: list[tuple[int, OwnerName]] = []
-        #: Owners that are being counted, with non_preemptible and demand before.
+        #: Owners that are being counted, with non_preemptible and demand before the count.
         self._changing: dict[Owner, tuple[int, int]] = {}
         self._tasks: dict[Task, Milli] = {}
         #: By group: its owner, the request of one of its tasks, and the amount that counts as
@@ -174,6 +174,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._changing.clear()
 
     def _build(self) -> None:
+        """Empty all caches, and mark all tasks and groups as stale."""
         self._built = True
         self.owners.clear()
         self._sorted.clear()
@@ -188,6 +189,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
 
     def _owner(self, name: OwnerName) -> Owner:
+        """Return an owner by name; an unknown owner is added."""
         owner = self.owners.get(name)
         if owner is None:
             owner = self.owners[name] = Owner(name)
@@ -195,6 +197,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         return owner
 
     def _count_task(self, task: Task) -> None:
+        """Count a task again, and add the difference to the amounts of its owner."""
         before = self._tasks.get(task, NOTHING)
         held, non_preemptible, _, returning, reserved = counted(task, self._pool.name)
         allocated = held[0] + reserved[0]
@@ -209,6 +212,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._change(self._owner(self.owner_of(task.job)), *more)
 
     def _count_group(self, group: Group) -> None:
+        """Count the pending tasks of a group again, for its owner at this time."""
         known = self._groups.pop(group, None)
         if known is not None:
             owner, asked, milli = known
@@ -244,6 +248,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         returning: int = 0,
         pending: int = 0,
     ) -> None:
+        """Add to the amounts of an owner, and note its amounts before the first change."""
         self._changing.setdefault(owner, (owner.non_preemptible, owner.demand))
         owner.non_preemptible += non_preemptible
         owner.returning += returning

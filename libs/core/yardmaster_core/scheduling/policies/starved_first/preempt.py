@@ -3,9 +3,9 @@
 A task may preempt others if its owner holds less than its equal part. Each victim must belong to an
 owner that, without the victims before it, holds more than its equal part, and more than the task's
 owner will hold with the task. Afterwards no owner of a victim may hold less than the task's owner
-did before. So a preemption leaves no owner with less than the owner that it helps had, and takes
-from the larger one of two owners. Therefore no two owners take slots from each other in turn, also
-where equal parts are no whole tasks, or tasks differ in size.
+did before. So a preemption takes slots from the larger one of two owners, and leaves it with no
+less than the smaller one held before. Therefore no two owners take slots from each other in turn,
+also where equal parts are no whole tasks, or tasks differ in size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
         if victim is None:
             continue
         held = index.held_by(victim)
-        # A task that is too large alone would hide smaller ones of its node.
+        # A task whose removal alone takes too much would hide smaller tasks of its node.
         if owner.allocated - held >= now:
             yield victim
             negative += held

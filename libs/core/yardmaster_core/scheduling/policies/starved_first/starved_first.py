@@ -138,7 +138,7 @@ def claimant_kind(options: StarvedFirstOptions) -> Among | None:
 def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
     """Yield the projects whose rank is not the recorded one, with their rank: the GPUs they hold.
 
-    A project without pending tasks has none. A project stays in `rank_stale` until its recorded
+    A project without pending tasks has no rank. A project stays in `rank_stale` until its recorded
     rank is found to be right, because a draft may be rolled back.
     """
     index = index_of(view)
@@ -160,8 +160,8 @@ def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:
-    """Return the equal parts of the projects that hold or request GPUs. Those of users are left
-    out: metrics do not show the ids of users.
+    """Return the equal parts of the projects that hold or request GPUs. The parts of users are
+    left out: metrics do not show the ids of users.
     """
     index = index_of(view)
     level = index.level()
