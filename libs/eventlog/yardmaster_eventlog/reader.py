@@ -85,6 +85,10 @@ class Cursor:
         return len(self._buffer)
 
     async def _read(self, count: int, *, buffered_only: bool) -> Sequence[StoredRecord]:
+        """Read the next records; before a damaged record, only the intact records up to it.
+
+        Raises: LogTruncated: the log ends before a record that was read; the errors of `read`.
+        """
         try:
             return await self._log.read(
                 self.partition, self.end, max_records=count, buffered_only=buffered_only

@@ -144,6 +144,10 @@ class SnapshotStore:
         return await self._do(lambda: self._load_fence(machine, cell))
 
     async def _do(self, work: Callable[[], T]) -> T:
+        """Run a blocking call of the store in the executor, for at most `deadline_s` seconds.
+
+        Raises: SnapshotsUnavailable: the call failed or takes longer, or too many calls hang.
+        """
         if self._hung >= MAX_HUNG:
             found = f"{self._hung} earlier calls have not ended"
             raise SnapshotsUnavailable(url=self.url, found=found)

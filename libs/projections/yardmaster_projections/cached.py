@@ -100,7 +100,7 @@ class CachedReader:
             await self._load_having(kind, facet)
 
     async def want(self, wanted: Iterable[RowKey]) -> None:
-        """Load those of the rows that are not cached.
+        """Load the rows in `wanted` that are not cached.
 
         Raises: ViewsUnavailable.
         """
@@ -148,6 +148,7 @@ class CachedReader:
         self._complete = empty
 
     async def _load_having(self, kind: type[R], facet: Facet) -> None:
+        """Load all rows with a facet; `having` returns them until the next call of `take`."""
         name, value = facet
         query = Query(facets={name: frozenset({value})}, limit=MAX_LOADED)
         keys: set[str] = set()

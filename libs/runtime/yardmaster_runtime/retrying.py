@@ -24,6 +24,7 @@ class RetryingLog(ForwardingLog):
         self._retries = retries
 
     async def _forward(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call; repeat it with back-off while the log is unavailable, up to the limit."""
         backoff = self._limits.backoff()
         tries = 0
         while True:

@@ -314,6 +314,7 @@ class _StopRequested(Exception):
 async def _serve(
     settings: P, service: str, serve: Callable[[Process, P], Awaitable[object]]
 ) -> None:
+    """Make clock, telemetry and the other ports of the process, and run the service with them."""
     clock = SystemClock()
     telemetry = Telemetry(service, now_ms=clock.now_ms, level=settings.log_level)
     library_logs = LibraryLogs(telemetry, clock.monotonic_s)
@@ -331,6 +332,11 @@ async def _serve(
 async def _run(
     process: Process, settings: P, serve: Callable[[Process, P], Awaitable[object]]
 ) -> None:
+    """Run the service and its health endpoint until a stop is requested or the service fails.
+
+    Raises: _StopRequested, or the error of the service. After LogTruncated the service is over, but
+    the endpoint runs until a stop is requested.
+    """
     telemetry = process.telemetry
     listener = None
     if settings.health_port is not None:

@@ -26,6 +26,10 @@ async def first_of(*work: Work) -> None:
 
 
 async def _run(work: tuple[Work, ...], *, first: bool) -> None:
+    """Run all until all have ended; with `first`, cancel the others when one has ended.
+
+    Raises: the only failure, or a group of several.
+    """
     failures: list[Exception] = []
     tasks: list[asyncio.Task[None]] = []
 

@@ -97,6 +97,7 @@ async def partitions(log: EventLog, topic: str) -> int:
 
 
 async def _copy(log: EventLog, partition: Partition, file: LogFile) -> None:
+    """Copy all records of a partition to the file, with their offsets and append times."""
     to, offset = file.find(partition), await first_offset(log, partition)
     file.begin_at(to, offset)
     while found := await log.read(partition, offset, max_records=BATCH_RECORDS):
@@ -151,6 +152,10 @@ async def _replace(
     topic: Topic,
     ends: Mapping[Partition, int],
 ) -> None:
+    """Delete a topic, create it again, and fill it from the file up to its new ends.
+
+    Does nothing if the topic has these ends already.
+    """
     wanted = {
         at: _Range(copied.first, ends.get(at, copied.end))
         for at, copied in _copied(file, topic.name).items()
@@ -190,12 +195,14 @@ def _copied(file: LogFile, topic: str) -> dict[Partition, _Range]:
 
 
 async def _check_not_grown(settings: KafkaSettings, clock: Clock, copied: _Ranges) -> None:
+    """Raise LogInUse if a partition on the brokers ends after its copy."""
     now = await _ranges(settings, clock, copied)
     if grown := [at for at, one in now.items() if one.end > copied[at].end]:
         raise LogInUse(found=f"{', '.join(map(str, grown))} grew after the copy was made")
 
 
 async def _ranges(settings: KafkaSettings, clock: Clock, partitions: _Ranges) -> _Ranges:
+    """The offsets that partitions have on the brokers; empty if one of them does not exist."""
     log = await KafkaLog.open(settings, clock)
     try:
         return {at: _Range(await first_offset(log, at), await log.end(at)) for at in partitions}
@@ -221,6 +228,7 @@ async def _skip(
 
 
 async def _fill(log: EventLog, file: LogFile, partition: Partition, end: int, limit: int) -> None:
+    """Append the records of a partition in the file, up to `end`; `limit`: bytes of a batch."""
     stored = file.find(partition)
     offset = file.first(stored)
     while offset < end:
@@ -233,6 +241,7 @@ async def _fill(log: EventLog, file: LogFile, partition: Partition, end: int, li
 
 
 async def _empty(admin: AIOKafkaAdminClient, prefix: str, numbers: Sequence[int]) -> None:
+    """Delete all records of these partition numbers from topics that begin with `prefix`."""
     names = [name for name in await admin.list_topics() if name.startswith(prefix)]
     places = {}
     for found in await admin.describe_topics(names) if names else ():

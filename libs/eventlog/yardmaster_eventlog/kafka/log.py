@@ -280,6 +280,12 @@ class KafkaLog:
                 pending.remove(append)
 
     async def _outcome(self, partition: Partition, append: _Append, deadline: float) -> int:
+        """Wait for the acknowledgment of an append; return the offset of its first record.
+
+        After the deadline or an error the producer is discarded, with all its unsent batches.
+
+        Raises: AppendOutcomeUnknown, BatchTooLarge, LogUnavailable.
+        """
         topic, sent = partition.topic, append.sent
         if sent is None:
             raise AppendOutcomeUnknown(topic=topic, found="it was about to be sent")
@@ -463,6 +469,10 @@ class KafkaLog:
         self._seen.check(partition, reading=reading)
 
     async def _compare_seen(self, expiring: Partition | None) -> None:
+        """Compare the known records, unless they were compared since the last interruption.
+
+        `expiring`: the partition to compare; None: all partitions that are kept forever.
+        """
         while self._compared[expiring] != self._interruptions:
             async with self._compare_locks[expiring]:
                 interruptions = self._interruptions
@@ -475,6 +485,10 @@ class KafkaLog:
                 self._compared[expiring] = interruptions
 
     async def _compare(self, known: StoredRecord) -> None:
+        """Compare the newest record that was seen of one partition with the log.
+
+        `self._seen` notes a difference, and raises it at the next check.
+        """
         partition, offset = known.partition, known.offset
         end, found = await self._end(partition, offset + 1), None
         about = topic_of(partition.topic)
@@ -572,6 +586,7 @@ class KafkaLog:
         return int((await self._offsets.beginning_offsets([at]))[at])
 
     async def _running_producer(self) -> Producer:
+        """Return the producer that all appends share; start a new one if the last was discarded."""
         async with self._producer_lock:
             if self._producer is None:
                 producer = Producer(
@@ -592,6 +607,7 @@ class KafkaLog:
             return self._producer
 
     async def _abandon(self, producer: Producer) -> None:
+        """Discard a producer; the next append starts another one."""
         self._interruptions += 1
         if self._producer is producer:
             self._producer = None
@@ -599,6 +615,10 @@ class KafkaLog:
         await producer.abandon()
 
     async def _require(self, partition: Partition) -> None:
+        """Check that this handle is open and the partition exists.
+
+        Raises: LogClosed, UnknownTopic, LogUnavailable.
+        """
         if partition.number >= self._topics.get(partition.topic, 0):
             self._topics.pop(partition.topic, None)
             await self._bounded(lambda: self._look({partition.topic}))
@@ -625,6 +645,7 @@ class KafkaLog:
             self._topics[found["topic"]] = len(led)
 
     async def _led(self, names: set[str]) -> None:
+        """Wait until each of these topics exists and all its partitions have leaders."""
         while missing := names - self._topics.keys():
             await self._look(missing)
             if names - self._topics.keys():

@@ -136,6 +136,7 @@ class KafkaMembership:
             await consumer.leave()
 
     def _offer(self, partitions: frozenset[int]) -> None:
+        """Set the offers and publish them; during a rebalance, they are published at its end."""
         if partitions == self._assignor.offers:
             return
         self._assignor.offers = partitions
@@ -143,6 +144,7 @@ class KafkaMembership:
             self._subscribe(self._consumer)
 
     async def _join(self) -> None:
+        """Connect a new consumer and let it join the group."""
         consumer = _Consumer(**self._arguments)
         try:
             await consumer.start()

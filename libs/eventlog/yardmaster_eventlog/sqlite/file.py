@@ -256,6 +256,10 @@ class LogFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Commit the writes of the block durably, or roll them back when it raises.
+
+        Raises: AppendOutcomeUnknown: the commit failed, and may count after a crash.
+        """
         self._begin()
         try:
             yield
@@ -279,6 +283,10 @@ class LogFile:
             raise AppendOutcomeUnknown(topic=self.path.name, found=str(error)) from error
 
     def _begin(self) -> None:
+        """Begin a write transaction; first reconnect if the last commit failed.
+
+        Raises: LogUnavailable: another process held the lock for `lock_timeout_s`.
+        """
         if self._broken:
             self._db.close()
             self._db = connect(self.path, create=False, lock_timeout_s=self.lock_timeout_s)
@@ -326,6 +334,7 @@ class LogFile:
         self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?)", (stored.id, key, offset))
 
     def _expire(self, stored: StoredPartition, now_ms: int, retention_ms: int) -> None:
+        """Delete records of a partition that are older than its retention, a bounded number."""
         # Look only 50 times per retention; records are therefore kept up to 2 % longer.
         if now_ms - self._expired_ms.get(stored.id, 0) < retention_ms // 50:
             return

@@ -133,6 +133,10 @@ def certainly_not_written(error: sqlite3.Error) -> bool:
 
 
 def _check_path(path: Path, *, create: bool) -> None:
+    """Check that the path holds a file that is not empty; with `create`, create a missing log.
+
+    Raises: NotOurLog, LogCorrupt, LogUnavailable.
+    """
     try:
         if path.is_dir():
             raise NotOurLog(path=path, found="a folder")
@@ -149,6 +153,12 @@ def _check_path(path: Path, *, create: bool) -> None:
 
 
 def _create(path: Path) -> None:
+    """Create an empty log under another name, and link it to `path` once it is complete.
+
+    If another process has created a log at `path` meanwhile, that log stays.
+
+    Raises: LogCorrupt: the path has a write-ahead log but no file.
+    """
     wal = path.with_name(path.name + "-wal")
     if wal.exists() and wal.stat().st_size:
         raise LogCorrupt(path=path, found=f"only its {wal.name} is there")

@@ -254,6 +254,10 @@ class SqliteLog:
         return group
 
     async def _commit(self, group: Sequence[_Append]) -> None:
+        """Write a group of appends in one transaction, and give each its offset or its error.
+
+        If a record of the group cannot be stored, the appends are written one by one.
+        """
         writes, now_ms = [append.write for append in group], self._clock.now_ms()
 
         def write(file: LogFile) -> list[int]:
@@ -289,6 +293,7 @@ class SqliteLog:
             self._writing = asyncio.create_task(self._truncate())
 
     async def _truncate(self) -> None:
+        """Empty the write-ahead log, then write the appends that have arrived meanwhile."""
         with suppress(LogError):  # a reader may be in the way: tried again later
             await self._writer.run(LogFile.truncate_wal)
         await self._write()

@@ -98,12 +98,14 @@ class PageReader(Generic[R]):
         return seen.answers
 
     def _same(self, at: CurrentHead) -> None:
+        """Raise _Moved if a read is of another head (generation, if not strict) than the first."""
         if self._first is None:
             self._first = at
         elif at.keys is not self._first.keys or (self._strict and at.head != self._first.head):
             raise _Moved
 
     async def _rows(self, wanted: int) -> list[R]:
+        """Read at most `wanted` rows of the query, in order."""
         if not all(self._facets.values()):
             await self._look(lambda _: ())
             return []
@@ -123,6 +125,7 @@ class PageReader(Generic[R]):
         return rows
 
     async def _number(self) -> int:
+        """Count the rows of the query, up to its limit."""
         query = self._query
         if not all(self._facets.values()):
             await self._look(lambda _: ())
@@ -206,6 +209,7 @@ class PageReader(Generic[R]):
         ]
 
     async def _fetch(self, members: list[bytes], wanted: int) -> list[R]:
+        """Read the rows of members; leave out rows that have left the list in between."""
         members = members[:wanted]
         if not members:
             return []

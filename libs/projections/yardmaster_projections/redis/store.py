@@ -161,6 +161,10 @@ class RedisViewStore:
         before: Position | None,
         noted: Mapping[str, Any],
     ) -> None:
+        """Write on top of the last head; if other processes wrote meanwhile, read the head again.
+
+        Raises: ViewsMoved; ViewsUnavailable: other processes wrote first MAX_WRITE_TRIES times.
+        """
         for _ in range(MAX_WRITE_TRIES):
             last, self._last = self._last, None
             if last is None:

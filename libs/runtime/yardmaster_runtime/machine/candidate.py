@@ -110,6 +110,10 @@ class Candidate(Generic[S]):
             await self._clock.sleep(self._backoff.pause_s)
 
     async def _run_once(self, leader_tasks: LeaderTasks[S] | None) -> None:
+        """Restore the machine, stand by until the election is won, then lead until the term ends.
+
+        Returns when the election is lost. Raises: the errors of each of these steps.
+        """
         settings = self._settings
         if self._fence is not None:
             await self._fence.check(self.log)
@@ -137,6 +141,10 @@ class Candidate(Generic[S]):
         await self._lead(fold, leader_tasks)
 
     async def _lead(self, fold: Fold[S], leader_tasks: LeaderTasks[S] | None) -> None:
+        """Take a term and lead, together with snapshots, fence and `leader_tasks`, until one ends.
+
+        Returns when the election is lost. Raises: the error of the first task that fails.
+        """
         snapshotter = None
         if self._snapshots is not None:
             snapshotter = Snapshotter(
@@ -173,6 +181,8 @@ class Candidate(Generic[S]):
         self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
 
     def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
+        """Return the function that the leader calls after each committed cycle."""
+
         def after_cycle() -> None:
             # A committed cycle shows that the log works.
             self._backoff.reset()
@@ -184,6 +194,7 @@ class Candidate(Generic[S]):
         return after_cycle
 
     def _report_stopped(self, error: Exception) -> None:
+        """Report the error that stops the machine, and withdraw from the election for ever."""
         code = error.code if isinstance(error, YardmasterError) else type(error).__name__
         self._metrics.telemetry.error(
             "machine_stopped", machine=self.machine.name, code=code, found=str(error)

@@ -324,6 +324,10 @@ def _what_changed(digests: Sequence[bytes], recorded: str, at: int) -> str:
 def _load_readers(
     machine: Machine[S], cell: str, dump: Any
 ) -> tuple[CommitReader, dict[str, CommitReader]]:
+    """Return the readers in a dump: that of the own topic, and those of inputs by topic.
+
+    Raises: SnapshotUnreadable: the dump is of another format, machine or cell, or is incomplete.
+    """
     try:
         found = (dump["format"], dump["machine"], dump["cell"])
         if found != (FORMAT, machine.name, cell):

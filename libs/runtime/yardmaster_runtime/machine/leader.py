@@ -305,6 +305,7 @@ class Leader(Generic[S]):
         )
 
     def _count(self, taken: Sequence[TakenRange], decisions: int, complete: bool) -> None:
+        """Count the cycle in the metrics; remember whether it left records of an input behind."""
         metrics, limits = self._metrics, self._limits
         metrics.cycles.inc()
         metrics.rules.set(self.fold.reader.rules)

@@ -63,6 +63,7 @@ class Quarantine:
                 telemetry.warn("quarantine_failed", code=error.code, records=len(batch))
 
     def _batches(self, refused: Sequence[RefusedRecord], now_ms: int) -> Iterator[list[Record]]:
+        """Encode the copies of refused records, in batches of at most BATCH_BYTES."""
         batch: list[Record] = []
         size = 0
         for one in refused:

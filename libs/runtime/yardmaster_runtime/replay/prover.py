@@ -203,6 +203,10 @@ class Prover(Fold[S]):
         return accepted, refused
 
     def _decide_again(self, counted: CountedCycle, traces: Mapping[str, str]) -> None:
+        """Decide the cycle again from its inputs and observations; compare the records.
+
+        Raises: ReplayDiverged: names the first record that differs.
+        """
         commit = counted.commit
         observed = []
         for _, envelope in counted.decisions:

@@ -94,6 +94,7 @@ def _prover(
 
 
 async def _prove(prover: Prover[Any]) -> Finding | None:
+    """Replay the topic of one machine; return the contradiction that ends its proof, or None."""
     try:
         await prover.catch_up()
     except (MachineError, CoreError, LogCorrupt, LogTruncated) as error:
@@ -102,6 +103,7 @@ async def _prove(prover: Prover[Any]) -> Finding | None:
 
 
 def _finding(prover: Prover[Any], error: YardmasterError) -> Finding:
+    """Convert the error that ended a proof to a finding at the record that the error names."""
     fields = error.fields
     partition = fields.get("partition")
     topic = str(fields.get("topic", prover.own.topic))
@@ -124,6 +126,7 @@ def _finding(prover: Prover[Any], error: YardmasterError) -> Finding:
 async def _note_unproved(
     log: EventLog, prover: Prover[Any], unproved: dict[Partition, tuple[int, int]]
 ) -> None:
+    """Add to `unproved` the ranges of topics behind the last cycle that the proof has reached."""
     machine = prover.machine
     reached = {prover.own: prover.reader.boundary}
     for partition, source in prover.inputs.items():
