@@ -273,6 +273,7 @@ class RequestWriter:
         return f"{self._name}.{self._chance.hex('source of a gateway', 12)}"
 
     def _envelope(self, event: Event, subject: str, origin: RequestOrigin) -> Envelope[Event]:
+        """Return an event as a record of the present source; this uses up a sequence number."""
         assert self._epoch is not None, "the epoch is set before the first record"
         seq = self._seq
         self._seq += 1

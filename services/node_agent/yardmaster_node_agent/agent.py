@@ -383,6 +383,7 @@ class _Incarnation:
         raise AssertionError("the wait for the reports ends with IncarnationOver")
 
     def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
+        """Compose the join of this incarnation, with the replicas that it adopted, and queue it."""
         offer, settings = self.head.offer, self._settings
         running = sorted(s.replica.key for s, process in adopted if process is not None)
         event = NodeJoinedV1(

@@ -80,6 +80,7 @@ class TaskApi:
     async def _route(
         self, request: Request, supervision: Supervision
     ) -> tuple[int, dict[str, Any]]:
+        """Execute a request of a task; return the HTTP status and the content of the answer."""
         body = request.body
         match (request.method, request.path):
             case ("GET", "/v1/stop"):

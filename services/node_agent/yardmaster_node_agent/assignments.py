@@ -128,6 +128,10 @@ class AssignmentFollower:
             self._context.save(Reached(offset=state.reached, digest=digest), durable=False)
 
     def _act(self, stored: StoredRecord) -> None:
+        """Execute one assignment record, and count it with its outcome.
+
+        Raises: AssignmentUnreadable, IncarnationOver, Replaced, FenceExpired.
+        """
         envelope, origin = self._read(stored)
         event = envelope.data
         match event:
@@ -177,6 +181,10 @@ class AssignmentFollower:
         return envelope, relayed_from(given)
 
     def _allocated(self, event: SlotsAllocatedV1, cause: str, decision: int) -> str:
+        """Add the new replicas of an allocation to the ledger and start them; return the outcome.
+
+        If the node has no capacity for them, they are added too, and released as never started.
+        """
         head, state = self._context.state.head, self._context.state
         first = min(event.placements, key=lambda placement: placement.replica)
         new: list[Replica] = []

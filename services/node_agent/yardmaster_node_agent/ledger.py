@@ -180,6 +180,7 @@ class FileLedger:
             raise LedgerInUse(path=self._path) from None
 
     def _rewrite(self, state: AgentState) -> None:
+        """Replace the file atomically and durably by the fewest lines that fold into `state`."""
         entries = state.entries()
         new = self._path.with_name(self._path.name + ".new")
         try:

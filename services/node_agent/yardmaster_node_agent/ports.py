@@ -182,6 +182,7 @@ def host_ports(
 def _limiter(
     settings: Settings, host: Host, devices: Devices, telemetry: Telemetry
 ) -> FractionLimiter:
+    """Return the limiter of the node; log the reason if a node with GPUs enforces no fractions."""
     if host.simulated:
         return NoLimits()
     user = host.user

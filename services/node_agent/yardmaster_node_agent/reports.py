@@ -168,6 +168,7 @@ class Reporter:
                 await self._append_some()
 
     async def _append_some(self) -> None:
+        """Append the oldest queued facts as one batch, and call `on_logged` of each."""
         self._lease.check()
         records: list[Record] = []
         taken: list[Fact] = []

@@ -83,13 +83,13 @@ class Settings(LogSettings):
     devices: tuple[str, ...] | None = None
     #: Memory of one GPU. Default: as detected.
     gpu_memory_mib: Milli | None = None
-    #: CPUs in thousandths. Default: the agent's part of those of the machine, and at least one CPU
+    #: CPUs in thousandths. Default: the agent's part of the machine's CPUs, and at least one CPU
     #: for each slot that `gpus` or `devices` declares, because a task needs one CPU by default.
     cpu_milli: Milli | None = None
-    #: Memory of the node. Default: the agent's part of that of the machine.
+    #: Memory of the node. Default: the agent's part of the machine's memory.
     memory_mib: Milli | None = None
-    #: Agents on this machine, among which its CPUs and its memory are divided. `yard dev` and
-    #: `yard up` set it to the number of their nodes.
+    #: The number of agents on this machine. The machine's CPUs and memory are divided among them.
+    #: `yard dev` and `yard up` set it to the number of their nodes.
     machine_agents: PositiveInt = 1
     #: Whether tasks are limited to their fractions of GPUs through NVIDIA MPS. Default: where an
     #: MPS control daemon answers. With `true`, the agent does not start where that is impossible.

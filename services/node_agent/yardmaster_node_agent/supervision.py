@@ -355,6 +355,7 @@ class Supervision:
         self._report_started()
 
     async def _follow(self, process: Process) -> None:
+        """Supervise a started replica until it is released."""
         replica = self.replica
         async with asyncio.TaskGroup() as group:
             watching = [
@@ -443,6 +444,10 @@ class Supervision:
                 return
 
     def _read_checkpoint_file(self, process: Process) -> None:
+        """Record the checkpoint, or the end of the work, that the checkpoint file reports.
+
+        Invalid content is ignored with a line in the task's output.
+        """
         note = process.checkpoint_note()
         if note is None:
             return
@@ -484,6 +489,7 @@ class Supervision:
         self._release()
 
     def _release(self) -> None:
+        """Release the replica's slots: write its end to the ledger, and queue its last facts."""
         self.replica.state = ReplicaState.RELEASED
         self.replica.ended_ms = self._clock.now_ms()
         self._save()
@@ -535,6 +541,7 @@ class Supervision:
         self._report("progress", TaskProgressedV1(**self._fact_fields(), permille=self._permille))
 
     def _report_ended(self) -> None:
+        """Queue the exit of the main process, if there was one, and the release of the slots."""
         exit_ = self.replica.exit
         released = SlotsReleasedV1(
             **self._fact_fields(),

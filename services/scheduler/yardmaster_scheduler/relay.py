@@ -282,6 +282,10 @@ class Relay:
         return None
 
     async def _append(self, node: str, records: Sequence[Record]) -> None:
+        """Append copies to a node's topic, in several batches if one is too large.
+
+        A missing topic is created first; if the node needs no topic, nothing is appended.
+        """
         partition = self._partition_of(node)
         try:
             offset = await self._nodes_log.append(partition, records)

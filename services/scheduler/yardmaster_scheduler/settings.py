@@ -22,13 +22,13 @@ class ShellLimits(BaseModel):
     #: Interval of the check whether nodes' topics still have all copies.
     relay_check_s: Annotated[float, Field(gt=0)] = 30.0
     #: The most records of `decisions`, from the newest copy back, that are copied again to a node's
-    #: topic that lost copies. Of older ones the agent may have none left to do: an attempt whose
-    #: start was lost ends at the pool's start timeout.
+    #: topic that lost copies. Older records need no second copy: an attempt whose start was lost
+    #: ends at the pool's start timeout.
     relay_look_back: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
     #: Interval of the check for silent nodes.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
-    #: If heartbeats were not read to their end for longer than this, the further time is no
-    #: silence.
+    #: If the heartbeats were not read up to their end for longer than this, the time beyond it does
+    #: not count as silence of the nodes.
     deaf_s: Annotated[float, Field(gt=0)] = 5.0
     #: Records per read.
     max_read: Annotated[int, Field(ge=1, le=100_000)] = 1_000

@@ -97,6 +97,7 @@ class Cells:
         raise next(iter(self._stopped.values()))
 
     async def _follow(self, partition: int) -> None:
+        """Follow a cell; if that fails, report the cell as stopped and keep the error for `run`."""
         cell = self._cells[partition]
         try:
             await self._serve(partition, cell, self._progress[partition])

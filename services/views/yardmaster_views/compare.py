@@ -120,6 +120,7 @@ class _Run:
             self._differs("position", str(position), f"the log leads to {reached} only", position)
 
     async def _compare_pages(self, kind: type[Row]) -> set[str]:
+        """Compare all rows of a kind, page by page; return the keys of the rows in the store."""
         seen: set[str] = set()
         after: Order | None = None
         while True:

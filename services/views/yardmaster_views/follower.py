@@ -146,6 +146,10 @@ class Follower:
             return await self._start()
 
     async def _start(self) -> Position:
+        """Take over the store as its writer, and set all readers to the store's position.
+
+        Raises: LogTruncated: see `_check_log`.
+        """
         position = await self._store.begin()
         notes = await self._store.notes()
         if self._cache is not None:

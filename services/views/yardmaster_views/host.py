@@ -88,6 +88,10 @@ class Host:
         raise AssertionError("neither loop returns")
 
     async def _follow(self, has_started: asyncio.Event) -> NoReturn:
+        """Run rounds; start the follower again after each failure of the log or the store.
+
+        `has_started` is set when the follower has started for the first time.
+        """
         started = False
         while True:
             try:
@@ -119,6 +123,7 @@ class Host:
             self._health.report(self._part)
 
     async def _round(self) -> None:
+        """Project the received records, then wait for more records, at most `idle_wait_s`."""
         began_s = self._clock.monotonic_s()
         self.progress.reached(await self._follower.project(steps=MAX_STEPS, buffered_only=True))
         self._recovered()

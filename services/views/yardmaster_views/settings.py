@@ -25,8 +25,7 @@ class ViewsSettings(SharedSettings):
     measure_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     #: Rows in the cache of a follower.
     max_cached_rows: Annotated[int, Field(ge=1_000, le=10_000_000)] = MAX_ROWS
-    #: Changed rows that are not written yet; with more of them, steps are no longer written
-    #: together.
+    #: The most changed rows that are collected for one write; with more, the steps are written.
     max_unsaved_rows: Annotated[int, Field(ge=1, le=100_000)] = MAX_UNSAVED
 
     @property

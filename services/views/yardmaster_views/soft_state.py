@@ -137,6 +137,7 @@ class SoftState:
     async def _store_reports(
         self, topic: str, reports: Sequence[tuple[StoredRecord, Report]], upto: int
     ) -> None:
+        """Write the rows of the reports and the next offset `upto` of the topic, in one write."""
         outputs, erased = await self._outputs(one for _, one in reports)
         changes: dict[str, Change] = {}
         for stored, one in reports:

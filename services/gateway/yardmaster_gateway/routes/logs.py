@@ -61,9 +61,9 @@ class Output:
         self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
         self._nodes: dict[int, dict[int, str]] = {}
         self._seen: dict[tuple[int, int], int] = {}
-        #: How often the views may still be read again for missing attempts. This is a limit for the
-        #: whole stream, so that forged output of attempts that do not exist cannot delay it again
-        #: and again.
+        #: How often the views may still be read again for missing attempts. The numbers start again
+        #: only when an attempt was found: so forged output of attempts that do not exist delays a
+        #: stream only once.
         self._late_reads = LATE_READS
         self._behind_reads = BEHIND_READS
         self.offset = 0
@@ -113,6 +113,7 @@ class Output:
                     yield stored.offset, piece
 
     async def _verified(self, stored: StoredRecord) -> TaskOutputV1 | None:
+        """Return the piece in a record if it is wanted, new, and from the right node; else None."""
         if stored.record.key != self._task_id.encode():
             return None
         try:

@@ -58,6 +58,7 @@ SNAPSHOT_ITEMS: Final = 200
 
 
 def _visible(row: Row, visibility: Visibility) -> bool:
+    """Whether a watch shows a row: the caller may see it, and lists of this kind contain it."""
     match row:
         case TaskRow():
             return visibility.includes(row.job.project)

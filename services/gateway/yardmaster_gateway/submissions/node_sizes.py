@@ -161,6 +161,7 @@ class NodeSizes:
         return self._of_projects[project]
 
     async def _read(self) -> Mapping[str, Sizes]:
+        """Return the sizes of all present nodes, by pool; empty if the cell is above MAX_NODES."""
         self._reads.inc()
         found: defaultdict[str, Counter[Size]] = defaultdict(Counter)
         query = Query(facets={"listed": frozenset({"yes"})}, limit=PAGE)

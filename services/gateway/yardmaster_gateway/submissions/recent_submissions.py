@@ -89,6 +89,7 @@ class RecentSubmissions:
             self._next = stored.offset + 1
 
     def _add(self, stored: StoredRecord) -> None:
+        """Keep a request if it is the first submission of its job and quota accepts its number."""
         try:
             envelope = decode(stored.record)
         except SchemaError:

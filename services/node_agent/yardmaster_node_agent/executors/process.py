@@ -334,6 +334,7 @@ class ProcessExecutor:
             )
 
     def _spawn(self, directory: ReplicaDirectory, launch: Launch) -> int:
+        """Start a runner in a session of its own, with the spec of the command; return its pid."""
         run = launch.run
         if run.script is not None:
             command = ["sh", "-eu", directory.write_script(run.script)]
