@@ -22,7 +22,7 @@ _POINTS: Final = 4
 
 
 class Chance:
-    """Random draws for one seed, in any order: each is a hash of the seed and its purpose."""
+    """Random draws for one seed, in any order: a draw is a hash of the seed and its purpose."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -72,7 +72,7 @@ class Normal:
     steps: int = 1
 
     def times(self, factor: Decimal) -> "Normal":
-        """The same with mean and deviation multiplied, within the same limits."""
+        """The same distribution with mean and deviation times `factor`, within the same limits."""
         return Normal(self.mean * factor, self.deviation * factor, self.low, self.high, self.steps)
 
 

@@ -60,8 +60,9 @@ def write(sink: LogSink, topic: Topic, records: Sequence[Record], now_ms: int) -
 class InputBatch:
     """Inputs of a machine from one topic: events with the ids of their records and actors.
 
-    `digests` are those of the records, in the output topic of a machine also of its commits.
-    `events_ms`: the events' own times, if they differ from the cycle's.
+    `digests` are the digests of the records; if the topic is the output of another machine, also
+    of the commit records between them. `events_ms`: the times of the events, if they differ from
+    the cycle's time.
     """
 
     partition: Partition
@@ -71,7 +72,7 @@ class InputBatch:
     events_ms: Sequence[int] = ()
 
     def range(self) -> InputRange:
-        """The range as a commit record names it."""
+        """The range of these inputs, as a commit record names the range."""
         return TakenRange(self.partition, self.first, self.digests).range()
 
 

@@ -24,7 +24,8 @@ from yardmaster_simulation.metrics import (
 from yardmaster_simulation.series import windows
 from yardmaster_simulation.tables import Labels
 
-#: A report shows this many projects, those that held the most; the others are added up.
+#: The number of projects that a report shows: those that held the most GPUs. All other projects are
+#: added up.
 MAX_PROJECTS: Final = 8
 OTHERS: Final = "all others"
 

@@ -1,9 +1,9 @@
 """Fragmentation: the part of the free GPUs that the requested tasks cannot use.
 
-The measure is the core's (`Workload.useless`), averaged over all requests so far. Tasks without
-GPUs are excluded, and node types are ignored. At most `CLASSES` sizes represent all requests. They
-are chosen again each time the number of tasks has grown by a quarter, so that in between only
-changed nodes must be computed.
+The measure is the core's measure (`Workload.useless`), averaged over all requests so far. Tasks
+without GPUs are excluded, and node types are ignored. At most `CLASSES` sizes represent all
+requests. These sizes are chosen again each time the number of tasks has grown by a quarter. Between
+two choices, the measure is computed only for nodes that changed.
 """
 
 from typing import Final
@@ -52,7 +52,7 @@ class Demand:
         #: Tasks so far, and the number of tasks at which the classes are chosen again.
         self.total = 0
         self.next_total = 1
-        #: Sizes with their weights, whose sum is `weight`.
+        #: The chosen sizes with their weights; the sum of the weights is `weight`.
         self.classes: list[tuple[Size, int]] = []
         self.weight = 1
         #: The classes as a workload, by the number of GPUs of a node.
@@ -74,7 +74,7 @@ class Demand:
         """Choose the classes from all requests so far."""
         self.next_total = self.total + self.total // 4 + 1
         self._workloads.clear()
-        # The smallest first: by GPU, then CPU, then memory.
+        # The smallest sizes come first: by GPU, then CPU, then memory.
         sizes = sorted(
             (size[0] * size[1], size[2], size[3], size, count)
             for size, count in self._counts.items()
@@ -83,7 +83,7 @@ class Demand:
             self.classes = [(size, count) for *_, size, count in sizes]
             self.weight = self.total
             return
-        # Cut all tasks, sorted by size, into CLASSES equal parts; the middle of each represents it.
+        # Cut all tasks, sorted by size, into CLASSES equal parts; a part's middle represents it.
         found: dict[Size, int] = {}
         seen = 0
         for *_, size, count in sizes:
@@ -103,7 +103,10 @@ class Demand:
         return workload.useless(tuple(sorted(node.slots)), node.cpu_milli, node.memory_mib, "")
 
     def _workload(self, all_gpus: int) -> Workload:
-        """The classes on a node of `all_gpus`: one over whole nodes needs at most all of them."""
+        """The classes as a workload for a node of `all_gpus` GPUs.
+
+        A class with the layout of whole nodes requests at most all GPUs of the node.
+        """
         counts: dict[Class, int] = {}
         for (gpus, milli, cpu, memory, on_whole_nodes), weight in self.classes:
             needed = min(gpus, all_gpus) if on_whole_nodes else gpus
@@ -113,5 +116,5 @@ class Demand:
 
 
 def _middles(count: int, total: int) -> int:
-    """Of the middles of `CLASSES` equal parts of `total`, how many are among the first `count`."""
+    """Count the middles of `CLASSES` equal parts of `total` that are among the first `count`."""
     return (2 * count * CLASSES + total - 1) // (2 * total)

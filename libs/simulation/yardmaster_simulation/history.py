@@ -80,8 +80,8 @@ class _Node:
         self.free: FreeNode | None = None
         #: Number of replicas that hold slots on the node.
         self.open = 0
-        #: A later join of the node, received while replicas of its former life still held slots; it
-        #: counts once they have released them.
+        #: A later join of the node, received while replicas from before still held slots. The join
+        #: counts once these replicas have released their slots.
         self.pending: NodeJoinedV1 | None = None
         self.changed = False
         #: Slot -> gpu_milli that is reserved for pending tasks.
@@ -90,14 +90,14 @@ class _Node:
         self.reserved_idle = 0
 
     def idle_of_reserved(self) -> int:
-        """The gpu_milli that is reserved and that no task holds; 0 if the node is not up."""
+        """The gpu_milli that is reserved but that no task holds; 0 if the node is not up."""
         if self.free is None:
             return 0
         slots = self.free.slots
         return sum(min(milli, slots[slot]) for slot, milli in self.reserved.items())
 
     def reserve(self, placement: Placement, sign: int) -> None:
-        """Reserve a placement, or with `sign` -1 no longer."""
+        """Reserve a placement; with `sign` -1, end its reservation."""
         for slot in placement.slots:
             milli = self.reserved.get(slot, 0) + sign * placement.gpu_milli
             if milli:
@@ -115,7 +115,7 @@ class History:
         self.jobs: dict[str, Job] = {}
         self.pools: dict[str, Pool] = {}
         self.projects: dict[str, Project] = {}
-        #: Rejected jobs; lost nodes.
+        #: The number of rejected jobs, and the number of lost nodes.
         self.rejected = self.nodes_lost = 0
         self._event_ms = 0
         self._nodes: dict[str, _Node] = {}
@@ -123,7 +123,7 @@ class History:
         self._changed_pools: list[Pool] = []
         self._changed_projects: list[Project] = []
         self._changed_nodes: list[_Node] = []
-        #: The policies of the pools whose shares were recorded, and whether any shares were.
+        #: The policies of the pools whose shares were recorded, and whether any share was recorded.
         self._policies: dict[str, str] = {}
         self.divided = False
         self._appliers: dict[type[Event], Callable[[Any], None]] = {
@@ -204,10 +204,13 @@ class History:
         self._changed_projects.clear()
 
     def _deserved(self, project: Project) -> tuple[int, int, int]:
-        """Return what a project deserves, the part of it that it holds, and its share."""
+        """Return the GPUs that a project deserves, the deserved GPUs that it holds, and its share.
+
+        Each is the sum over all pools, in gpu_milli.
+        """
         total = held = 0
         for name, milli in project.deserved.items():
-            # Without a limit it deserves all that the pool has, and whatever it holds.
+            # An unlimited project deserves all GPUs of the pool, so all GPUs that it holds count.
             total += self._pool(name).up if milli is None else milli
             holds = project.held.get(name, 0)
             held += holds if milli is None else min(holds, milli)
@@ -232,7 +235,10 @@ class History:
             self._changed_projects.append(project)
 
     def _count_up(self, pool: Pool, milli: int) -> None:
-        """Add to a pool's GPUs in nodes that are up."""
+        """Add `milli` to the pool's GPUs in nodes that are up; a negative number subtracts.
+
+        Projects that deserve all GPUs of the pool change too.
+        """
         pool.up += milli
         self._touch_pool(pool)
         for project in self.projects.values():
@@ -258,9 +264,10 @@ class History:
         return found
 
     def _change_demand(self, job: Job, waiting: int, holding: int = 0) -> None:
-        """Add to the numbers of a job's pending tasks and of its tasks with an attempt.
+        """Change the number of a job's pending tasks, and of its tasks with an attempt (`holding`).
 
-        The second number counts only for jobs that limit their concurrent tasks.
+        `holding` counts only for jobs that limit their concurrent tasks. The GPUs that the pool and
+        the project request change with these numbers.
         """
         requesting = job.waiting = job.waiting + waiting
         if job.most is not None:
@@ -319,7 +326,7 @@ class History:
             return
         spec = event.spec
         project = self._project(event.project)
-        # By the gateway's clock, which may be ahead.
+        # The submission time is by the gateway's clock, which may be ahead.
         submitted_ms = min(event.submitted_at_ms, self.now_ms)
         job = Job(event, project, self._pool(spec.pools[0]), submitted_ms)
         self.jobs[event.job_id] = job
@@ -420,7 +427,7 @@ class History:
             self._reserve(task, ())
 
     def _reserve(self, task: Task, placements: tuple[Placement, ...]) -> None:
-        """Reserve these placements for a task, instead of those that it has reserved."""
+        """Reserve these placements for a task, and end the task's earlier reservations."""
         for sign, changed in ((-1, task.reserved), (1, placements)):
             for placement in changed:
                 node = self._nodes.get(placement.node)

@@ -27,7 +27,7 @@ class MemorySink:
 
 
 class _SetClock:
-    """A clock whose time the sink sets; sleeping returns at once."""
+    """A clock whose time the sink sets; `sleep` returns at once."""
 
     at_ms = 0
 

@@ -10,12 +10,12 @@ from yardmaster_simulation.history import PREEMPTED, History
 from yardmaster_simulation.records import Task
 from yardmaster_simulation.series import windows
 
-#: How long each task runs if nothing stops it, in milliseconds, by its id.
+#: A function from a task's id to how long the task runs if nothing stops it, in milliseconds.
 ExecMs = Callable[[str], int]
 
-#: Number of equal windows of a run, for plots over time and for fairness.
+#: The number of equal windows into which a run is divided for plots over time and for fairness.
 WINDOWS: Final = 400
-#: Tasks that are not preemptible, tasks that are preemptible, and both.
+#: The kinds of tasks: not preemptible, preemptible, and both together.
 TE: Final = "te"
 BE: Final = "be"
 ALL: Final = "all"
@@ -40,7 +40,7 @@ class Spread:
 class Part:
     """The figures of the tasks of one kind.
 
-    Times are seconds; slowdown, wait and completion are of succeeded tasks only.
+    Times are seconds. Slowdown, wait and completion describe only tasks that succeeded.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Part:
     slowdown: Spread
     wait_s: Spread
     completion_s: Spread
-    #: From each preemption request to the task's next start.
+    #: The time from each preemption request to the task's next start.
     rescheduling_s: Spread
     #: Number of tasks that were preempted once, twice, three times or more.
     preempted: tuple[int, int, int]
@@ -69,7 +69,8 @@ class Summary:
     parts: tuple[Part, ...]
     rejected: int
     makespan_s: float
-    #: None if there were no GPUs, no free GPUs, no project that requested GPUs.
+    #: These three figures are None if there were no GPUs, no free GPUs and no project that
+    #: requested GPUs, respectively.
     utilisation: float | None
     fragmentation: float | None
     fairness: float | None
@@ -79,7 +80,7 @@ class Summary:
     other_lost_gpu_hours: float
     preemptions: int
     nodes_lost: int
-    #: The GPU hours in which reserved GPUs were idle: tasks waited for the rest of their slots.
+    #: The GPU hours in which reserved GPUs were idle, because tasks waited for more slots.
     reserved_idle_gpu_hours: float
 
     def part(self, kind: str) -> Part:
@@ -117,9 +118,10 @@ RUN_FIGURES: Final = (
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The percentile `share` (0 to 1) of ascending values, linear between the two nearest.
+    """The percentile `share` (0 to 1) of ascending values.
 
-    The value at rank share x (n - 1), as in numpy's default and SQL's percentile_cont.
+    It is the value at rank share x (n - 1), interpolated linearly between the two nearest values,
+    as numpy's default and SQL's percentile_cont do.
     """
     rank = share * (len(ordered) - 1)
     below = int(rank)
@@ -139,7 +141,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def exec_ms_of(task: Task, exec_ms: ExecMs | None) -> int:
-    """How long a task runs if nothing stops it; if unknown, the time it ran that was not lost."""
+    """How long a task runs if nothing stops it; if unknown, how long it ran without lost work."""
     if exec_ms is not None:
         return exec_ms(task.id)
     return sum(run.ran_ms - run.lost_ms for run in task.attempts)
@@ -176,7 +178,7 @@ def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
 
 
 def jain(shares: Sequence[float]) -> float | None:
-    """Jain's index: 1 if all shares are equal, 1/n if one has everything; None if all are zero."""
+    """Jain's index: 1 if all n shares are equal, 1/n if all but one are zero; None if all are."""
     squares = sum(share * share for share in shares)
     if not squares:
         return None
@@ -201,10 +203,10 @@ def fair_shares(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The GPUs of a project, as means of each window.
+    """The GPUs of a project; each field has the mean of each window.
 
-    `held` (allocated), `requested` by pending tasks, `fair` (its part by weight), `deserved`, and
-    `share`, which the policy recorded (0: none).
+    `held`: allocated. `requested`: by pending tasks. `fair`: the project's part by weight.
+    `deserved`: by quota. `share`: recorded by the policy (0: no share was recorded).
     """
 
     name: str
@@ -245,8 +247,8 @@ def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) 
 class ProjectTotals:
     """The GPU hours and preemptions of a project in a run.
 
-    `pending_gpu_hours`: GPUs that its pending tasks requested, over time. `preempted`: the number
-    of preemptions of its tasks, by the rule of the stop.
+    `pending_gpu_hours`: the GPUs that pending tasks requested, summed over time. `preempted`: the
+    number of preemptions of the project's tasks, by the rule of the stop.
     """
 
     name: str
@@ -288,7 +290,10 @@ def fairness(shares: Iterable[Shares]) -> float | None:
 
 
 def span(history: History) -> tuple[int, int]:
-    """Return the first submission and the last end of a task (now if one has not ended), in ms."""
+    """Return the times of the first submission and of the last task's end, in ms.
+
+    If a task has not ended, the second time is the present time of the history.
+    """
     begin = min((job.submitted_ms for job in history.jobs.values()), default=history.now_ms)
     ends = [task.ended_ms for task in history.tasks.values()]
     if not ends or None in ends:
@@ -297,10 +302,10 @@ def span(history: History) -> tuple[int, int]:
 
 
 def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
-    """Return five lists: GPUs in nodes that are up, allocated GPUs, GPUs that pending tasks
-    request, free GPUs that are unusable (see `fragments`), and idle GPUs that are reserved.
+    """Return five lists with the mean GPUs of each window between `edges` (ms), over all pools.
 
-    Each list has the mean of each window between `edges` (ms), summed over all pools.
+    The lists are: GPUs in nodes that are up, allocated GPUs, GPUs that pending tasks request, free
+    GPUs that are unusable (see `fragments`), and reserved GPUs that are idle.
     """
     history.flush()
     found = [[0.0] * (len(edges) - 1) for _ in range(5)]
@@ -314,8 +319,8 @@ def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
 def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
     """The figures of a run so far.
 
-    `exec_ms` returns each task's true execution time; without it, the time that the task ran and
-    that was not lost is used instead.
+    `exec_ms` returns each task's true execution time. If it is None, the time that a task ran
+    without lost work is used instead.
     """
     begin, end = span(history)
     edges = windows(begin, end, WINDOWS)

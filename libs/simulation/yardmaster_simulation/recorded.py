@@ -1,10 +1,10 @@
 """Read a recorded log of Yardmaster as a workload: the same jobs on the same nodes.
 
-A job is submitted at its recorded submission time with its admitted spec. A task runs for as long
-as its attempts worked without losing that work. A task that had not ended runs for as long as it
-had worked so far, or for its estimate if that is longer. Cancelled tasks that never worked are left
-out. The nodes are all nodes that ever joined, in their last configuration; the same applies to
-pools, projects and departments.
+A job is submitted at its recorded submission time with its admitted spec. The duration of a task is
+the time that its attempts worked, without lost work. If the task had not ended, it is this time or
+the task's estimate, whichever is longer. Cancelled tasks that never worked are left out. The
+workload has all nodes that ever joined, in their last configuration, and likewise all pools,
+projects and departments.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Recording:
         self._history.flush()
 
     def see(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """Apply a cycle."""
+        """Apply the accepted inputs and the decisions of one cycle of the log."""
         self._now_ms = counted.commit.now_ms
         for envelope in (*accepted, *(envelope for _, envelope in counted.decisions)):
             self._history.see(self._now_ms, envelope.data, envelope.time_ms)

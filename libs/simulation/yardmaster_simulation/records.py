@@ -9,10 +9,11 @@ from yardmaster_simulation.series import Series
 
 
 class Pool:
-    """A pool's GPUs over time: in nodes that are up, allocated, requested by pending tasks, free
-    but unusable (`fragments.py`), and idle but reserved, in this order.
+    """A pool's GPUs over time.
 
-    A task that may use several pools counts as pending in its first pool.
+    The columns of `series` are the GPUs that are in nodes that are up, allocated, requested by
+    pending tasks, free but unusable (see `fragments`), and reserved but idle. A task that may use
+    several pools counts as pending in its first pool.
     """
 
     __slots__ = (
@@ -24,7 +25,7 @@ class Pool:
         self.name = name
         self.series = Series(5)
         self.up = self.allocated = self.requested = self.reserved_idle = 0
-        #: Multiplied by the weight of all classes.
+        #: The unusable gpu_milli times the weight of all classes of `fragments.Demand`.
         self.unusable = 0
         self.changed = False
 
@@ -32,8 +33,8 @@ class Pool:
 class Project:
     """A project's GPUs over time, its weight, and how often its tasks were preempted.
 
-    Over time, in this order: allocated, requested by pending tasks, deserved, the part of what is
-    allocated that is deserved in its pool, and its share.
+    The columns of `series` are the GPUs that are allocated, requested by pending tasks, deserved,
+    both allocated and deserved, and recorded as the project's share.
     """
 
     __slots__ = (
@@ -45,11 +46,12 @@ class Project:
         self.name = name
         self.series = Series(5)
         self.allocated = self.requested = 0
-        #: By pool: allocated; deserved, None: all GPUs of the pool; the share that was recorded.
+        #: By pool: the allocated GPUs, the deserved GPUs (None: all GPUs of the pool), and the
+        #: recorded share.
         self.held: dict[str, int] = {}
         self.deserved: dict[str, int | None] = {}
         self.shares: dict[str, int] = {}
-        #: Preemptions of its tasks, by the rule of the stop.
+        #: The number of preemptions of the project's tasks, by the rule of the stop.
         self.preempted: dict[str, int] = {}
         self.weight = 1
         self.changed = False
@@ -80,17 +82,18 @@ class Job:
         #: The most tasks of the job that may run at once.
         self.most = spec.max_concurrent
         self.tasks: list[Task] = []
-        #: Number of pending tasks that are not paused; of tasks with an attempt, if the job limits
-        #: them; of pending tasks that may start and so request GPUs.
+        #: Numbers of tasks. `waiting`: pending and not paused. `holding`: with an attempt, counted
+        #: only if the job limits its concurrent tasks. `requesting`: pending and allowed to start,
+        #: so that they request GPUs.
         self.waiting = self.holding = self.requesting = 0
 
 
 class Attempt:
     """One attempt of a task, from its allocation until the last replica released its slots.
 
-    `stop_ms`: time of the first stop request. `over_ms`: time of the last replica's exit.
-    `ran_ms` and `lost_ms`, once the attempt has ended: how long it worked, and how much of that
-    work no checkpoint contained (docs/explanation/simulator.md).
+    `stop_ms`: time of the first stop request. `over_ms`: time of the last replica's exit. Once the
+    attempt has ended, `ran_ms` is how long it worked, and `lost_ms` is the part of this work that
+    no checkpoint contained (docs/explanation/simulator.md).
     """
 
     __slots__ = (
@@ -106,7 +109,8 @@ class Attempt:
         self.pool = pool
         self.placements = placements
         self.replicas = bytearray(len(placements))
-        #: Numbers of replicas that have not started, not exited, not released their slots.
+        #: The numbers of replicas that have not started, have not exited, and have not released
+        #: their slots.
         self.unstarted = self.left = self.open = len(placements)
         self.allocated_ms = now_ms
         self.started_ms: int | None = None
@@ -114,14 +118,17 @@ class Attempt:
         self.stop_ms: int | None = None
         self.over_ms: int | None = None
         self.closed_ms: int | None = None
-        #: Whether it was preempted for another task.
+        #: Whether the attempt was preempted for another task.
         self.preempted = False
-        #: How it ended; None while it is open.
+        #: How the attempt ended; None while it is open.
         self.end: str | None = None
         self.ran_ms = self.lost_ms = 0
 
     def works_until_ms(self, now_ms: int) -> int:
-        """The time at which its work ends: the stop request, else the last exit; at most now."""
+        """The time at which the attempt's work ends: the first stop request, else the last exit.
+
+        The result is at most `now_ms`.
+        """
         return min(at for at in (self.stop_ms, self.over_ms, now_ms) if at is not None)
 
 
@@ -140,11 +147,11 @@ class Task:
         #: The current attempt; None if no attempt is open.
         self.run: Attempt | None = None
         self.paused = False
-        #: The placements that are reserved for it.
+        #: The placements that are reserved for the task.
         self.reserved: tuple[Placement, ...] = ()
         self.since_ms: int | None = job.submitted_ms
         self.wait_ms = 0
-        #: gpu_milli x ms held, of all slots that the task has released.
+        #: The usage in gpu_milli x ms of all slots that the task has released.
         self.gpu_milli_ms = 0
         self.ended_ms: int | None = None
         self.outcome: Outcome | None = None

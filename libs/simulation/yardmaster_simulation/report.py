@@ -211,7 +211,7 @@ def _cell(line: _Line, group: _Group) -> str:
 
 
 def _projects(groups: Sequence[_Group]) -> str:
-    """The table of the projects that held most in each group, as means over the seeds."""
+    """The table of the projects that held the most GPUs in each group, as means over the seeds."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *_TOTALS, "preempted"))
     rows = [f"<thead><tr>{head}</tr></thead>"]
     for group in groups:

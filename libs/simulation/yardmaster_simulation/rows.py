@@ -34,7 +34,8 @@ FIELDS: Final = {
     "memory_mib": "a number of MiB",
     "preemptible": "true or false",
 }
-#: Schema name -> the fields from which its value may come, where the names differ.
+#: The name of a schema's field -> the fields of the file that its value may come from, if the names
+#: differ.
 _FROM: Final = {
     "replicas_min": ("gpus",),
     "resources": ("gpu_milli",),
@@ -61,7 +62,7 @@ def rows(
     where: Mapping[str, str] | None = None,
     optional: Collection[str] = (),
 ) -> Iterator[T]:
-    """The results of `read` for each row whose columns have the values of `where`.
+    """Yield the result of `read` for each row whose columns have the values in `where`.
 
     `names` maps each field to its column; a missing column of an `optional` field counts as empty.
     `read` may raise Wrong or the ValidationError of a schema.

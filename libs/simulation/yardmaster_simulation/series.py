@@ -10,8 +10,8 @@ class Series:
     __slots__ = ("points", "width")
 
     def __init__(self, columns: int) -> None:
-        #: For each change its time (ms), then its values. Times never decrease; of changes with
-        #: equal times, the last counts.
+        #: For each change, its time (ms) and then the value of each column. Times never decrease.
+        #: If changes have equal times, the last one counts.
         self.points = array("q")
         self.width = 1 + columns
 

@@ -99,7 +99,7 @@ class Recorded:
     cell: str
 
     def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
-        """The same for every seed; equal nodes join the log's only pool with nodes."""
+        """The same workload for every seed; equal nodes join the log's only pool that has nodes."""
         workload = read_log(self.path, self.cell)
         # Nodes of a pool without a configuration never got tasks.
         own = tuple(node for node in workload.nodes if node.pool in workload.pools)

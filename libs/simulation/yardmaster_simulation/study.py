@@ -30,7 +30,7 @@ from yardmaster_simulation.world import World
 REPORT_INTERVAL_S: Final = 0.2
 #: The tables that a study writes, one file each.
 TABLES: Final = ("tasks", "shares")
-#: Workers inherit no memory of this process, on every system.
+#: Starts workers that inherit no memory of this process, alike on every operating system.
 _CONTEXT: Final = get_context("spawn")
 #: Receives the progress of a run, from 0 to 1.
 Progress = Callable[[float], None]
@@ -77,8 +77,8 @@ class Case:
 class Result:
     """The result of a run.
 
-    `left`: tasks that did not end because no node fits them. `seconds`: duration of the run
-    including its log, without reading the workload and computing the figures.
+    `left`: the number of tasks that did not end because no node fits them. `seconds`: the duration
+    of the run and of writing its log, without reading the workload and computing the figures.
     """
 
     case: Case
@@ -91,10 +91,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Runs of one workload; with `out`, each writes its log there, and all tasks and projects go to
-    one table each.
+    """Several runs of one workload.
 
-    `progress` receives the finished share of all work, from 0 to 1.
+    With `out`, each run writes its log into this folder, and all runs together write one table of
+    tasks and one table of projects. `progress` receives the finished share of all work, from 0 to
+    1.
     """
 
     source: Source
@@ -116,7 +117,7 @@ class Study:
         seeds = list(dict.fromkeys(case.seed for case in self.cases))
         with TemporaryDirectory(prefix="yard-simulate-") as name:
             folder = Path(name)
-            # First prepare what all runs of a seed share: the jobs with their submission times.
+            # First prepare the data that all runs of a seed share: jobs with submission times.
             calls = [(prepare, (self.source, seed, folder)) for seed in seeds]
             share = len(seeds) / (len(seeds) + len(self.cases))
             ready = dict(zip(seeds, self._all(calls, 0, share), strict=True))
@@ -177,7 +178,7 @@ def _uninterrupted() -> Iterator[None]:
         pthread_sigmask(SIG_SETMASK, before)
 
 
-#: In a worker: the progress of all calls; whether all calls must stop.
+#: Set in a worker process: the progress of all calls, and whether all calls must stop.
 _parts: Any = None
 _stopped: Any = None
 
@@ -222,7 +223,7 @@ def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
 def run(case: Case, prepared: Path, folder: Path, out: Path | None, report: Progress) -> Result:
     """Run one case; write its tables into `folder` and its log into `out`."""
     with prepared.open("rb") as file:
-        # Written by `prepare` into a folder that only this user can open.
+        # `prepare` wrote the file into a folder that only this user can open, so pickle is safe.
         workload: Workload = pickle.load(file)
     history = History()
     sink = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)

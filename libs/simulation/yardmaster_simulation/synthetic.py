@@ -41,7 +41,7 @@ def _whole(mean: str, deviation: str, low: int, high: int) -> Normal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """The demands of one kind of job: minutes of work; CPUs, GiB and GPUs."""
+    """The demands of one kind of job: minutes of work, CPUs, GiB of memory, and GPUs."""
 
     work: Normal
     cpu: Normal
@@ -229,9 +229,11 @@ class AtLoad:
 
 
 def waves(scale: int, *, preemptible: bool, seed: int, equal: Equal | None = None) -> Workload:
-    """`scale` times two nodes of 32 GPUs (or equal nodes), 640 small tasks and 2 whole-node tasks.
+    """The workload of Armada's benchmark, `scale` times.
 
-    The benchmark's CPUs are GPUs here, so that only the resource that policies share counts.
+    Each time adds two nodes of 32 GPUs (or `equal` nodes), 640 small tasks and 2 tasks that need a
+    whole node. The benchmark's CPUs are GPUs here, so that only the resource that policies divide
+    counts.
     """
     chance = Chance(seed)
 

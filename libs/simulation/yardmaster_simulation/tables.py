@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 #: The columns that identify a run in a file of several runs: policy, seed, parameters.
 Labels = Mapping[str, str | int]
 
-#: Name, Arrow type, description. `*_at_ms` are milliseconds since the epoch by the log's clock;
-#: other `*_ms` are durations.
+#: The columns of the table of tasks: name, Arrow type and description. `*_at_ms` are milliseconds
+#: since the epoch by the log's clock; other `*_ms` are durations.
 COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("task_id", "string", "The job's id and the task's index"),
     ("job_id", "string", "The job"),
@@ -76,7 +76,8 @@ COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
 )
 
-#: The same of the table of projects over time: amounts are the means of a window, in GPUs.
+#: The columns of the table of projects over time: name, Arrow type and description. Amounts are the
+#: means of a window, in GPUs.
 SHARE_COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("project", "string", "The project"),
     ("at_ms", "int64", "The begin of the window"),
@@ -113,7 +114,7 @@ def share_table(labels: Labels, history: History) -> "pyarrow.Table":
 def _labeled(
     labels: Labels, columns: Sequence[tuple[str, str, str]], rows: Sequence[Sequence[object]]
 ) -> "pyarrow.Table":
-    """A table of the labels, the same in each row, and of the rows."""
+    """A table of `rows`, with the labels as additional columns that are equal in each row."""
     import pyarrow
 
     types = {
@@ -142,8 +143,8 @@ def _labeled(
 def write_tables(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
     """Write the tables of runs into one Parquet file, one row group each.
 
-    If a table is missing, the file is deleted, because a file of some runs looks like a complete
-    one.
+    If the table of a run is missing, the file is deleted, because a file with only some runs looks
+    like a complete file.
     """
     from pyarrow import parquet
 

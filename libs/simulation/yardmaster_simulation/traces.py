@@ -51,11 +51,11 @@ _JOINS: Final = TypeAdapter(NodeJoinedV1)
 class Columns:
     """The mapping of fields to columns, and filters of rows.
 
-    `where` keeps the rows with these values; `since` and `until` keep the rows submitted from then
-    until then, inclusive, in the file's format of times.
-    Field `run` is the duration of a job; `end` is its end as if it had started at submission. If
-    `gpus` is more than a node has, the job becomes a gang of equal replicas, which divide CPU and
-    memory too.
+    `where` keeps the rows that have these values. `since` and `until`, in the file's format of
+    times, keep the rows with a submission time between them, inclusive. The field `run` is the
+    duration of a job. The field `end` is the time at which the job ends if it starts at its
+    submission. If `gpus` is more than a node has, the job becomes a gang of equal replicas, among
+    which GPUs, CPU and memory are divided.
     """
 
     names: Mapping[str, str]
@@ -64,7 +64,7 @@ class Columns:
     until: str | None = None
 
 
-#: Submission time (s), spec, duration (ms), project.
+#: A job of a file: submission time (s), spec, duration (ms), project.
 _Job = tuple[Decimal, SubmittedSpec, int | None, str]
 
 
@@ -364,7 +364,7 @@ def _spec(
 ) -> SubmittedSpec:
     """Validate a spec as the log stores it.
 
-    Raises: ValidationError: no job may request this.
+    Raises: ValidationError: a value is not allowed in the spec of a job.
     """
     return _SPECS.validate_python(
         {

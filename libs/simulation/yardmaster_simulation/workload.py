@@ -13,7 +13,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_simulation.errors import BadOrganization
 
-#: CPU (milli), memory (MiB), GPU (milli).
+#: Amounts of resources: CPU (milli), memory (MiB), GPU (milli).
 Amounts = tuple[int, int, int]
 DEFAULT = "default"
 
@@ -65,12 +65,12 @@ class SimJob:
 
     @property
     def amounts(self) -> Amounts:
-        """The resources of all its tasks together."""
+        """The resources of all tasks of the job together."""
         return times(self.task_amounts, self.spec.tasks)
 
     @property
     def task_amounts(self) -> Amounts:
-        """The resources of one of its tasks."""
+        """The resources of one task of the job."""
         resources = self.spec.resources
         one = (resources.cpu_milli, resources.memory_mib, resources.gpu_total_milli)
         return times(one, self.spec.replicas_min)
@@ -80,10 +80,10 @@ class SimJob:
 class Behavior:
     """How tasks behave.
 
-    After a stop request a task uses its whole grace period, saves its state and ends. It also saves
-    its state after every `checkpoint_every_ms` of work (None: never), which takes
-    `checkpoint_cost_ms` each time. Every attempt after the first begins with `restart_cost_ms`
-    that is no progress. `works_in_grace`: work during the grace period counts as progress.
+    After a stop request, a task uses its whole grace period, saves its state and ends. A task also
+    saves its state after every `checkpoint_every_ms` of work (None: never); each save takes
+    `checkpoint_cost_ms`. Every attempt after the first begins with `restart_cost_ms` without
+    progress. `works_in_grace`: whether work during the grace period counts as progress.
     `patience_ms`: the user cancels a job if none of its tasks has started after this time.
     """
 
@@ -94,7 +94,7 @@ class Behavior:
     patience_ms: int | None = None
 
     def takes_ms(self, work_ms: int, *, again: bool) -> int:
-        """Duration of an attempt with `work_ms` of work; `again`: not the task's first attempt."""
+        """Duration of an attempt with `work_ms` of work; `again`: it is not the first attempt."""
         saves = max(0, work_ms - 1) // self.checkpoint_every_ms if self.checkpoint_every_ms else 0
         return self._overhead_ms(again) + work_ms + saves * self.checkpoint_cost_ms
 
@@ -120,7 +120,10 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFaults:
-    """Nodes fail and rejoin, empty, after exponentially distributed times with these means."""
+    """The mean times until a node fails and until it rejoins without tasks.
+
+    The times are distributed exponentially.
+    """
 
     mean_up_ms: int
     mean_down_ms: int
@@ -141,7 +144,7 @@ class Arrivals(Protocol):
 
     @property
     def next_ms(self) -> int | None:
-        """Next time to call `due` (ms after the start); None: everything was submitted."""
+        """Next time to call `due` (ms after the start); None: all jobs were submitted."""
 
     @property
     def left(self) -> int:
@@ -207,9 +210,9 @@ class Workload:
     source: str = ""
 
     def organized(self, by: Organization) -> "Workload":
-        """The same workload with the configurations of `by`; those that it does not name stay.
+        """The same workload with the configurations of `by`; objects that it does not name stay.
 
-        Raises: BadOrganization: it names a pool that the workload does not have.
+        Raises: BadOrganization: `by` names a pool that the workload does not have.
         """
         for name in sorted(by.pools.keys() - self.pools.keys()):
             raise BadOrganization(request="PoolChangeRequested", code="pool_unknown", about=name)

@@ -77,13 +77,13 @@ from yardmaster_simulation.workload import (
 
 #: The start time of every simulated cluster: 2026-01-01T00:00Z.
 START_MS: Final = 1_767_225_600_000
-#: The most cycles at one moment; more mean that decisions undo each other without end.
+#: The most cycles at one moment. If there are more, decisions undo each other without end.
 MAX_CYCLES: Final = 10_000
 DAY_MS: Final = 86_400_000
-#: If nodes fail, they are rarely all up at once. A task that fits nowhere for this long will never
-#: start.
+#: If nodes fail, they are rarely all up at the same time. A run ends if nodes fail and no task has
+#: run for this time: the pending tasks then count as tasks that never start.
 IDLE_MS: Final = 30 * DAY_MS
-#: If nodes fail, the longest time of a run after the last submission.
+#: The longest time of a run after the last submission, if nodes fail.
 LONGEST_MS: Final = 5 * 365 * DAY_MS
 GATEWAY: Final = "gateway/simulation"
 USER: Final = Actor(kind=ActorKind.SERVICE, id="simulation")
@@ -112,12 +112,12 @@ def ignore_event(_: int, __: Event, ___: int) -> None:
 
 @dataclass(slots=True)
 class _Task:
-    """The true state of a task, which the scheduler may not know yet."""
+    """The true state of a task; the scheduler may have an older state."""
 
     id: str
     job: SimJob
     runs_ms: int | None
-    #: Saved work, with which the next attempt begins.
+    #: The saved work; the next attempt continues from it.
     saved_ms: int = 0
     #: Number of the running attempt; 0: none.
     attempt: int = 0
@@ -167,7 +167,8 @@ class World:
         self.now_ms = START_MS
         #: All submitted jobs.
         self.submitted: list[SimJob] = []
-        #: Number of tasks so far; number of open tasks, and their resources together.
+        #: The number of tasks so far, the number of open tasks, and the sum of the open tasks'
+        #: resources.
         self.tasks = 0
         self.open = 0
         self.outstanding: Amounts = (0, 0, 0)
@@ -182,7 +183,7 @@ class World:
         self._running = 0
         #: The last time at which a task ran or a user submitted a job.
         self._idle_since_ms = START_MS
-        #: Whether a due submission waits until fewer tasks are open.
+        #: Whether a due submission is delayed until fewer tasks are open.
         self._arrivals_blocked = False
         self._nodes = {
             node.name: _Node(node, Actor(kind=ActorKind.NODE, id=node.name))
@@ -380,7 +381,10 @@ class World:
             self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
 
     def _detail(self, job_id: str) -> tuple[int, str]:
-        """Append the job's details; return offset and digest (without a log: placeholders)."""
+        """Append the job's details to the log; return their offset and digest.
+
+        Without a log, return placeholders.
+        """
         number, sink = int(job_id), self._sink
         if sink is None:
             return number, NO_DIGEST
@@ -409,7 +413,7 @@ class World:
         return offset, details_digest(detailed.value)
 
     def _refused(self, job_id: str) -> None:
-        """Forget the tasks of a job that quota rejected."""
+        """Remove the tasks of a job that quota rejected from the open tasks."""
         job = self.submitted[int(job_id)]
         for index in range(len(job.runs_ms)):
             del self._states[f"{job_id}.{index}"]
@@ -446,7 +450,7 @@ class World:
                 )
 
     def _act(self, event: Event) -> None:
-        """Apply a decision at once."""
+        """Act on a decision of the scheduler at once, as the agents do."""
         if isinstance(event, SlotsAllocatedV1):
             self._start(event)
         elif isinstance(event, PreemptionRequestedV1 | StopRequestedV1):
@@ -491,7 +495,7 @@ class World:
             self._plan(task, first_ms + behavior.checkpoint_cost_ms, self._saved)
 
     def _plan(self, task: _Task, after_ms: int, what: Callable[[_Task], None]) -> None:
-        """Call `what` for the current attempt after `after_ms`, unless the attempt has ended."""
+        """Plan to call `what` after `after_ms`, unless the current attempt has ended by then."""
         attempt = task.attempt
 
         def call() -> None:
@@ -599,7 +603,7 @@ class World:
         self._at(self._moment_ms + down_ms, partial(self._join, name))
 
     def _report_silence(self, name: str, lives: int) -> None:
-        """Report a node's silence if it has not rejoined."""
+        """Report that a node is silent, unless it has rejoined."""
         node = self._nodes[name]
         if node.up or node.lives != lives:
             return
@@ -615,10 +619,10 @@ class World:
 def _parents_first(
     departments: Mapping[str, DepartmentConfig],
 ) -> Iterator[tuple[str, DepartmentConfig]]:
-    """Yield the departments by name, each after the one that it is a part of."""
+    """Yield the departments by name, each after its parent."""
     left = dict(sorted(departments.items()))
     while left:
         ready = [name for name, config in left.items() if config.parent not in left]
-        # Quota refuses the rest: each is a part of itself.
+        # If no department is ready, the remaining ones are their own ancestors; quota refuses them.
         for name in ready or list(left):
             yield name, left.pop(name)

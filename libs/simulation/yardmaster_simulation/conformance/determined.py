@@ -102,8 +102,9 @@ def _occupy(
 ) -> None:
     """Allocate the slots of running tasks; non-preemptible fillers hold all other used slots.
 
-    A pool has one limit on tasks without GPUs per node. If `bound`, fillers also hold the places
-    that an agent has fewer than that limit; without pending tasks of zero slots this is not needed.
+    A pool has one limit on tasks without GPUs per node, but each agent has its own. If `bound`,
+    fillers also hold the places by which an agent's limit is lower than the pool's. This is needed
+    only if tasks of zero slots are pending.
     """
     slots = {agent.id: agent.slots_used for agent in agents}
     places = {agent.id: agent.zero_slot_used for agent in agents}
@@ -175,7 +176,7 @@ def _by_priority(given: PlanningPass) -> Iterator[_Job]:
 
 
 def _by_weight(given: PlanningPass, *, projects: bool) -> Iterator[_Job]:
-    """Jobs in order of creation; with `projects`, the weight belongs to their project instead."""
+    """Jobs in order of creation; with `projects`, their project has the weight instead."""
     weights = _weights(given.groups)
     for group, tasks in _tasks_by_group(given):
         most = group.max_slots
@@ -201,7 +202,7 @@ def _weights(groups: Iterable[Group]) -> dict[str, int]:
 
 
 def _are_projects(given: PlanningPass) -> bool:
-    """Whether groups must be projects: their tasks differ, or their limit is zero."""
+    """Whether groups must become projects: a group's tasks differ, or its limit is zero."""
     return any(tasks[0].slots and not _alike(tasks) for _, tasks in _tasks_by_group(given)) or any(
         group.max_slots == 0 for group in given.groups
     )
@@ -252,9 +253,10 @@ def _place(given: Fit, order: Sequence[int]) -> Decided:
 
 
 def _orders(nodes: int) -> Iterator[tuple[int, ...]]:
-    """Orders in which nodes can join, the listed order first.
+    """Yield orders in which nodes can join, the listed order first.
 
-    Up to MOST_PERMUTED nodes: all orders. Above: each node moved first or last, each pair swapped.
+    With at most MOST_PERMUTED nodes, these are all orders. With more, they are the orders with one
+    node moved first or last, and the orders with one pair of nodes swapped.
     """
     listed = tuple(range(nodes))
     if nodes <= MOST_PERMUTED:
@@ -303,7 +305,7 @@ def _sets(what: str, decided: Iterable[str], expected: Iterable[str]) -> list[st
 
 
 def check_plan(scenario: Scenario) -> str:
-    """How the first cycle differs from the recorded pass; empty if it does not."""
+    """How the first cycle differs from the recorded planning pass; empty if they agree."""
     given = parsed(PlanningPass, scenario)
     _known(given)
 
@@ -316,7 +318,7 @@ def check_plan(scenario: Scenario) -> str:
 
 
 def check_fit(scenario: Scenario) -> str:
-    """How the task's nodes differ from the recorded ones; empty if they do not."""
+    """How the task's nodes differ from the recorded nodes; empty if they agree."""
     given = parsed(Fit, scenario)
     _once("agent", [agent.id for agent in given.agents])
     expected = given.expected

@@ -10,7 +10,8 @@ from yardmaster_schemas.fields import MAX_SLOTS
 
 Count = Annotated[int, Field(ge=0)]
 Slots = Annotated[int, Field(ge=0, le=MAX_SLOTS)]
-#: Limited, because each used place becomes a replica in the core.
+#: A number of tasks without slots on an agent. It is limited, because each used place becomes a
+#: replica in the core.
 Places = Annotated[int, Field(ge=0, le=10_000)]
 WORST_PRIORITY: Final = 99
 
@@ -45,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The slots that a task holds on one agent; without slots, one place of `max_zero_slot`."""
+    """The slots that a task holds on one agent; a task without slots holds one place instead."""
 
     agent: str
     slots_held: Count
@@ -72,7 +73,7 @@ class Task:
 
     @property
     def likeness(self) -> tuple[object, ...]:
-        """The properties in which tasks must agree to form one job."""
+        """The properties that must be equal for tasks to form one job."""
         return (
             *(self.slots, self.non_preemptible, self.single_agent),
             tuple(sorted(self.blocked_agents)),

@@ -1,4 +1,4 @@
-"""Scenarios of KAI-Scheduler: one action, or whole cycles, on a cluster in some initial state."""
+"""Check scenarios of KAI-Scheduler: one action, or whole cycles, from a given initial state."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -11,19 +11,19 @@ from yardmaster_simulation.conformance.kai_outcome import after_action, after_cy
 from yardmaster_simulation.conformance.kai_terms import priorities_of, units_of
 from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
 
-#: KAI's actions that the policy has; the others have their reason to be skipped in `unsupported`.
+#: KAI's actions that the policy `quota` supports.
 ACTIONS: Final = ("allocate", "consolidation", "reclaim", "preempt")
 GPU_PLACEMENTS: Final = {"pack": GpuPlacement.PACKED, "spread": GpuPlacement.SPREAD}
-#: For how long running tasks have run at first.
+#: For how long running tasks have run before the first cycle, in seconds.
 RAN_S: Final = 60
-#: The time between two cycles.
+#: The time between two cycles, in seconds.
 PERIOD_S: Final = 1
-#: KAI's tests move any number of tasks.
+#: The option `max_moves` of the policy: KAI's tests may move any number of tasks.
 ANY_NUMBER: Final = 1_000_000
 
 
 def check(scenario: Scenario) -> str:
-    """Return how the core's decisions differ from KAI's; empty: they do not.
+    """Return how the core's decisions differ from KAI's; empty: they agree.
 
     Raises:
         Skip: the scenario needs a feature that the core does not have.
@@ -45,8 +45,10 @@ def check(scenario: Scenario) -> str:
 
 
 def most_pods(node: Node, jobs: Iterable[Job]) -> int:
-    """Return the most pods that a node may have: of tasks with whole GPUs one for each GPU, and as
-    many that terminate meanwhile; a task with a part of a GPU may need a second pod.
+    """Return the most pods that a node may have.
+
+    Of tasks with whole GPUs, a node has at most one for each GPU and, for each GPU, one that
+    terminates. Of tasks with a part of a GPU, each counts as two pods.
     """
     tasks = [task for job in jobs for task in job.tasks]
     whole = sum(bool(task.gpus) for task in tasks)
@@ -57,7 +59,7 @@ def require_supported(jobs: Iterable[Job]) -> None:
     """Check that the core has the features that the jobs need.
 
     Raises:
-        Skip: names the first job that needs another one.
+        Skip: a job needs a feature that the core lacks; the message names the first such job.
     """
     for job in jobs:
         reason = _unsupported(job)
@@ -101,7 +103,8 @@ def build(given: KaiScenario) -> KaiCluster:
     pending = [job for job in given.jobs if job.status is Status.PENDING]
     longest_s = max(map(_delay_s, pending), default=0)
     for job in by_age(given.jobs):
-        # The delay of the pool is the longest one: jobs with a shorter one are submitted earlier.
+        # The pool has the longest preemption delay of all jobs. A job with a shorter delay is
+        # submitted earlier, so that its delay ends at the right time.
         earlier_s = longest_s - _delay_s(job) if job.status is Status.PENDING else 0
         cluster.submit(job, submitted_ms=decided_ms - job.age_minutes * 60_000 - earlier_s * 1000)
     sizes = {node.name: node.gpus for node in given.nodes}
@@ -115,8 +118,9 @@ def policy_options(given: KaiScenario) -> dict[str, Any]:
     """Return the options of the policy.
 
     Raises:
-        Skip: jobs have different preemption delays, and ours is that of the pool. In a single
-            action a shorter one is expressed by an earlier submission, if this changes no order.
+        Skip: jobs have different preemption delays, but the core has one delay per pool. A single
+            action is not skipped if earlier submissions can express the shorter delays without a
+            change of the order of jobs.
     """
     actions = [action for action in given.actions if action in ACTIONS]
     options = {
@@ -140,7 +144,10 @@ def _delay_s(job: Job) -> int:
 
 
 def _keeps_order(jobs: Sequence[Job]) -> bool:
-    """Whether jobs of a project stay in order if each is submitted by its delay earlier."""
+    """Whether no job has a longer delay than a younger job of its project.
+
+    The jobs of a project then keep their order if a shorter delay becomes an earlier submission.
+    """
     ordered = by_age(jobs)
     return all(
         first.project != second.project or _delay_s(first) <= _delay_s(second)
@@ -159,7 +166,7 @@ def _keeps(job: Job) -> bool:
 
 
 def _whole_cycles(given: KaiScenario, cluster: KaiCluster) -> str:
-    """Run cycles; compare when the outcome must be reached, and in each cycle after."""
+    """Run cycles; compare the outcome in the cycle that must reach it and in each later cycle."""
     rounds = given.rounds
     kept = [job.name for job in given.jobs if _keeps(job)]
     for number in range(rounds.until_match + rounds.after_match):

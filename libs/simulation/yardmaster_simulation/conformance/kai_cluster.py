@@ -1,7 +1,8 @@
 """The cluster of a KAI scenario, built in a `Cell` from events.
 
-Names become numbers in the order in which KAI resolves ties: nodes by name, queues by creation,
-jobs by age. So the core's ties, which nodes, queues and jobs are known first, are resolved alike.
+KAI resolves ties among nodes by name, among queues by creation and among jobs by age. The core
+resolves ties by the order in which it learned of nodes, queues and jobs. So that both resolve ties
+alike, names become numbers in KAI's order, and the core gets its inputs in this order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class KaiCluster:
                 self._configure_project(queue)
 
     def submit(self, job: Job, *, submitted_ms: int) -> str:
-        """Admit a job as one task, with a replica for each of its own; return the job's id."""
+        """Admit a job as one task with a replica for each pod of the job; return the job's id."""
         if job.name in self.jobs:
             raise Skip(f"two jobs have the name {job.name}")
         job_id = f"{len(self.jobs) + 1:012d}"
@@ -139,8 +140,9 @@ class KaiCluster:
     # Agents
 
     def play_agents(self, *, keep: Iterable[str] = ()) -> None:
-        """Let the agents report what they do after a cycle: started tasks run, stopped tasks
-        release their slots, except those of the jobs `keep`.
+        """Report, as the agents do after a cycle, that started tasks run and stopped tasks ended.
+
+        Stopped tasks of the jobs in `keep` do not end, so they keep their slots.
         """
         kept = {self.job_id(name) for name in keep}
         cell = self.cell
@@ -158,7 +160,7 @@ class KaiCluster:
         """Run a cycle; return its decisions.
 
         Raises:
-            AssertionError: it refused a report that the harness made.
+            AssertionError: the core refused an input of this class, which is a fault of the tests.
         """
         decided = self.cell.cycle(after_s=after_s)
         assert not self.cell.refused, f"refused: {self.cell.refused[:3]}"
@@ -179,7 +181,7 @@ class KaiCluster:
 
     @property
     def node_names(self) -> dict[str, str]:
-        """The scenario's names of nodes, by the core's."""
+        """The scenario's names of nodes, by the core's names."""
         return {known: name for name, known in self._nodes.items()}
 
     def queue_id(self, name: str) -> str:
@@ -193,7 +195,10 @@ class KaiCluster:
 
 
 def _in_departments(queues: Iterable[Queue]) -> Iterator[Queue]:
-    """Yield the queues; a project at the top is alone in a department with the same settings."""
+    """Yield the queues so that each project has a department.
+
+    A project at the top gets a department of its own with the same settings.
+    """
     for queue in queues:
         if queue.kind == "project" and queue.parent is None:
             above = replace(queue, name=f"{queue.name}, above", kind="department")

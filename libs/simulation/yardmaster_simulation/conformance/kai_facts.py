@@ -1,7 +1,7 @@
 """The initial state of a KAI scenario's jobs, recorded as decisions and reports.
 
-No decision of the core leads to some of these states, for example to a task with reserved slots,
-none of which is in use. They are recorded as facts that an earlier leader left.
+Some of these states cannot result from a decision of the core, for example a task whose reserved
+slots are all unused. Such states are recorded like facts that an earlier leader left in the log.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,21 +34,22 @@ from yardmaster_simulation.conformance.kai_terms import Units, resources_of
 from yardmaster_simulation.conformance.scenarios import Skip
 
 INCARNATION: Final = "0" * 12
-#: Longer than a scenario.
+#: The grace period of stopped tasks, in seconds; it is longer than a scenario.
 GRACE_S: Final = 3600
 RULE: Final = "recorded"
 
 
 class Slots:
-    """The unused slots of each node, of which tasks get some from the start."""
+    """The unused slots of each node; `share` and `whole` take slots for the initial tasks."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._unused = {node: list(range(size)) for node, size in sizes.items()}
         self._groups: dict[tuple[str, str], int] = {}
 
     def share(self, node: str, group: str) -> int:
-        """Return the slot of a group of tasks that share a GPU: the one with the group's number, if
-        it is unused.
+        """Return the slot of a group of tasks that share a GPU, and mark it as used.
+
+        The slot is the one with the group's number if it is unused, else the first unused one.
         """
         slot = self._groups.get((node, group))
         if slot is None:
@@ -63,25 +64,25 @@ class Slots:
         return slot
 
     def whole(self, node: str) -> int:
-        """Return the first unused slot."""
+        """Return the first unused slot, and mark it as used."""
         if not self._unused[node]:
             raise Skip(f"more GPUs are in use than {node} has")
         return self._unused[node].pop(0)
 
     def release(self, node: str, slots: Iterable[int]) -> None:
-        """Let others have these slots, before the unused ones."""
+        """Mark these slots as unused; they are used before the other unused slots."""
         self._unused[node] = sorted(slots) + self._unused[node]
 
 
 def place(jobs: Iterable[Job], sizes: Mapping[str, int], units: Units) -> dict[str, list[int]]:
     """Return the slots of each task that is on a node from the start, by the task's name.
 
-    `sizes`: the number of GPUs of each node. Reserved slots are those that tasks release, then
-    unused ones.
+    `sizes`: the number of GPUs of each node. A task with reserved slots gets the slots that
+    terminating tasks release, then unused slots.
     """
     slots = Slots(sizes)
     placed = [task for job in jobs for task in job.tasks if task.state in PLACED - ENDED]
-    # Parts of GPUs first, because their groups name slots.
+    # Tasks with parts of GPUs come first, because the names of their groups choose their slots.
     placed.sort(key=lambda task: not task.shares_gpus)
     holding = [task for task in placed if task.state in HOLDING]
     found = {task.name: _slots_of(task, slots, sizes, units) for task in holding}
@@ -106,9 +107,9 @@ def _slots_of(task: Task, slots: Slots, sizes: Mapping[str, int], units: Units) 
 def record(
     cluster: KaiCluster, jobs: Sequence[Job], sizes: Mapping[str, int], *, requeued: Iterable[str]
 ) -> None:
-    """Record the initial state of jobs, which were submitted: first allocations, then the rest.
+    """Record the initial state of submitted jobs: first the allocations, then all other facts.
 
-    Of the jobs that terminate, `requeued` are pending later, and the others end.
+    Of the terminating jobs, those in `requeued` become pending again, and the others end.
     """
     preempted = frozenset(requeued)
     slots = place(jobs, sizes, cluster.units)
@@ -196,9 +197,9 @@ def _placement(
 
 
 def _stopped(cluster: KaiCluster, job: Job, *, requeued: bool) -> Event:
-    """Return the stop of a job, which was preempted, or its user cancelled it.
+    """Return the stop of a job: a preemption if `requeued`, else a cancellation by its user.
 
-    The deadline of a job that is stuck has passed.
+    If the job is stuck while terminating, the deadline of the stop has passed.
     """
     stuck = job.status is Status.STUCK_TERMINATING
     nodes = dict.fromkeys(cluster.node_id(task.node) for task in job.tasks if task.node)

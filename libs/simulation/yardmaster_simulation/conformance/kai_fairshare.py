@@ -1,4 +1,4 @@
-"""KAI-Scheduler's scenarios of one division among queues."""
+"""Check KAI-Scheduler's scenarios that divide resources among queues once."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,7 +10,8 @@ from yardmaster_simulation.conformance.scenarios import Format, Scenario, parsed
 
 #: KAI's number for "no limit".
 UNLIMITED: Final = -1
-#: Parts of a GPU are amounts too; the other resources have whole numbers.
+#: The units into which one unit of each resource is divided: a GPU has 1000 parts, and the other
+#: resources are whole numbers.
 PARTS: Final = {"gpu": 1000, "cpu_millis": 1, "mem_bytes": 1}
 
 
@@ -31,7 +32,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The fair shares, and what remains, if the scenario states it."""
+    """The expected fair shares, and the undivided rest; None: the scenario does not state it."""
 
     fair_share: dict[str, Decimal]
     remaining: Decimal | None = None
@@ -39,9 +40,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One division; `over_quota_only`: the queues already have `fair_share_before`.
+    """One division of a resource among queues.
 
-    `k_value`: how much past usages count; the scenarios have none.
+    `over_quota_only`: the queues already have `fair_share_before`. `k_value`: the weight of past
+    usage, which these scenarios do not have.
     """
 
     op: Literal["deserved_then_over_quota", "over_quota_only"]
@@ -53,12 +55,12 @@ class Case:
 
 
 def check(scenario: Scenario) -> str:
-    """Return how our division differs from KAI's; empty: it does not."""
+    """Return how the core's division differs from KAI's; empty: they agree."""
     case = parsed(Case, scenario)
     unit = PARTS[case.resource]
 
     def amount(value: Decimal) -> int:
-        # KAI's numbers are floating-point: 32.54999999999996 is 32,550 parts.
+        # KAI's numbers are floating-point numbers: 32.54999999999996 GPUs are 32,550 parts.
         return round(value * unit)
 
     def demand(queue: Queue) -> QueueDemand:

@@ -1,11 +1,12 @@
-"""The form of KAI-Scheduler's scenarios, and of those from the documentation of Run:ai.
+"""The form of scenarios from KAI-Scheduler and from the documentation of Run:ai.
 
-Both list nodes, queues and jobs in the same way. A KAI scenario has one initial state and one
-outcome; a scenario from the documentation is a series of steps, each with its outcome. `README.md`
-of the scenarios names the sources. Keys that are not listed here are ignored.
+Both kinds of scenarios list nodes, queues and jobs in the same way. A KAI scenario has one initial
+state and one outcome. A scenario from the documentation is a series of steps, each with an outcome.
+The file `README.md` of the scenarios names the sources. Keys that are not listed here are ignored.
 
-Our own scenarios are series of steps too. They use keys that the others do not have (pools, the
-options of the policy, time, stops and wait reasons) and leave out what they do not need.
+This project's own scenarios are series of steps too. They use keys that other scenarios do not have
+(pools, the options of the policy, time, stops and wait reasons), and omit keys that they do not
+need.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from yardmaster_schemas.fields import MAX_SLOTS
 Count = Annotated[int, Field(ge=0)]
 #: KAI's number for "no limit".
 UNLIMITED: Final = -1
-#: The pool of nodes and jobs that name none.
+#: The pool of a node or job that names no pool.
 POOL: Final = "main"
 #: A quota or limit; -1: unlimited.
 Bound = Annotated[Decimal, Field(ge=UNLIMITED)]
@@ -29,10 +30,10 @@ WholeBound = Annotated[int, Field(ge=UNLIMITED)]
 
 
 class Status(StrEnum):
-    """The status of a task, at first or in the end."""
+    """The status of a task in the initial state or in the outcome."""
 
     PENDING = "pending"
-    #: Nominated in an earlier cycle.
+    #: KAI reserved resources for the task in an earlier cycle, but it has not started.
     PIPELINED = "pipelined"
     RUNNING = "running"
     ALLOCATED = "allocated"
@@ -69,8 +70,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolQuota:
-    """The quota of a queue in one pool; memory in 10^6 bytes. What is left out is not bounded, but
-    no GPUs are deserved.
+    """The quota of a queue in one pool; memory is in 10^6 bytes.
+
+    An omitted amount means no bound, except that an omitted number of deserved GPUs means zero.
     """
 
     over_quota: bool = True
@@ -85,10 +87,10 @@ class PoolQuota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(PoolQuota):
-    """A department, a group below one, or a project.
+    """A queue: a department, a group below a department, or a project.
 
-    `parent` None: it is at the top. `quotas`: its quotas by pool, instead of one in the pool
-    `main`.
+    `parent`: None for a queue at the top. `quotas`: the quotas by pool, in place of the quota in
+    the pool `main`.
     """
 
     name: str
@@ -103,9 +105,10 @@ class Queue(PoolQuota):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A pod: a replica of its job's gang. It requests whole GPUs, a part of one, or memory of one.
+    """A pod: a replica of its job's gang.
 
-    `gpu_groups` names the GPU whose parts it has.
+    A pod requests whole GPUs, a part of a GPU, or an amount of a GPU's memory. `gpu_groups` names
+    the shared GPU.
     """
 
     name: str
@@ -123,12 +126,12 @@ class Task:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether it requests parts of GPUs."""
+        """Whether the pod requests parts of GPUs."""
         return self.gpu_fraction is not None or self.gpu_memory_mib is not None
 
     @property
     def request(self) -> tuple[object, ...]:
-        """The properties in which the tasks of a gang must agree."""
+        """The properties that must be equal for all tasks of a gang."""
         return (
             *(self.gpus, self.gpu_fraction, self.gpu_memory_mib, self.gpu_devices),
             *(self.cpu_millis, self.mem_bytes, self.allowed_node_types),
@@ -137,10 +140,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A pod group; its tasks start together. `min_available` None: all of them.
+    """A pod group, whose tasks start together.
 
-    `keeps_terminating`: what terminates at first does so to the end. `copies`: the number of equal
-    jobs, whose names end with their numbers from 1.
+    `min_available`: the number of tasks that must start together; None: all tasks.
+    `keeps_terminating`: tasks that terminate in the initial state do so until the end. `copies`:
+    the number of equal jobs to create, whose names end with the numbers from 1.
     """
 
     name: str
@@ -161,15 +165,15 @@ class Job:
 
     @property
     def status(self) -> Status:
-        """The initial status of its tasks, which is the same for all."""
+        """The initial status of the job's tasks, which is the same for all."""
         return self.tasks[0].state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStanding:
-    """The outcome of a job or task. None: the scenario does not state it.
+    """The expected outcome of a job or task; None: the scenario does not state the value.
 
-    `must_report_reason`: why it is pending must be recorded.
+    `must_report_reason`: the core must record why the job or task is pending.
     """
 
     status: Status
@@ -180,7 +184,7 @@ class ExpectedStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNode:
-    """The GPUs of a node that are unused, and those that all their tasks release."""
+    """The expected number of a node's unused GPUs, and of the GPUs that all their tasks release."""
 
     idle_gpus: int | None = None
     releasing_gpus: int | None = None
@@ -188,7 +192,7 @@ class ExpectedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The outcome; what it does not name is not compared."""
+    """The expected outcome; jobs, tasks and nodes that it does not name are not compared."""
 
     jobs: dict[str, ExpectedStanding] = field(default_factory=dict)
     tasks: dict[str, ExpectedStanding] = field(default_factory=dict)
@@ -197,7 +201,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The cycles until the outcome must be reached, and the cycles for which it must last."""
+    """The number of cycles until the outcome must be reached, and for which it must then last."""
 
     until_match: Annotated[int, Field(ge=1, le=1000)] = 1
     after_match: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -212,7 +216,7 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How KAI is configured. `gpu_placement`: which GPU of a node a part of one gets."""
+    """The configuration of KAI; `gpu_placement`: how KAI selects the GPU for a part of a GPU."""
 
     gpu_placement: Literal["pack", "spread"] | None = None
     node_placement: NodePlacement = field(default_factory=NodePlacement)
@@ -220,7 +224,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaiScenario:
-    """A cluster, and what one action or whole cycles of KAI-Scheduler make of it."""
+    """A cluster in its initial state, and the outcome of one action or of whole cycles of KAI."""
 
     id: str
     mode: Literal["single_action", "full_cycle"]
@@ -236,10 +240,11 @@ class KaiScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExpected:
-    """The outcome of a step: jobs by status, and GPUs by project and department.
+    """The expected outcome of a step: jobs by status, and GPUs by project and department.
 
-    By job: the `pools` and `nodes` where jobs run, the codes why they wait (`waits`; "": none). By
-    job: the rules of all `stops` in this step; None is not compared.
+    `pools` and `nodes`: where a job runs, by job. `waits`: the code why a job is pending, by job
+    ("": no code). `stops`: the rules of all stops in this step, by job. A value of None is not
+    compared.
     """
 
     running: tuple[str, ...] | None = None
@@ -257,11 +262,12 @@ class StepExpected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Jobs are deleted and submitted, then cycles run.
+    """A step of a scenario: jobs are deleted and submitted, then cycles run.
 
-    `delete_running_of`: all running jobs of a project. `delete_one_of_two_on_the_full_node`: the
-    first of the two jobs on the only full node. `after_s`: the time that passes before the first
-    cycle. `cycles`: how many cycles run; None: as many as the scenario says.
+    `delete_running_of`: deletes all running jobs of this project.
+    `delete_one_of_two_on_the_full_node`: deletes the first of the two jobs on the only full node.
+    `after_s`: the time that passes before the first cycle. `cycles`: the number of cycles; None:
+    the scenario's number.
     """
 
     submit: tuple[Job, ...] = ()
@@ -283,7 +289,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentScenario:
-    """Steps that the documentation of Run:ai describes, each compared after `cycles` cycles."""
+    """A series of steps; the outcome of each step is compared after `cycles` cycles."""
 
     id: str
     nodes: tuple[Node, ...]

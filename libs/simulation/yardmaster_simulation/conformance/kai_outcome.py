@@ -1,8 +1,8 @@
 """The outcome of a scenario in KAI's terms, and how it differs from the expected one.
 
-KAI looks at one action inside its cycle: a task is `allocated` on idle resources, `nominated` for
-those that others release, `moved` if it was stopped and nominated, or `evicted`. After whole cycles
-tasks are `running`, `pending` or `terminating`.
+After one action of KAI's cycle, a task is `allocated` on idle resources, `nominated` for resources
+that other tasks release, `moved` if it was stopped and nominated, or `evicted`. After whole cycles,
+a task is `running`, `pending` or `terminating`.
 """
 
 from collections import Counter
@@ -38,12 +38,12 @@ ALLOCATED: Final = frozenset({Status.RUNNING, Status.ALLOCATED})
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The status of a job's replicas, which is the same for all, and the node of each if any."""
+    """The status that all replicas of a job have, and the node of each replica, if any."""
 
     status: Status
     nodes: tuple[str | None, ...]
     gpu_milli: int
-    #: Whether the state knows why it is pending.
+    #: Whether the core's state contains the reason why the job is pending.
     has_reason: bool = False
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class _Decisions:
                 self.stopped.add(event.task_id)
 
     def of(self, task_id: str, job: Job) -> tuple[Status, tuple[Placement, ...] | None]:
-        """Return the status of a task, and its placements if they are not the initial ones."""
+        """Return the status of a task, and its placements; None: the initial placements."""
         if task_id in self.starts:
             return Status.ALLOCATED, self.starts[task_id]
         reserved = self.reserved.get(task_id)
@@ -104,7 +104,7 @@ class _Decisions:
 
 
 def _after_cycle(task: Task | None, job: Job) -> tuple[Status, tuple[Placement, ...] | None]:
-    """The status of a task after a cycle, by the state; None: it has ended."""
+    """The status and placements of a task in the state after a cycle; None: it has ended."""
     if task is None:
         return job.status if job.status in ENDED else Status.SUCCEEDED, ()
     run = task.run
@@ -122,7 +122,7 @@ def _standing(
 ) -> Standing:
     """Return the standing of a job.
 
-    If `placements` is None, the job's tasks are where they were at first.
+    `placements` is None if the job's tasks are still on the nodes of the initial state.
     """
     if placements is None and status is not Status.PENDING:
         nodes = tuple(task.node for task in job.tasks)
@@ -143,7 +143,7 @@ def _standing(
 
 
 def _gpu_milli(task: Task) -> int:
-    """The GPUs of a task: those of its request; of a request by memory, as placed."""
+    """The GPUs that a task requests; if it requests GPU memory, the GPUs of its placement."""
     if not task.job.shape.gpu_memory_mib:
         return task.job.shape.total_gpu_milli
     placed = task.run or task.reserved
@@ -175,7 +175,8 @@ def _of_job(name: str, expected: ExpectedStanding, found: Mapping[str, Standing]
     standing = found.get(name)
     if standing is None:
         return f"{name} is no job of the scenario"
-    # KAI's tests name nodes of pending tasks, too: where they were at first.
+    # KAI's tests also name nodes of pending tasks: the nodes of the initial state, which are not
+    # compared.
     anywhere = expected.node is None or expected.status is Status.PENDING
     if standing.status is not expected.status or not (
         anywhere or set(standing.nodes) == {expected.node}
@@ -190,9 +191,9 @@ def _of_job(name: str, expected: ExpectedStanding, found: Mapping[str, Standing]
 
 
 def _of_tasks(job: Job, expected: Mapping[str, ExpectedStanding], standing: Standing) -> str:
-    """Compare the tasks of a job, which are equal: their names need not agree."""
+    """Compare the tasks of a job without their names, because the tasks of a job are equal."""
     left = Counter(standing.nodes)
-    # Those with a node first: the others may be on any.
+    # Expectations with a node come first, because the others match a task on any node.
     for each in sorted(expected.values(), key=lambda each: each.node is None):
         anywhere = each.node is None or each.status is Status.PENDING
         node = next(iter(+left), None) if anywhere else each.node

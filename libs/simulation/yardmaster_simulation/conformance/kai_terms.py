@@ -1,7 +1,8 @@
-"""Terms of KAI-Scheduler in those of the core: amounts, priorities, kinds, quotas.
+"""Convert KAI-Scheduler's amounts, priorities, kinds and quotas into those of the core.
 
-Amounts of memory are in 10^9 bytes where quotas are in 10^6. Rounding both to MiB would turn equal
-amounts into unequal ones, so 10^6 bytes become 1 MiB; in scenarios with smaller parts, 1 byte does.
+KAI's requests of memory are in 10^9 bytes, and its quotas are in 10^6 bytes. If both were rounded
+to MiB, equal amounts could become unequal. So 10^6 bytes become 1 MiB. In scenarios with smaller
+amounts, 1 byte becomes 1 MiB.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from yardmaster_simulation.conformance.kai_form import UNLIMITED, Job, Node, Poo
 from yardmaster_simulation.conformance.scenarios import Skip
 
 MEGABYTE: Final = 10**6
-#: gpu_milli of a whole GPU.
+#: A whole GPU in gpu_milli.
 WHOLE: Final = 1000
 LOWEST_PRIORITY: Final = 99
 
@@ -48,7 +49,7 @@ def resources_of(task: Task, units: Units) -> Resources:
     """Return what a task requests.
 
     Raises:
-        Skip: it requests memory of a GPU, and that of some GPUs is not given.
+        Skip: the task requests GPU memory, but the scenario omits the memory of some GPUs.
     """
     gpu_memory_mib = 0
     if task.gpu_fraction is not None:
@@ -102,7 +103,8 @@ def quota_of(queue: PoolQuota, units: Units) -> Quota:
         limit_milli=None if most == UNLIMITED else milli(most),
         limit_cpu_milli=_bound(queue.max_allowed_cpu_millis),
         limit_memory_mib=_memory_bound(queue.max_allowed_mem_mb, units),
-        # Implicit departments have a weight of -1; they have no siblings.
+        # A department that KAI creates implicitly has a weight of -1. It has no siblings, so its
+        # weight has no effect.
         over_quota_weight=max(0, queue.over_quota_weight),
         over_quota=queue.over_quota,
     )

@@ -1,6 +1,7 @@
-"""Scenarios from the documentation of Run:ai, and our own: jobs are submitted and deleted in steps.
+"""Check scenarios of several steps, from the documentation of Run:ai and from this project.
 
-After each step some cycles run, between which agents start and stop tasks.
+In each step jobs are submitted and deleted, then some cycles run. Between two cycles, agents start
+and stop tasks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, 
 
 
 def check(scenario: Scenario) -> str:
-    """Return the first step whose outcome differs, and how; empty: none does."""
+    """Return the first step whose outcome differs, and the difference; empty: all steps agree."""
     given = parsed(DocumentScenario, scenario)
     jobs = [job for step in given.steps for job in step.submit]
     require_supported(jobs)
@@ -69,7 +70,7 @@ def _copies(job: Job) -> Iterator[Job]:
 
 
 def _stops(cluster: KaiCluster, decided: Iterable[Event]) -> dict[str, str]:
-    """Return the rules by which the policy stopped jobs."""
+    """Return the rule of each stop that the policy decided, by job."""
     stops = [event for event in decided if isinstance(event, PreemptionRequestedV1)]
     names = cluster.names_of([event.task_id.split(".")[0] for event in stops])
     return {name: event.stop.rule for name, event in zip(names, stops, strict=True)}
@@ -134,7 +135,7 @@ def _differences(cluster: KaiCluster, expected: StepExpected) -> Iterator[str]:
 def _own_differences(
     cluster: KaiCluster, expected: StepExpected, stops: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the differences of what only our own scenarios state."""
+    """Yield the differences in values that only this project's own scenarios state."""
     placed = {
         name: (task.run.pool_name, [placement.node for placement in task.run.placements])
         for task in running(cluster)

@@ -1,7 +1,7 @@
 """The cluster of a scenario, built in a `Cell` from events, and the decisions of its next cycle.
 
-Nodes join, jobs are admitted, and recorded decisions allocate the slots of running tasks. So the
-cell reaches its state as a standby does before a takeover, and then decides one cycle.
+Nodes join, jobs are admitted, and recorded decisions allocate the slots of running tasks. The cell
+thus reaches its state as a standby does before a takeover, and then decides one cycle.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,8 @@ from yardmaster_schemas.events.node_events import TaskStartedV1
 from yardmaster_schemas.reasons import Start
 from yardmaster_schemas.resources import Resources
 
-#: CPU of each node, in multiples of the CPU that a task without GPUs requests.
+#: The CPU of each node, in multiples of the CPU that a task without GPUs requests; it never runs
+#: out.
 PLENTY: Final = 100_000
 CPU_MILLI: Final = 1
 INCARNATION: Final = "0" * 12
@@ -51,7 +52,10 @@ class ScenarioCluster:
         self._cordoned: list[str] = []
 
     def nodes(self, names: Iterable[str]) -> None:
-        """Name all nodes before one joins, so that the order of joins does not change the names."""
+        """Give the core's names to all nodes before the first join.
+
+        The order of joins then does not change the names.
+        """
         self._nodes = {name: f"node-{number}" for number, name in enumerate(names)}
 
     def joins(self, name: str, gpus: int) -> None:

@@ -50,7 +50,7 @@ class Skip(Exception):
 class Format:
     """A format of scenarios: the keys that identify it, and its check against the core.
 
-    `check` returns the difference (empty: none) and raises `Skip` or
+    `check` returns the difference from the scenario (empty: no difference), and raises `Skip` or
     `UnreadableScenario`.
     """
 
@@ -118,7 +118,7 @@ def check(scenario: Scenario, formats: tuple[Format, ...]) -> Verdict:
     """Compare a scenario with the core.
 
     Raises:
-        UnreadableScenario: its format is unknown, or it does not match its format.
+        UnreadableScenario: the scenario's format is unknown, or the scenario does not match it.
     """
     name = str(scenario["id"])
     for one in formats:
