@@ -110,7 +110,8 @@ def encode(envelope: Envelope[Any], key: str) -> Record:
     headers = _headers(envelope)
     record = Record(key.encode(), value, headers)
     if envelope.traceparent is None:
-        # Most of the framed headers are the same from record to record.
+        # The framed headers are joined from parts. Most parts are the same in many records, and are
+        # therefore cached.
         id_, subject = headers[0][1], headers[3][1]
         _, _, author = _author(envelope.type, envelope.source)
         _, _, _, moment = _moment(envelope.time_ms, envelope.version)

@@ -80,7 +80,7 @@ class SeenRecords:
             self.lose(partition, f"{partition} has another record at offset {known.offset}")
 
     def lose(self, partition: Partition, found: str) -> None:
-        """Record that a partition lost records; `check` raises the error."""
+        """Note that a partition lost records, as `found` says; `check` raises the error."""
         self._newest.pop(partition, None)
         if is_kept(partition):
             self._stopped.setdefault(partition.number, found)

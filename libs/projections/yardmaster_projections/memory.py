@@ -123,6 +123,7 @@ def _add(entries: list[_Entry], entry: _Entry) -> None:
 
 
 def _slice(entries: list[_Entry], query: Query) -> Iterator[_Entry]:
+    """The entries of the page of a query, in its order, without its facets and its limit."""
     low, high = 0, len(entries)
     if query.since_ms:
         low = bisect_left(entries, ((query.since_ms, "", 0), ""))

@@ -9,7 +9,7 @@ class Chance(Protocol):
     """A source of random hexadecimal digits, from which names are made."""
 
     def hex(self, purpose: str, digits: int) -> str:
-        """Return `digits` hexadecimal digits, other ones in each call.
+        """Return `digits` hexadecimal digits; each call returns different digits.
 
         `purpose` says what the digits name; an implementation for tests may depend on it.
         """

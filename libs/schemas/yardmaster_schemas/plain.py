@@ -30,7 +30,7 @@ def load(cls: type[T], plain: Any) -> T:
     """Return the instance of `cls` that `plain` describes, checked as strictly as a record.
 
     Raises:
-        MalformedRecord: it names the wrong field.
+        MalformedRecord: `plain` does not describe a `cls`; the error names the wrong field.
     """
     adapter: TypeAdapter[T] = _adapter(cast(Any, cls))
     try:

@@ -50,6 +50,7 @@ def _base(word: str) -> str:
 
 
 def _of_python(words: Sequence[str]) -> str | None:
+    """Return the script or module that an interpreter of Python starts with these arguments."""
     if "-m" in words:
         at = words.index("-m") + 1
         before = _first_argument(words[: at - 1], _PYTHON_VALUES)

@@ -67,6 +67,7 @@ def _batch(partition: Partition, data: bytes) -> Iterator[StoredRecord]:
 
 
 def _headers(data: bytes, at: int) -> tuple[Headers, int]:
+    """Return the headers that begin at `at`, and the position after them."""
     count, at = _number(data, at)
     headers = []
     for _ in range(count):
@@ -77,6 +78,7 @@ def _headers(data: bytes, at: int) -> tuple[Headers, int]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    """Return the byte string at `at` (None: null), and the position after it."""
     size, at = _number(data, at)
     if size < 0:
         return None, at

@@ -260,6 +260,7 @@ class Draft:
         self.drop(task)
 
     def _count(self, task: TaskRow, by: int) -> None:
+        """Add a task to the counts of its job, project and pools; `by` -1 removes it."""
         phases = self._phases.setdefault(task.job.job_id, defaultdict(int))
         phases[task.phase] += by
         if task.phase is Phase.PENDING:
@@ -281,6 +282,7 @@ class Draft:
             self._ends.setdefault(task.job.job_id, defaultdict(int))[task.end.facet] += by
 
     def _offer(self, node: NodeRow, by: int) -> None:
+        """Add the capacity of a node that is present to its pool; `by` -1 removes it."""
         if node.joined is not None and not node.lost and not node.left:
             sums = self._of(f"pool/{node.joined.pool}")
             sums.nodes += by
@@ -288,6 +290,7 @@ class Draft:
 
 
 def _added(row: CountersRow, sums: _Sums) -> CountersRow:
+    """The row with the sums of the step added."""
     return CountersRow(
         name=row.name,
         used_milli=_both(dict(row.used_milli), sums.used),

@@ -66,6 +66,7 @@ def _reject(draft: Draft, job: JobRow, code: RefusalCode) -> None:
 
 
 def _replace(draft: Draft, job: JobRow, new: JobRow, **of_tasks: Any) -> None:
+    """Drop the tasks of a job, and add the job and its tasks again as `new`."""
     for task in job_tasks(draft, job):
         draft.drop_task(task)
     # `phases` keeps the counts from before this step: the draft subtracts the dropped tasks later.

@@ -41,6 +41,7 @@ def _task(draft: Draft, data: Any, event: str) -> TaskRow:
 
 
 def _replica(draft: Draft, attempt: AttemptRow, replica: int, **changes: Any) -> AttemptRow:
+    """Change one replica of an attempt; return the changed attempt, which is stored."""
     if replica >= len(attempt.replicas):
         raise ImpossibleEvent(event=attempt.key, found=f"it has no replica {replica}")
     replicas = list(attempt.replicas)
@@ -66,6 +67,7 @@ def _node_joined_v1(draft: Draft, envelope: Envelope[n.NodeJoinedV1], _: object)
 
 
 def _install(draft: Draft, node: NodeRow, joined: n.NodeJoinedV1) -> None:
+    """Store the offer with which a node joined, and bar the node if it offers too much."""
     node = draft.change_node(
         node, joined=joined, joined_at_ms=draft.now_ms, left=False, lost=False, rejoined=None
     )

@@ -50,7 +50,7 @@ class Step:
     def take(
         self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
     ) -> None:
-        """Add the changes of an event.
+        """Add the changes of an event to the draft, and the event to the histories of its subjects.
 
         Raises:
             ImpossibleEvent: the event contradicts the views, or its type is unknown.

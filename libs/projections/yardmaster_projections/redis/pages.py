@@ -261,7 +261,10 @@ class _Range:
         return self.high is None or member < self.high
 
     def command(self, name: str, after: bytes | None, count: int) -> Command:
-        """The command that reads the next members of a list."""
+        """The command that reads the next `count` members of the sorted set `name`.
+
+        `after`: the last member that was read; None: read from the start of the range.
+        """
         low = b"-" if self.low is None else b"[" + self.low
         high = b"+" if self.high is None else b"(" + self.high
         if after is not None:

@@ -142,7 +142,7 @@ async def encoded(dump: dict[str, Any]) -> bytes:
     if not isinstance(state, dict):
         return plain.encode(dump)
     head = plain.encode({name: value for name, value in dump.items() if name != "state"})
-    # Joined once: each copy of a large payload blocks the other tasks.
+    # The parts are joined only once, because each copy of a large payload blocks the other tasks.
     parts = [head[:-1], b',"state":{']
     for number, (name, value) in enumerate(state.items()):
         parts += (b"," if number else b"", plain.encode(name), b":")
@@ -164,6 +164,6 @@ async def _encode_value(value: Any, parts: list[bytes]) -> None:
             b"," if first else b"",
             plain.encode(dict(part) if isinstance(value, dict) else part)[1:-1],
         )
-        # A turn for other tasks, which takes no time of the clock.
+        # Let other tasks run; this takes no time of the service's clock.
         await asyncio.sleep(0)  # noqa: TID251
     parts.append(b"}" if isinstance(value, dict) else b"]")
