@@ -368,6 +368,7 @@ def quota_texts(quota: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """The value at a path of a nested configuration; None if the path does not exist."""
     found: Any = config
     for part in path:
         found = (found or {}).get(part)

@@ -153,6 +153,7 @@ def _append_changes(out: Output, shown: EachTask) -> None:
 
 
 def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool = False) -> None:
+    """Print rows, the first time with column headers; `even_empty`: headers even without rows."""
     if changed or even_empty:
         out.items(changed, TASKS if isinstance(shown, EachTask) else shown.columns, name=shown.name)
         out.headers = False

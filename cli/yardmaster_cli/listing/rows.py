@@ -138,6 +138,7 @@ class GroupedTasks(Listing):
         return sorted(rows, key=lambda row: row.get("ended_at") or "", reverse=True)[:RECENT]
 
     def _left_out(self, found: Sequence[Row]) -> str:
+        """The summary line of an incomplete list: how many rows are shown, how to see the rest."""
         shown = f"{count_of(len(found), 'row')} shown"
         if not self.recent:
             return f"{shown}; --all lists every task"

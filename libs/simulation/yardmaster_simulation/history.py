@@ -217,11 +217,13 @@ class History:
         return total, held, sum(project.shares.values())
 
     def _touch_pool(self, pool: Pool) -> None:
+        """Mark a pool as changed, so that `flush` writes its series."""
         if not pool.changed:
             pool.changed = True
             self._changed_pools.append(pool)
 
     def _touch(self, pool: Pool, project: Project) -> None:
+        """Mark a pool and a project as changed, so that `flush` writes their series."""
         if not pool.changed:
             pool.changed = True
             self._changed_pools.append(pool)
@@ -230,6 +232,7 @@ class History:
             self._changed_projects.append(project)
 
     def _touch_project(self, project: Project) -> None:
+        """Mark a project as changed, so that `flush` writes its series."""
         if not project.changed:
             project.changed = True
             self._changed_projects.append(project)
@@ -246,18 +249,21 @@ class History:
                 self._touch_project(project)
 
     def _touch_node(self, node: _Node) -> None:
+        """Mark a node and its pool as changed, so that `flush` computes their figures."""
         if not node.changed:
             node.changed = True
             self._changed_nodes.append(node)
             self._touch_pool(node.pool)
 
     def _pool(self, name: str) -> Pool:
+        """Return the pool with a name; create it at its first use."""
         found = self.pools.get(name)
         if found is None:
             found = self.pools[name] = Pool(name)
         return found
 
     def _project(self, name: str) -> Project:
+        """Return the project with a name; create it at its first use."""
         found = self.projects.get(name)
         if found is None:
             found = self.projects[name] = Project(name)

@@ -184,11 +184,14 @@ _stopped: Any = None
 
 
 def _share(parts: Any, stopped: Any) -> None:
+    """Set the variables that this worker process shares with the process of the study."""
     global _parts, _stopped
     _parts, _stopped = parts, stopped
 
 
 def _run_in_worker(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run call number `at` in a worker process; its progress reports also look for a stop."""
+
     def record(part: float) -> None:
         if _stopped.value:
             raise CancelledError

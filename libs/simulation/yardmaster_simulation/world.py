@@ -421,6 +421,7 @@ class World:
         self.outstanding = plus(self.outstanding, times(job.amounts, -1))
 
     def _give_up(self, job_id: str, tasks: int) -> None:
+        """Cancel a job as its impatient user, if all its tasks are open and none ever started."""
         waiting = [self._states.get(f"{job_id}.{index}") for index in range(tasks)]
         if all(task is not None and not task.attempts for task in waiting):
             self._ask(CancelRequestedV1(job_id=job_id), job_id)
