@@ -55,7 +55,10 @@ def operates(user: User, cell: str) -> bool:
 
 
 def user_after(user: User | None, event: AccessChange, now_ms: int) -> User:
-    """The user after a verdict in a cycle at `now_ms`; tokens that ended before it are dropped."""
+    """The user after a verdict in a cycle at `now_ms`.
+
+    A new token replaces those that ended before the cycle.
+    """
     before = UNKNOWN if user is None else user
     match event:
         case RoleGrantedV1():

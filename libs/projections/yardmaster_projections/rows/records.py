@@ -73,7 +73,6 @@ class CycleRow(Row):
     KIND: ClassVar[str] = "cycle"
 
     offset: int
-    #: In its own version: version 1 does not store the version of the rules.
     commit: CycleCommittedV1
 
     @property

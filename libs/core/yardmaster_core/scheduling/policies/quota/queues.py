@@ -226,8 +226,8 @@ def differing(first: Queue, second: Queue) -> tuple[Queue, Queue]:
 
 def is_over_share(queue: Queue, amounts: Amounts, resource: int) -> bool:
     """Whether a queue that holds these amounts is over-utilized: it has more of a resource than its
-    share. A queue with an unlimited quota never is, also if it holds more than the nodes that are
-    left.
+    share. The share of a queue with an unlimited quota is its limit, even if it holds more than the
+    present nodes have.
     """
     unlimited = queue.deserved[resource] is None
     most = queue.limit[resource] if unlimited else queue.allocatable[resource]
