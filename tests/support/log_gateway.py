@@ -44,7 +44,7 @@ class LogGateway:
     ) -> list[str]:
         """Submit a job with one GPU per replica; return the ids of its tasks."""
         self._jobs += 1
-        job_id = f"gateway{self._jobs:08d}"
+        job_id = f"gate{self._jobs:08d}"
         details = JobDetailedV1(
             job_id=job_id, salt="0" * 32, name="a job", user="us", run=Run(command=tuple(command))
         )
