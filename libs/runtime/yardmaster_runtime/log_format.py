@@ -24,6 +24,7 @@ async def check_log_format(log: EventLog, shown: str) -> None:
     try:
         found = await log.read(Partition(REQUESTS.name), 0, max_records=1)
     except (UnknownTopic, OffsetGone):
+        # Without its first record, the log cannot be checked here.
         return
     # A first record of another type is damage, which the readers of the log report.
     if not found or ("ce_type", LogCreatedV1.TYPE.encode()) not in found[0].record.headers:

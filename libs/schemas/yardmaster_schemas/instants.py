@@ -30,7 +30,10 @@ def parse_rfc3339(text: str) -> int:
         raise ValueError(
             f"{text[:40]!r} is not an RFC 3339 time; write 2026-01-31T12:00:00Z"
         ) from None
-    if moment.tzinfo is None or len(text) < len("2026-01-31T12:00Z"):
+    # Python also reads shorter forms of ISO 8601, such as `2026-01-31T12Z`.
+    if len(text) < len("2026-01-31T12:00Z"):
+        raise ValueError(f"{text[:40]!r} is not an RFC 3339 time; write 2026-01-31T12:00:00Z")
+    if moment.tzinfo is None:
         raise ValueError(f"{text[:40]!r} lacks its offset from UTC; append Z")
     try:
         since = moment - datetime(1970, 1, 1, tzinfo=UTC)

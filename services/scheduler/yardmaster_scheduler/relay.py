@@ -345,7 +345,7 @@ class Relay:
 
         A node whose topic still refuses its first missing batch stays behind.
         """
-        #: Nodes that accept appends again, each with the offset of its newest copy.
+        #: Nodes that accept appends again, each with the first offset of its newest batch.
         recovered: dict[str, int] = {}
 
         async def copy(node: str, batch: _Batch) -> None:

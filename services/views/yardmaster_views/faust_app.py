@@ -141,7 +141,10 @@ async def serve(process: Process, settings: ViewsSettings) -> None:
 
 
 async def _watch_store(process: Process, settings: ViewsSettings) -> NoReturn:
-    """Report the health of the store, so that workers without cells report it like all others."""
+    """Report the health of the store, so that workers without cells report it like all others.
+
+    Any cell will do, because the check is about the store.
+    """
     cell = next(iter(settings.partitions.values()))
     store = RedisViewStore(settings.redis, cell, process.clock)
     reported = False

@@ -133,7 +133,7 @@ class Host:
             await self._clock.sleep(left_s)
         idle_wait_s = self._settings.idle_wait_s
         more = await self._log.wait(self._follower.ends(), idle_wait_s)
-        # Some records change no row, so writing does not show that the store was lost in between.
+        # A write finds out that the store was lost, but records that change no row cause no write.
         now_s = self._clock.monotonic_s()
         if not more or now_s - self._checked_s >= idle_wait_s:
             self._checked_s = now_s

@@ -139,3 +139,9 @@ def test_times_in_other_zones_are_read(text: str, time_ms: int) -> None:
 def test_text_that_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not an RFC 3339|offset|1970"):
         parse_rfc3339(text)
+
+
+@pytest.mark.parametrize("text", ["2026-01-31T12Z", "20260131T120000Z"])
+def test_a_shorter_form_of_a_time_is_not_said_to_lack_its_offset(text: str) -> None:
+    with pytest.raises(ValueError, match="not an RFC 3339 time"):
+        parse_rfc3339(text)

@@ -10,9 +10,10 @@ stays atomic. (aiokafka sends one batch at a time, and batches that wait for the
 An idempotent producer retries forever, so this module bounds an append: when the time is up, the
 outcome is unknown, and the producer is discarded with all its unsent batches, so that none of them
 is written later, except by a request that is already under way. This module never repeats an
-append. After LogUnavailable nothing was written, and the caller repeats the append
-(`yardmaster_runtime.retrying`). After AppendOutcomeUnknown a leader restores its state, and an
-agent appends its facts again (`Writer.append` in its `reports.py`).
+append. After LogUnavailable nothing was written: leaders and the facts of agents repeat the append
+(`yardmaster_runtime.retrying`), the relay repeats it itself, and other callers report the error or
+send later. After AppendOutcomeUnknown a leader restores its state, and an agent appends its facts
+again (`Writer.append` in its `reports.py`).
 
 After each interruption of a connection, before records are returned or appended, the newest records
 that this handle has seen are read again (`seen`): the brokers may have lost the end of a partition.
@@ -215,7 +216,7 @@ class KafkaLog:
         self._limits |= {topic.name: topic.max_batch_bytes for topic in topics}
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch` atomically; return its first offset when all replicas have it."""
+        """Append `batch` atomically; return its first offset when all in-sync replicas have it."""
         self._check_open()
         if not batch:
             raise ValueError("a batch without records")

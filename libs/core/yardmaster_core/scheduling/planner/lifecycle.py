@@ -1,8 +1,7 @@
 """Decisions about running tasks and nodes under every policy: ends, stops, losses, deadlines.
 
 Each step is a function of the present task or node. So it is harmless to check a task that needs no
-decision; `attention` only lists the tasks to check. The table of exit codes is that of
-interface.md, section 6.
+decision; `attention` only lists the tasks to check.
 """
 
 from typing import Final
@@ -27,8 +26,8 @@ from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
 from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, Stop, StopCode
 
-#: After the n-th failure, and after the n-th failed start in a row, a task backs off 2^n seconds,
-#: at most this many.
+#: After its n-th failure a task backs off 2^(n-1) seconds, and after the n-th failed start in a row
+#: 2^n seconds, but at most this many.
 MAX_BACKOFF_S: Final = 300
 #: A task ends after this many failed starts in a row.
 MAX_FAILED_STARTS: Final = 5

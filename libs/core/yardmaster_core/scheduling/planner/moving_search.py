@@ -235,6 +235,7 @@ class Gains:
         capacity.recount()
 
     def _count(self, ordinals: Iterable[int]) -> int:
+        """Count again how many replicas these nodes can hold; return the sum over all nodes."""
         shape = self._shape
         if self._total < 0:
             self._total = HeldReplicas(self._index, shape).total

@@ -216,7 +216,10 @@ class PoolPass:
         return considered
 
     def _is_left_to_preferred(self, group: Group, task: Task, turn: int, *, defer: bool) -> bool:
-        """Whether the task may be served by a pool that it prefers, which considers it first."""
+        """Whether a pool that the task prefers may serve it, so that this pool leaves it there.
+
+        `defer`: no pool can continue, because each waits for a result of another one.
+        """
         preference, name = self.preference, self.pool.name
         if (
             defer

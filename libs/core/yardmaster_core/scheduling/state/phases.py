@@ -9,7 +9,7 @@ from yardmaster_schemas.members import plain_members
 
 @plain_members
 class Phase(IntEnum):
-    """The phase of a task (interface.md, section 4)."""
+    """The phase of a task (docs/explanation/task.md)."""
 
     PENDING = 0
     STARTING = 1

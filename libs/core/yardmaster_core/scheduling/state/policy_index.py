@@ -74,9 +74,9 @@ class PolicyIndex:
         """The demand, the held amount or a limit of a job changed in any of its pools."""
 
     def allocation_changed(self, task: Task) -> Iterable[OrderedTasks[Task]]:
-        """The slots of a task or the pool's reservations changed, or a task began to release.
+        """A task of the pool holds or reserves other slots, or began to release its slots.
 
-        Returns the collections to prune.
+        Returns the collections that the task may have left; the caller removes its entries there.
         """
         return ()
 

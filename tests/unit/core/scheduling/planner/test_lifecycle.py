@@ -1,4 +1,4 @@
-"""The life of a task, by the rows of interface.md: phases (section 4) and exits (section 6)."""
+"""The life of a task, by the rows of docs/explanation/task.md: phases and ends."""
 
 from collections.abc import Callable
 from typing import Any

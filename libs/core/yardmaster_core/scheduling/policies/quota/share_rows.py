@@ -1,4 +1,4 @@
-"""The shares of the queues of a pool, as they are recorded and measured."""
+"""The shares of the queues of a pool: those to record, and those for metrics."""
 
 from collections.abc import Iterator, Mapping
 

@@ -144,5 +144,5 @@ def _shift(state: ClusterState, reservation: Reservation, *, take: bool) -> None
         update_ready(node, state.pools)
         if node.pool_name is not None:
             state.pools[node.pool_name].index.node_changed(node)
-        # Its facts include what is free.
+        # The state's digest covers what is free on a node.
         state.dirty[node] = None
