@@ -54,6 +54,14 @@ def until(cluster: Cluster, token: str, wanted: bool) -> None:
         time.sleep(0.05)
 
 
+def until_known(cluster: Cluster, gateway: str, name: str) -> None:
+    """Wait until a gateway lists a user: quota accepts a new one after the answer."""
+    stop = time.monotonic() + LIMIT_S
+    while name not in {user.name for user in cluster.client(gateway).users().items}:
+        assert time.monotonic() < stop, cluster.tails(BOTH)
+        time.sleep(0.05)
+
+
 def test_users_that_one_gateway_adds_rotates_and_removes_are_the_same_at_the_other(
     cluster: Cluster,
 ) -> None:
@@ -100,6 +108,8 @@ def test_the_first_operator_is_recorded_once_by_two_gateways(cluster: Cluster) -
 
 def test_a_short_token_expires_at_both_gateways(cluster: Cluster) -> None:
     added = cluster.client("gateway-1").add_user(NewUser(name="ben", roles=[USER], lifetime_s=2))
+    # A token that no gateway knows yet is refused too: first both must know the user.
+    for each in BOTH:
+        until_known(cluster, each, "ben")
     until(cluster, added.token, False)
-    # The other gateway may not know the user yet: it refuses an unknown token too.
     cluster.client("gateway-1").remove_user("ben")
