@@ -62,7 +62,7 @@ class _Division:
         self.tasks = list(state.tasks.values())
         self.standing: dict[str, int] = {}
         non_preemptible: dict[str, int] = {}
-        wish: dict[str, int] = {}
+        demand: dict[str, int] = {}
         for task in self.tasks:
             owner = self.owner(task)
             held = _milli(self.kept(task))
@@ -70,11 +70,13 @@ class _Division:
             non_preemptible[owner] = non_preemptible.get(owner, 0) + (
                 0 if task.job.spec.preemptible else held
             )
-            wish[owner] = wish.get(owner, 0) + held + self.requested(task)
+            demand[owner] = demand.get(owner, 0) + held + self.requested(task)
         level, total = 0, self.total()
 
         def parts() -> dict[str, int]:
-            return {owner: min(wish[owner], max(non_preemptible[owner], level)) for owner in wish}
+            return {
+                owner: min(demand[owner], max(non_preemptible[owner], level)) for owner in demand
+            }
 
         step = max(1, total)
         while step:

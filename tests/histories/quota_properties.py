@@ -274,13 +274,13 @@ class Queues:
             weights = [1] * len(siblings)
         demands = []
         for at, (queue, weight) in enumerate(zip(siblings, weights, strict=True)):
-            limit, wish = self.limit(queue)[i], self.held[queue].requested[i]
+            limit, requested = self.limit(queue)[i], self.held[queue].requested[i]
             demands.append(
                 QueueDemand(
                     name=str(at),
                     rank=queue.config.rank if queue.config is not None else 100,
                     deserved=self.deserved(queue)[i],
-                    demand=wish if limit is None else min(wish, limit),
+                    demand=requested if limit is None else min(requested, limit),
                     weight=weight,
                     age=self._ages[queue],
                     usage=Fraction(self._usage[queue], self.total[i] or 1) if i == 0 else NO_USAGE,

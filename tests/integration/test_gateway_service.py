@@ -132,10 +132,10 @@ async def test_a_job_goes_from_submission_to_its_end_over_http(tmp_path: Path) -
 async def test_an_operator_cordons_a_node_and_reads_the_result(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port, "operator") as operator:
-            wish = NodePatch(state=RequestedNodeState.CORDONED, reason="fan")
+            patch = NodePatch(state=RequestedNodeState.CORDONED, reason="fan")
             node = await inside(lambda: operator.nodes().items)
             assert [one.name for one in node] == ["n1"]
-            accepted = await inside(lambda: operator.patch_node("n1", wish))
+            accepted = await inside(lambda: operator.patch_node("n1", patch))
             request = await inside(lambda: operator.request(accepted.request_ids[0], wait_s=20))
             assert request.state == "accepted"
             shown = await inside(lambda: operator.node("n1"))

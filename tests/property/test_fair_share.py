@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.test_shares import exact_parts
-from tests.support.shares_by_claims import VARIANTS
+from tests.support.shares_by_demands import VARIANTS
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import Demand
 from yardmaster_core.testing import Cell
 
 jobs = st.lists(
@@ -72,16 +72,16 @@ def test_every_claimant_ends_with_its_share_of_the_division(
     cell.cancel(gone)
     come_to_rest(cell)
     left = [job for job in cell.state.jobs.values() if not job.tasks[0].cancelled]
-    claims = []
+    demands = []
     for job in left:
         demand = len(job.tasks) * 1000
         if job.max_slots_milli is not None:
             demand = min(demand, job.max_slots_milli)
         # After rounding, a fraction stays with the claimant that holds it.
-        claims.append(Claim(job.weight, demand, 0, 1000, held=job.used_milli))
-    offers = VARIANTS[variant](sum(gpus) * 1000, claims)
+        demands.append(Demand(job.weight, demand, 0, 1000, held=job.used_milli))
+    offers = VARIANTS[variant](sum(gpus) * 1000, demands)
     assert [job.used_milli for job in left] == offers
-    assert sum(offers) == min(sum(gpus) * 1000, sum(claim.demand for claim in claims))
+    assert sum(offers) == min(sum(gpus) * 1000, sum(demand.milli for demand in demands))
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,9 +147,9 @@ def test_in_an_idle_pool_no_claimant_is_a_whole_task_below_its_weighted_share(
     come_to_rest(cell)
     jobs = list(cell.state.jobs.values())
     sizes = [job.shape.total_gpu_milli for job in jobs]
-    claims = [
-        Claim(job.weight, len(job.tasks) * size) for job, size in zip(jobs, sizes, strict=True)
+    demands = [
+        Demand(job.weight, len(job.tasks) * size) for job, size in zip(jobs, sizes, strict=True)
     ]
-    parts = exact_parts(gpus * 1000, claims)
+    parts = exact_parts(gpus * 1000, demands)
     for job, size, exact in zip(jobs, sizes, parts, strict=True):
         assert job.used_milli > exact - size, f"{job.id} holds {job.used_milli} of {exact}"

@@ -1,7 +1,7 @@
-"""The division of a pool, claim by claim: the reference for `division.py`, which divides among runs
-of equal claims, and for `demand_tracker.py`, which keeps demands from cycle to cycle.
+"""The division of a pool, demand by demand: the reference for `division.py`, which divides among
+runs of equal demands, and for `demand_tracker.py`, which keeps demands from cycle to cycle.
 
-Slow; only for comparison. Claims come by age, oldest first, which breaks ties; shares are returned
+Slow; only for comparison. Demands come by age, oldest first, which breaks ties; shares are returned
 in the same order.
 """
 
@@ -13,13 +13,13 @@ from math import gcd
 from typing import Final
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
     held_by,
     weight_of,
 )
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import Demand
 from yardmaster_core.scheduling.state.held import HeldByProject
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
@@ -27,10 +27,10 @@ from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Job
 from yardmaster_schemas.events.requests import Quota
 
-Division = Callable[[int, Sequence[Claim]], list[int]]
+Division = Callable[[int, Sequence[Demand]], list[int]]
 
 
-def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
+def max_min(capacity: int, demands: Sequence[Demand]) -> list[int]:
     """Return shares by weight; capacity that a claimant does not need goes to the others.
 
     Progressive filling, in rounds: each claimant that is not satisfied gets a part of the remaining
@@ -38,41 +38,41 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
 
     Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
     """
-    grain = _grain(claims)
-    fill = _WaterFill(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
+    grain = _grain(demands)
+    fill = _WaterFill(max(0, capacity - sum(c.fixed for c in demands)) // grain, demands, grain)
     while fill.left:
         if not fill.one_round():
             break
         while not fill.left and fill.give_one_up():
             pass
     # Whole slots that do not fill a task of several slots keep their owner, as in Determined.
-    sizes = [gcd(WHOLE, c.multiple_of) if c.multiple_of else 0 for c in claims]
-    return _in_whole_tasks([offer * grain for offer in fill.offers], claims, sizes)
+    sizes = [gcd(WHOLE, c.multiple_of) if c.multiple_of else 0 for c in demands]
+    return _in_whole_tasks([offer * grain for offer in fill.offers], demands, sizes)
 
 
 class _WaterFill:
     """The rounds of `max_min`, in grains."""
 
-    def __init__(self, left: int, claims: Sequence[Claim], grain: int) -> None:
+    def __init__(self, left: int, demands: Sequence[Demand], grain: int) -> None:
         self.left = left
-        self.claims = claims
-        self.fixed = [c.fixed // grain for c in claims]
-        self.demands = [max(c.demand, c.fixed) // grain for c in claims]
-        self.smallest_tasks = [c.smallest_task // grain for c in claims]
+        self.demands = demands
+        self.fixed = [c.fixed // grain for c in demands]
+        self.most = [max(c.milli, c.fixed) // grain for c in demands]
+        self.smallest_tasks = [c.smallest_task // grain for c in demands]
         self.offers = list(self.fixed)
         #: The fixed part that is not counted in a share yet.
         self.ahead = list(self.fixed)
-        open_ = [i for i, demand in enumerate(self.demands) if self.offers[i] < demand]
-        open_.sort(key=self.demands.__getitem__)
-        self.weight = sum(claims[i].weight for i in open_)
-        #: Unsatisfied claims by demand and age, as a ring, so that removing one is cheap.
-        self._ring = len(claims)
-        self._next = [-1] * (len(claims) + 1)
-        self._last = [-1] * (len(claims) + 1)
+        open_ = [i for i, demand in enumerate(self.most) if self.offers[i] < demand]
+        open_.sort(key=self.most.__getitem__)
+        self.weight = sum(demands[i].weight for i in open_)
+        #: Unsatisfied demands by amount and age, as a ring, so that removing one is cheap.
+        self._ring = len(demands)
+        self._next = [-1] * (len(demands) + 1)
+        self._last = [-1] * (len(demands) + 1)
         for one, other in pairwise((self._ring, *open_, self._ring)):
             self._next[one], self._last[other] = other, one
-        #: Claims older than this one were not yet checked for an offer that they cannot use.
-        self._oldest_checked = len(claims)
+        #: Demands older than this one were not yet checked for an offer that they cannot use.
+        self._oldest_checked = len(demands)
 
     def one_round(self) -> bool:
         """Do one round; return whether it changed anything."""
@@ -80,15 +80,15 @@ class _WaterFill:
         moved = False
         i = self._next[self._ring]
         while i != self._ring and self.left:
-            weight = self.claims[i].weight
+            weight = self.demands[i].weight
             part = max(1, at_first * weight // self.weight) if self.weight else 1
-            part = min(part, self.left, self.demands[i] - self.offers[i])
+            part = min(part, self.left, self.most[i] - self.offers[i])
             counted = min(part, self.ahead[i])
             self.ahead[i] -= counted
             self.offers[i] += part - counted
             self.left -= part - counted
             moved = True
-            if self.offers[i] >= self.demands[i]:
+            if self.offers[i] >= self.most[i]:
                 self._close(i)
             i = self._next[i]
         if moved and self.left == at_first:
@@ -100,8 +100,8 @@ class _WaterFill:
         parts: dict[int, int] = {}
         i = self._next[self._ring]
         while i != self._ring:
-            part = max(1, self.left * self.claims[i].weight // self.weight) if self.weight else 1
-            parts[i] = min(part, self.left, self.demands[i] - self.offers[i])
+            part = max(1, self.left * self.demands[i].weight // self.weight) if self.weight else 1
+            parts[i] = min(part, self.left, self.most[i] - self.offers[i])
             i = self._next[i]
         rounds = min(self.ahead[i] // part for i, part in parts.items())
         for i, part in parts.items():
@@ -110,19 +110,19 @@ class _WaterFill:
     def _close(self, i: int) -> None:
         before, after = self._last[i], self._next[i]
         self._next[before], self._last[after] = after, before
-        self.weight -= self.claims[i].weight
+        self.weight -= self.demands[i].weight
 
     def give_one_up(self) -> bool:
-        """Take the offer of the youngest claim whose offer is smaller than its smallest task.
+        """Take the offer of the youngest demand whose offer is smaller than its smallest task.
 
         The fixed part counts as part of the offer, as in Determined. Returns whether there was such
-        a claim. Offers only grow, so a usable offer stays usable: each claim is checked once.
+        a demand. Offers only grow, so a usable offer stays usable: each demand is checked once.
         """
         while self._oldest_checked:
             self._oldest_checked -= 1
             i = self._oldest_checked
             part = self.offers[i] - self.fixed[i]
-            if self.offers[i] < self.demands[i] and self.offers[i] < self.smallest_tasks[i]:
+            if self.offers[i] < self.most[i] and self.offers[i] < self.smallest_tasks[i]:
                 self._close(i)
                 self.offers[i] = self.fixed[i]
                 self.left += part
@@ -130,90 +130,90 @@ class _WaterFill:
         return False
 
 
-def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
+def demand_proportional(capacity: int, demands: Sequence[Demand]) -> list[int]:
     """Shares proportional to demand times weight.
 
-    A claim whose share exceeds its demand leaves the rest to the others. The rest after rounding
-    down goes to claims whose share would be 0, then to the others, oldest first.
+    A demand whose share exceeds it leaves the rest to the others. The rest after rounding
+    down goes to demands whose share would be 0, then to the others, oldest first.
 
     Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
     4 and 4).
     """
-    grain = _grain(claims)
-    offers = _proportional(capacity // grain, claims, grain)
+    grain = _grain(demands)
+    offers = _proportional(capacity // grain, demands, grain)
     stuck = [
         i
-        for i, c in enumerate(claims)
-        if offers[i] * grain < c.demand and offers[i] * grain - c.fixed < c.smallest_task
+        for i, c in enumerate(demands)
+        if offers[i] * grain < c.milli and offers[i] * grain - c.fixed < c.smallest_task
     ]
     pot = 0
     while stuck:
         i = stuck.pop()
-        pot += offers[i] - claims[i].fixed // grain
-        offers[i] = claims[i].fixed // grain
+        pot += offers[i] - demands[i].fixed // grain
+        offers[i] = demands[i].fixed // grain
         # The oldest of them first, until it can start one task.
         while stuck and pot:
             first = stuck[0]
-            wanted = (claims[first].fixed + claims[first].smallest_task) // grain - offers[first]
+            wanted = (demands[first].fixed + demands[first].smallest_task) // grain - offers[first]
             part = min(pot, wanted)
             offers[first] += part
             pot -= part
             if part < wanted:
                 break
             stuck.pop(0)
-    # The rest goes to claims that can start a task and have more demand.
-    for i, c in enumerate(claims):
+    # The rest goes to demands that can start a task and are not met.
+    for i, c in enumerate(demands):
         if offers[i] * grain - c.fixed >= max(c.smallest_task, grain):
-            part = min(pot, c.demand // grain - offers[i])
+            part = min(pot, c.milli // grain - offers[i])
             offers[i] += part
             pot -= part
     return _in_whole_tasks(
-        [offer * grain for offer in offers], claims, [c.multiple_of for c in claims]
+        [offer * grain for offer in offers], demands, [c.multiple_of for c in demands]
     )
 
 
-def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
-    """Move the part of each offer that is no whole task to claims that can make a whole task of it.
+def _in_whole_tasks(offers: list[int], demands: Sequence[Demand], sizes: list[int]) -> list[int]:
+    """Move the part of each offer that is no whole task to demands that can make one of it.
 
-    A size counts above the fixed part of a claim.
+    A size counts above the fixed part of a demand.
     """
     parts = [
-        (offer - c.fixed) % size if size and offer < c.demand else 0
-        for offer, c, size in zip(offers, claims, sizes, strict=True)
+        (offer - c.fixed) % size if size and offer < c.milli else 0
+        for offer, c, size in zip(offers, demands, sizes, strict=True)
     ]
     pot = sum(parts)
     if not pot:
         return offers
     offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
-    order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
-    # First claims whose share would be 0, then the largest part of a task.
+    order = [i for i, c in enumerate(demands) if offers[i] < c.milli]
+    # First demands whose share would be 0, then the largest part of a task.
     order.sort(key=lambda i: (offers[i] > 0, -Fraction(parts[i], sizes[i] or WHOLE)))
     while order:
         share = pot // len(order)
         given = []
         for i in order:
-            claim = claims[i]
+            demand = demands[i]
             size = sizes[i] or 1
-            least = max(size, claim.smallest_task - (offers[i] - claim.fixed))
-            part = min(max(least, share - share % size), claim.demand - offers[i])
+            least = max(size, demand.smallest_task - (offers[i] - demand.fixed))
+            part = min(max(least, share - share % size), demand.milli - offers[i])
             if part <= pot:
                 offers[i] += part
                 pot -= part
-                if offers[i] < claim.demand:
+                if offers[i] < demand.milli:
                     given.append(i)
         order = given
     return offers
 
 
-def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[int]:
-    low = [c.fixed // grain for c in claims]
-    high = [max(c.demand, c.fixed) // grain for c in claims]
+def _proportional(capacity: int, demands: Sequence[Demand], grain: int) -> list[int]:
+    low = [c.fixed // grain for c in demands]
+    high = [max(c.milli, c.fixed) // grain for c in demands]
     if sum(high) <= capacity:
         return high
     offers = list(low)
-    pulls = [h * c.weight for h, c in zip(high, claims, strict=True)]
-    free = [i for i in range(len(claims)) if low[i] < high[i] and pulls[i]]
-    left = capacity - sum(low[i] for i in range(len(claims)) if low[i] >= high[i])
+    pulls = [h * c.weight for h, c in zip(high, demands, strict=True)]
+    free = [i for i in range(len(demands)) if low[i] < high[i] and pulls[i]]
+    left = capacity - sum(low[i] for i in range(len(demands)) if low[i] >= high[i])
     left = max(0, left)
     # Both bounds apply: the sum that lower bounds add is compared with the sum that upper bounds
     # cut, and the larger side is fixed first, so that no bound must be undone.
@@ -237,10 +237,10 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
         for i in free:
             offers[i] = left * pulls[i] // pull
         rest = left - sum(offers[i] for i in free)
-        # First shares of 0, then claims that can start their first task with it, then the oldest.
+        # First shares of 0, then demands that can start their first task with it, then the oldest.
         firsts = [
             c.fixed + c.smallest_task == (o + 1) * grain
-            for c, o in zip(claims, offers, strict=True)
+            for c, o in zip(demands, offers, strict=True)
         ]
         more = [i for i in free if left * pulls[i] % pull]
         for i in sorted(more, key=lambda i: (offers[i] > 0, not firsts[i]))[:rest]:
@@ -248,10 +248,10 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
     return offers
 
 
-def _grain(claims: Sequence[Claim]) -> int:
+def _grain(demands: Sequence[Demand]) -> int:
     grain = WHOLE
-    for claim in claims:
-        grain = gcd(grain, claim.demand, claim.fixed, claim.smallest_task)
+    for demand in demands:
+        grain = gcd(grain, demand.milli, demand.fixed, demand.smallest_task)
     return grain
 
 
@@ -285,10 +285,9 @@ class Share:
         """The claimant's weight."""
         return weight_of(self.claimant)
 
-    @property
-    def claim(self) -> Claim:
-        """The claim of this share, for a division."""
-        return Claim(
+    def as_demand(self) -> Demand:
+        """Return the demand of this share, for a division."""
+        return Demand(
             self.weight, self.demand, self.fixed, self.smallest_task, self.multiple_of, self.held
         )
 
@@ -357,7 +356,7 @@ def shares_of(
         _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
     _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
     capacity = pool.free.free_milli + pool.reserved_idle_milli + pool.used_milli
-    for share, offer in zip(shares, divide(capacity, [s.claim for s in shares]), strict=True):
+    for share, offer in zip(shares, divide(capacity, [s.as_demand() for s in shares]), strict=True):
         share.offer = offer
     return shares
 
@@ -452,7 +451,7 @@ def _divide_limits(
         limit = _owner_limit(pool, owner, pools)
         if limit is None or sum(share.demand for share in rows) <= limit:
             continue
-        for share, part in zip(rows, divide(limit, [s.claim for s in rows]), strict=True):
+        for share, part in zip(rows, divide(limit, [s.as_demand() for s in rows]), strict=True):
             share.cut(part, whole_tasks=whole_tasks)
 
 

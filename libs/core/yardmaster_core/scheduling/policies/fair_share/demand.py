@@ -5,28 +5,28 @@ from collections import Counter
 from dataclasses import dataclass
 from math import gcd
 
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, Claim
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import Age, Demand
 
 
 @dataclass(slots=True)
-class Demand:
+class AgedDemand:
     """A demand in gpu_milli; `age` is the age of the oldest task."""
 
     age: Age
-    #: `demand` is the amount requested within all limits. Of it, `fixed` cannot be preempted.
+    #: `milli` is the amount requested within all limits. Of it, `fixed` cannot be preempted.
     #: `smallest_task` is the size of the smallest preemptible or pending task (0: none); the sizes
     #: of all such tasks are multiples of `multiple_of`.
-    demand: int
+    milli: int
     fixed: int = 0
     smallest_task: int = 0
     multiple_of: int = 0
 
-    def add(self, other: "Demand | None") -> None:
+    def add(self, other: "AgedDemand | None") -> None:
         """Add another demand."""
         if other is None:
             return
         self.age = min(self.age, other.age)
-        self.demand += other.demand
+        self.milli += other.milli
         self.fixed += other.fixed
         self.multiple_of = gcd(self.multiple_of, other.multiple_of)
         if other.smallest_task:
@@ -38,53 +38,53 @@ class Demand:
 
     def cap(self, most: int | None, *, whole_tasks: bool) -> None:
         """Reduce the demand to at most `most`."""
-        if most is not None and self.demand > most:
-            claim = Claim(0, self.demand, self.fixed, self.smallest_task, self.multiple_of)
-            self.demand = capped(claim, most, whole_tasks=whole_tasks)
+        if most is not None and self.milli > most:
+            demand = Demand(0, self.milli, self.fixed, self.smallest_task, self.multiple_of)
+            self.milli = capped(demand, most, whole_tasks=whole_tasks)
 
 
-def capped(claim: Claim, most: int, *, whole_tasks: bool) -> int:
+def capped(demand: Demand, most: int, *, whole_tasks: bool) -> int:
     """Return the demand if it must be at most `most`; with `whole_tasks`, the part above `fixed` is
     a number of whole tasks.
     """
-    if claim.demand <= most:
-        return claim.demand
-    above = max(0, most - claim.fixed)
-    if whole_tasks and claim.multiple_of:
-        above = above - above % claim.multiple_of if above >= claim.smallest_task else 0
-    return claim.fixed + above
+    if demand.milli <= most:
+        return demand.milli
+    above = max(0, most - demand.fixed)
+    if whole_tasks and demand.multiple_of:
+        above = above - above % demand.multiple_of if above >= demand.smallest_task else 0
+    return demand.fixed + above
 
 
 class DemandSum:
     """A sum of demands from which single demands can be subtracted."""
 
-    __slots__ = ("ages", "demand", "fixed", "smallest_tasks")
+    __slots__ = ("ages", "fixed", "milli", "smallest_tasks")
 
     def __init__(self) -> None:
         self.ages: list[Age] = []
-        self.demand = self.fixed = 0
+        self.milli = self.fixed = 0
         #: Number of demands by their `smallest_task`.
         self.smallest_tasks: Counter[int] = Counter()
 
-    def add(self, demand: Demand) -> None:
+    def add(self, demand: AgedDemand) -> None:
         insort(self.ages, demand.age)
-        self.demand += demand.demand
+        self.milli += demand.milli
         self.fixed += demand.fixed
         if demand.smallest_task:
             self.smallest_tasks[demand.smallest_task] += 1
 
-    def remove(self, demand: Demand) -> None:
+    def remove(self, demand: AgedDemand) -> None:
         del self.ages[bisect_left(self.ages, demand.age)]
-        self.demand -= demand.demand
+        self.milli -= demand.milli
         self.fixed -= demand.fixed
         if demand.smallest_task:
             self.smallest_tasks[demand.smallest_task] -= 1
             if not self.smallest_tasks[demand.smallest_task]:
                 del self.smallest_tasks[demand.smallest_task]
 
-    def total(self) -> Demand | None:
+    def total(self) -> AgedDemand | None:
         """Return the sum, or None if it has no parts."""
         if not self.ages:
             return None
         least = min(self.smallest_tasks, default=0)
-        return Demand(self.ages[0], self.demand, self.fixed, least, gcd(*self.smallest_tasks))
+        return AgedDemand(self.ages[0], self.milli, self.fixed, least, gcd(*self.smallest_tasks))

@@ -1,7 +1,7 @@
 """The demand of each claimant of a pool, updated from cycle to cycle.
 
 Only claimants that were marked are counted again. Claimants with equal demands and limits share one
-`ClaimantKind` (`claim_runs.py`).
+`ClaimantKind` (`demand_runs.py`).
 
 A claimant's demand is the amount that its running tasks hold plus the amount that its pending tasks
 could get. Pending tasks count if they would fit without the pool's preemptible tasks, so that a
@@ -23,14 +23,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
-    Age,
-    Claim,
-    ClaimKind,
-    ClaimRun,
-    Division,
-    runs_of,
-)
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
@@ -40,7 +32,15 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     retained_by,
     weight_of,
 )
-from yardmaster_core.scheduling.policies.fair_share.demand import Demand, DemandSum, capped
+from yardmaster_core.scheduling.policies.fair_share.demand import AgedDemand, DemandSum, capped
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import (
+    Age,
+    Demand,
+    DemandKind,
+    DemandRun,
+    Division,
+    runs_of,
+)
 from yardmaster_core.scheduling.policies.fair_share.shares import Shares
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.pools import Pool
@@ -68,15 +68,15 @@ class ShapeFit:
         self.sources: dict[Project, dict[DemandSource, None]] = {}
 
 
-class ClaimantKind(ClaimKind):
+class ClaimantKind(DemandKind):
     """Claimants with equal demands and equal limits."""
 
     __slots__ = ("key", "owners")
 
     def __init__(
-        self, key: tuple[Any, ...], claim: Claim, retained: int, owners: LimitedOwners
+        self, key: tuple[Any, ...], demand: Demand, retained: int, owners: LimitedOwners
     ) -> None:
-        super().__init__(claim, [], retained)
+        super().__init__(demand, [], retained)
         self.key = key
         self.owners = owners
 
@@ -111,7 +111,7 @@ class DemandTracker:
         self._limits: dict[Project, tuple[int | None, int | None]] = {}
         #: For projects: the demand of each source and whether the source has a limit of its own;
         #: and the sums of sources without and with a limit.
-        self._by_source: dict[DemandSource, tuple[Demand, bool]] = {}
+        self._by_source: dict[DemandSource, tuple[AgedDemand, bool]] = {}
         self._sums: dict[Project, tuple[DemandSum, DemandSum]] = {}
         #: Claimants whose rank may differ from the recorded one.
         self.unranked: dict[Claimant, None] = dict(pool.ranked)
@@ -151,12 +151,12 @@ class DemandTracker:
         capacity = self.pool.free.free_milli + self.pool.reserved_idle_milli + self.pool.used_milli
         return Shares(self.rows, self.claimants, divide(capacity, runs))
 
-    def _note_demands(self, runs: Iterable[ClaimRun]) -> None:
+    def _note_demands(self, runs: Iterable[DemandRun]) -> None:
         """Note the claimants whose demand was changed by a limit that they share with others."""
         by_kind: dict[ClaimantKind, list[tuple[int, int, int]]] = {}
         for run in runs:
             assert isinstance(run.kind, ClaimantKind)
-            by_kind.setdefault(run.kind, []).append((run.first, run.end, run.claim.demand))
+            by_kind.setdefault(run.kind, []).append((run.first, run.end, run.demand.milli))
         before, self._demands_of = self._demands_of, {}
         for kind, found in by_kind.items():
             # One run has one demand, whichever claimants joined or left.
@@ -210,7 +210,7 @@ class DemandTracker:
 
     # Demands
 
-    def _job_demand(self, job: Job, pools: Pools) -> Demand | None:
+    def _job_demand(self, job: Job, pools: Pools) -> AgedDemand | None:
         """Return the demand of a job whose tasks are equal to no other job's."""
         shape = job.shape
         pending = self._pending_now(job)
@@ -225,13 +225,13 @@ class DemandTracker:
             found.cap(limit, whole_tasks=self.whole_tasks)
         return found
 
-    def _pending_demand(self, job: Job, pending: int) -> Demand:
+    def _pending_demand(self, job: Job, pending: int) -> AgedDemand:
         """Return the demand of `pending` tasks of a job."""
         task_milli = self.pool.most_milli(job.shape)
         age = (job.submitted_ms, job.seq)
-        return Demand(age, pending * task_milli, 0, task_milli, task_milli)
+        return AgedDemand(age, pending * task_milli, 0, task_milli, task_milli)
 
-    def _held_demand(self, job: Job) -> Demand | None:
+    def _held_demand(self, job: Job) -> AgedDemand | None:
         """Return the demand of the tasks of a job that hold slots, or None."""
         usage = self.pool.held_by_job.get(job)
         if usage is None:
@@ -241,12 +241,12 @@ class DemandTracker:
         demand = len(usage.tasks) * task_milli
         age = (job.submitted_ms, job.seq)
         if job.spec.preemptible:
-            return Demand(age, demand, 0, task_milli, task_milli)
+            return AgedDemand(age, demand, 0, task_milli, task_milli)
         if job.shape.gpu_memory_mib:
             demand = usage.milli
-        return Demand(age, demand, demand)
+        return AgedDemand(age, demand, demand)
 
-    def _group_demand(self, group: Group, project: Project, pools: Pools) -> Demand | None:
+    def _group_demand(self, group: Group, project: Project, pools: Pools) -> AgedDemand | None:
         """Return the demand of the pending tasks of a group, or None if they do not count."""
         pending = self._pending_now(group)
         if not self._counts_pending(group, group.shape, project, pending, None, pools):
@@ -276,7 +276,7 @@ class DemandTracker:
             sums[limited].add(demand)
         return project
 
-    def _project_demand(self, project: Project, pools: Pools) -> Demand | None:
+    def _project_demand(self, project: Project, pools: Pools) -> AgedDemand | None:
         """Return the demand of a project, capped at its limit, or None if it has none."""
         sums = self._sums.get(project)
         if sums is None:
@@ -394,7 +394,7 @@ class DemandTracker:
 
     # Kinds
 
-    def _set(self, claimant: Claimant, demand: Demand | None, pools: Pools) -> None:
+    def _set(self, claimant: Claimant, demand: AgedDemand | None, pools: Pools) -> None:
         """Set a claimant's demand. The lists of kinds are changed later, all together."""
         known = self.rows.get(claimant)
         self.unranked[claimant] = None
@@ -418,7 +418,7 @@ class DemandTracker:
         numbers = (
             *(
                 weight_of(claimant),
-                demand.demand,
+                demand.milli,
                 demand.fixed,
                 demand.smallest_task,
                 demand.multiple_of,
@@ -433,7 +433,7 @@ class DemandTracker:
             self._removals.setdefault(known[1], []).append(known[0])
         kind = self.kinds.get(key)
         if kind is None:
-            kind = self.kinds[key] = ClaimantKind(key, Claim(*numbers), retained, owners)
+            kind = self.kinds[key] = ClaimantKind(key, Demand(*numbers), retained, owners)
         self.rows[claimant] = demand.age, kind
         self.claimants[demand.age] = claimant
         self._insertions.setdefault(kind, []).append(demand.age)
@@ -461,14 +461,14 @@ class DemandTracker:
         self._insertions.clear()
 
     def _divide_limits(
-        self, level: int, runs: list[ClaimRun], pools: Pools, divide: Division
-    ) -> list[ClaimRun]:
+        self, level: int, runs: list[DemandRun], pools: Pools, divide: Division
+    ) -> list[DemandRun]:
         """Divide each exceeded limit of the owners at `level` (0: projects, 1: departments).
 
         Returns all runs; the demands of runs below a divided limit are reduced to their shares of
         it.
         """
-        below: dict[Project | Department, list[ClaimRun]] = {}
+        below: dict[Project | Department, list[DemandRun]] = {}
         found = []
         for run in runs:
             assert isinstance(run.kind, ClaimantKind)
@@ -480,11 +480,11 @@ class DemandTracker:
         for owner, some in below.items():
             limit = owner_limit(self.pool, owner, pools)
             assert limit is not None, "a limit was removed without a new tracker"
-            if sum(run.claim.demand * run.count for run in some) > limit:
+            if sum(run.demand.milli * run.count for run in some) > limit:
                 some = divide(limit, some)
                 for run in some:
-                    demand = capped(run.claim, run.share, whole_tasks=self.whole_tasks)
-                    run.claim = replace(run.claim, demand=demand)
+                    milli = capped(run.demand, run.share, whole_tasks=self.whole_tasks)
+                    run.demand = replace(run.demand, milli=milli)
                     run.share = 0
             found += some
         return found

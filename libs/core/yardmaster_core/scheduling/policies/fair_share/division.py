@@ -1,9 +1,9 @@
-"""How a pool is divided: pure functions from claims to shares.
+"""How a pool is divided: pure functions from demands to shares.
 
 Amounts are in gpu_milli. They are divided in whole slots while all demands are whole slots, else in
-the largest grain that divides all demands. Claims come in runs of equal claims (`claim_runs.py`),
-and age breaks ties, oldest first. A step costs as many operations as there are runs, however many
-claims there are.
+the largest grain that divides all demands. Equal demands come as one run (`demand_runs.py`), and
+age breaks ties, oldest first. A step costs as many operations as there are runs, however many
+demands there are.
 
 Neither variant gives a claimant more than its demand, or less than its `fixed` part (held by tasks
 that cannot be preempted); the fixed part counts as part of the share. A share smaller than one task
@@ -18,8 +18,8 @@ from fractions import Fraction
 from math import gcd
 from typing import Final
 
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
-    ClaimRun,
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import (
+    DemandRun,
     Division,
     oldest_within,
 )
@@ -27,7 +27,7 @@ from yardmaster_core.scheduling.policies.fair_share.water_fill import WaterFill
 from yardmaster_core.scheduling.state.shapes import WHOLE
 
 
-def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
+def max_min(capacity: int, runs: Sequence[DemandRun]) -> list[DemandRun]:
     """Return shares by weight; capacity that a claimant does not need goes to the others.
 
     Progressive filling, in rounds: each claimant that is not satisfied gets a part of the remaining
@@ -36,7 +36,7 @@ def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
     """
     grain = _grain(runs)
-    fixed = sum(run.claim.fixed * run.count for run in runs)
+    fixed = sum(run.demand.fixed * run.count for run in runs)
     water_fill = WaterFill(max(0, capacity - fixed) // grain, runs, grain)
     water_fill.fill()
     for run in water_fill.runs:
@@ -45,7 +45,7 @@ def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     return _round_to_whole_tasks(water_fill.runs, most=WHOLE)
 
 
-def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
+def demand_proportional(capacity: int, runs: Sequence[DemandRun]) -> list[DemandRun]:
     """Return shares proportional to demand times weight.
 
     The part of a share above its claimant's demand goes to the others. The remainder of rounding
@@ -67,26 +67,26 @@ def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRu
 
 @dataclass(slots=True, eq=False)
 class _BoundedRun:
-    """A run and the bounds of the share of each of its claims, in grains.
+    """A run and the bounds of the share of each of its demands, in grains.
 
     `least` is the fixed part, `most` the demand; `weighted` is `most` times the weight.
     """
 
-    run: ClaimRun
+    run: DemandRun
     count: int
     least: int
     most: int
     weighted: int
 
 
-def _bounded(run: ClaimRun, grain: int) -> _BoundedRun:
+def _bounded(run: DemandRun, grain: int) -> _BoundedRun:
     """Return a run with the bounds of its shares in grains."""
-    claim = run.claim
-    most = max(claim.demand, claim.fixed) // grain
-    return _BoundedRun(run, run.count, claim.fixed // grain, most, most * claim.weight)
+    demand = run.demand
+    most = max(demand.milli, demand.fixed) // grain
+    return _BoundedRun(run, run.count, demand.fixed // grain, most, most * demand.weight)
 
 
-def _proportional(capacity: int, runs: Sequence[ClaimRun], grain: int) -> list[ClaimRun]:
+def _proportional(capacity: int, runs: Sequence[DemandRun], grain: int) -> list[DemandRun]:
     """Return the runs with shares in grains, none outside its bounds."""
     bounded_runs = [_bounded(run, grain) for run in runs]
     found = list(runs)
@@ -138,7 +138,7 @@ def _decide_at_bounds(
 
 
 def _divide_by_weight(
-    found: list[ClaimRun], bounded_runs: Sequence[_BoundedRun], capacity: int, grain: int
+    found: list[DemandRun], bounded_runs: Sequence[_BoundedRun], capacity: int, grain: int
 ) -> None:
     """Divide the capacity by weighted demand, and the remainder of rounding down grain by grain.
 
@@ -152,11 +152,11 @@ def _divide_by_weight(
     # lasts. Then claimants that can start their first task with one more grain. Then age, and not
     # the largest fraction: fractions change with each new claimant, and tasks would be preempted
     # for that.
-    by_order: dict[tuple[bool, bool], list[ClaimRun]] = {}
+    by_order: dict[tuple[bool, bool], list[DemandRun]] = {}
     for bounded in bounded_runs:
         if capacity * bounded.weighted % total:
-            run, claim = bounded.run, bounded.run.claim
-            order = (run.share > 0, claim.fixed + claim.smallest_task != (run.share + 1) * grain)
+            run, demand = bounded.run, bounded.run.demand
+            order = (run.share > 0, demand.fixed + demand.smallest_task != (run.share + 1) * grain)
             by_order.setdefault(order, []).append(run)
     for order in sorted(by_order):
         if not left:
@@ -167,8 +167,8 @@ def _divide_by_weight(
             left -= _raise_shares(found, run, end, run.share + 1)
 
 
-def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) -> int:
-    """Set the share of the claims before `end`; return their number."""
+def _raise_shares(found: list[DemandRun], run: DemandRun, end: int, share: int) -> int:
+    """Set the share of the demands before `end`; return their number."""
     taken = end - run.first
     if not taken:
         return 0
@@ -178,26 +178,26 @@ def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) ->
     return taken
 
 
-def _return_too_small(found: list[ClaimRun], grain: int) -> int:
+def _return_too_small(found: list[DemandRun], grain: int) -> int:
     """Take shares too small for one task back, youngest first, and give them to the oldest such
     claimants until each of them can start one; return what is left.
     """
     too_small = [
         run
         for run in found
-        if run.share * grain < run.claim.demand
-        and run.share * grain - run.claim.fixed < run.claim.smallest_task
+        if run.share * grain < run.demand.milli
+        and run.share * grain - run.demand.fixed < run.demand.smallest_task
     ]
-    leftover = sum((run.share - run.claim.fixed // grain) * run.count for run in too_small)
+    leftover = sum((run.share - run.demand.fixed // grain) * run.count for run in too_small)
     if not leftover:
         return 0
     # A claimant gets the size of one task if the sum suffices for it and for all older ones: older
     # claimants get what the younger ones return.
-    leasts = [run.claim.smallest_task // grain for run in too_small]
+    leasts = [run.demand.smallest_task // grain for run in too_small]
     for run, least, end in zip(
         too_small, leasts, oldest_within(too_small, leasts, leftover), strict=True
     ):
-        fixed = run.claim.fixed // grain
+        fixed = run.demand.fixed // grain
         if end < run.end:
             rest = run.split(end) if end > run.first else run
             rest.share = fixed
@@ -209,19 +209,19 @@ def _return_too_small(found: list[ClaimRun], grain: int) -> int:
     return leftover
 
 
-def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
+def _give_to_usable(found: list[DemandRun], grain: int, leftover: int) -> None:
     """Give the leftover to claimants that already have at least the size of one task, oldest
     first.
     """
     users = [
         run
         for run in found
-        if run.share * grain - run.claim.fixed >= max(run.claim.smallest_task, grain)
-        and run.share < run.claim.demand // grain
+        if run.share * grain - run.demand.fixed >= max(run.demand.smallest_task, grain)
+        and run.share < run.demand.milli // grain
     ]
     if not users:
         return
-    wanted = [run.claim.demand // grain - run.share for run in users]
+    wanted = [run.demand.milli // grain - run.share for run in users]
     ends = oldest_within(users, wanted, leftover)
     rest = []
     for run, more, end in zip(users, wanted, ends, strict=True):
@@ -238,24 +238,24 @@ def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
         _raise_shares(found, last, last.first + 1, last.share + leftover)
 
 
-def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun]:
+def _round_to_whole_tasks(found: list[DemandRun], most: int = 0) -> list[DemandRun]:
     """Round each share, above its fixed part, down to a multiple of `multiple_of`; give the rest to
     claimants that can complete a multiple with it.
 
     With `most`, the greatest common divisor of `multiple_of` and `most` counts as the size.
     """
-    sizes = [gcd(most, run.claim.multiple_of) if run.claim.multiple_of else 0 for run in found]
+    sizes = [gcd(most, run.demand.multiple_of) if run.demand.multiple_of else 0 for run in found]
     parts = [
-        (run.share - run.claim.fixed) % size if size and run.share < run.claim.demand else 0
+        (run.share - run.demand.fixed) % size if size and run.share < run.demand.milli else 0
         for run, size in zip(found, sizes, strict=True)
     ]
     leftover = sum(part * run.count for run, part in zip(found, parts, strict=True))
     if not leftover:
         return found
-    by_order: dict[tuple[bool, Fraction], list[ClaimRun]] = {}
+    by_order: dict[tuple[bool, Fraction], list[DemandRun]] = {}
     for run, part, size in zip(list(found), parts, sizes, strict=True):
         run.share -= part
-        if run.share < run.claim.demand:
+        if run.share < run.demand.milli:
             # Claimants without a share come first, then the largest fraction of a task.
             order = (run.share > 0, -Fraction(part, size or WHOLE))
             by_order.setdefault(order, []).append(run)
@@ -264,7 +264,7 @@ def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun
         share = leftover // sum(run.count for same_order in by_order_runs for run in same_order)
         given = []
         for same_order in by_order_runs:
-            served: list[ClaimRun] = []
+            served: list[DemandRun] = []
             leftover = _serve(found, same_order, served, share, leftover, most)
             if served:
                 given.append(served)
@@ -273,9 +273,9 @@ def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun
 
 
 def _serve(
-    found: list[ClaimRun],
-    same_order: Sequence[ClaimRun],
-    served: list[ClaimRun],
+    found: list[DemandRun],
+    same_order: Sequence[DemandRun],
+    served: list[DemandRun],
     share: int,
     leftover: int,
     most: int,
@@ -286,10 +286,10 @@ def _serve(
     """
     unserved = []
     for run in same_order:
-        claim = run.claim
-        size = (gcd(most, claim.multiple_of) if claim.multiple_of else 0) or 1
-        least = max(size, claim.smallest_task - (run.share - claim.fixed))
-        unserved.append((run, min(max(least, share - share % size), claim.demand - run.share)))
+        demand = run.demand
+        size = (gcd(most, demand.multiple_of) if demand.multiple_of else 0) or 1
+        least = max(size, demand.smallest_task - (run.share - demand.fixed))
+        unserved.append((run, min(max(least, share - share % size), demand.milli - run.share)))
     # A claimant that needs more than is left lets others pass.
     while unserved := [(run, part) for run, part in unserved if part <= leftover]:
         runs, parts = [run for run, _ in unserved], [part for _, part in unserved]
@@ -304,17 +304,17 @@ def _serve(
                 left.append((rest, part))
             run.share += part
             leftover -= part * run.count
-            if run.share < run.claim.demand:
+            if run.share < run.demand.milli:
                 served.append(run)
         unserved = left
     return leftover
 
 
-def _grain(runs: Sequence[ClaimRun]) -> int:
-    """Return the largest amount that divides a whole slot and all amounts of the claims."""
+def _grain(runs: Sequence[DemandRun]) -> int:
+    """Return the largest amount that divides a whole slot and all amounts of the demands."""
     grain = WHOLE
     for run in runs:
-        grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.smallest_task)
+        grain = gcd(grain, run.demand.milli, run.demand.fixed, run.demand.smallest_task)
     return grain
 
 

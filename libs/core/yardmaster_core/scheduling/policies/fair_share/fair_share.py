@@ -396,7 +396,7 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
 
 
 def _any_pending_below(view: PoolView) -> bool:
-    """Whether a pending task has a claim to the free part of its claimant's share.
+    """Whether a pending task could take the free part of its claimant's share.
 
     Recomputed after each placement or reservation.
     """

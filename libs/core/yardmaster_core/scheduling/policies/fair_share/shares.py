@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, ClaimKind, ClaimRun
 from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
+from yardmaster_core.scheduling.policies.fair_share.demand_runs import Age, DemandKind, DemandRun
 
 _first = attrgetter("first")
 _age = attrgetter("age")
@@ -33,13 +33,13 @@ class Shares:
 
     def __init__(
         self,
-        rows: Mapping[Claimant, tuple[Age, ClaimKind]],
+        rows: Mapping[Claimant, tuple[Age, DemandKind]],
         claimants: Mapping[Age, Claimant],
-        runs: Sequence[ClaimRun],
+        runs: Sequence[DemandRun],
     ) -> None:
         self._rows = rows
         self._claimants = claimants
-        self._runs: dict[ClaimKind, list[ClaimRun]] = {}
+        self._runs: dict[DemandKind, list[DemandRun]] = {}
         for run in sorted(runs, key=_first):
             self._runs.setdefault(run.kind, []).append(run)
         self._found: dict[Claimant, Share | None] = {}
@@ -77,17 +77,17 @@ class Shares:
     def below(self) -> list[Share]:
         """Return the shares of claimants that hold less than their share, oldest first."""
         if self._below is None:
-            self._below = self._of([run for run in self._all() if run.claim.held < run.share])
+            self._below = self._of([run for run in self._all() if run.demand.held < run.share])
         return self._below
 
     def all(self) -> list[Share]:
         """Return the shares of all claimants, oldest first."""
         return self._of(self._all())
 
-    def _all(self) -> list[ClaimRun]:
+    def _all(self) -> list[DemandRun]:
         return [run for runs in self._runs.values() for run in runs]
 
-    def _of(self, runs: Sequence[ClaimRun]) -> list[Share]:
+    def _of(self, runs: Sequence[DemandRun]) -> list[Share]:
         shares = [
             _share(self._claimants[age], age, run)
             for run in runs
@@ -96,6 +96,6 @@ class Shares:
         return sorted(shares, key=_age)
 
 
-def _share(claimant: Claimant, age: Age, run: ClaimRun) -> Share:
-    claim = run.claim
-    return Share(claimant, age, claim.weight, claim.demand, claim.held, run.share)
+def _share(claimant: Claimant, age: Age, run: DemandRun) -> Share:
+    demand = run.demand
+    return Share(claimant, age, demand.weight, demand.milli, demand.held, run.share)

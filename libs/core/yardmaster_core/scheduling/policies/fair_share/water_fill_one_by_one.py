@@ -1,7 +1,7 @@
 """The rounds of `max_min`, one member at a time.
 
 `water_fill.py` uses it when so many different amounts are returned and redistributed that serving
-equal claims together saves nothing any more.
+equal demands together saves nothing any more.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class Member:
-    """A claim that is not satisfied, in grains: its share, its cap, the size of its smallest task,
+    """A demand that is not satisfied, in grains: its share, its cap, the size of its smallest task,
     its fixed part, and how much of the fixed part is not counted yet (`fixed_left`).
     """
 

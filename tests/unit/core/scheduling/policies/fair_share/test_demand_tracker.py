@@ -58,7 +58,7 @@ def kept(cell: Cell, pool: str = "main") -> DemandTracker:
 def demands(cell: Cell, pool: str = "main") -> dict[str, int]:
     """Return the demand of each claimant, in GPUs."""
     rows = kept(cell, pool).rows
-    return {_name(claimant): kind.claim.demand // 1000 for claimant, (_, kind) in rows.items()}
+    return {_name(claimant): kind.demand.milli // 1000 for claimant, (_, kind) in rows.items()}
 
 
 def kinds(cell: Cell) -> list[int]:
@@ -139,7 +139,7 @@ def test_only_changed_claimants_are_counted_again() -> None:
     ],
     ids=["weight", "max slots", "cancel", "pause", "start", "exit"],
 )
-def test_each_change_of_a_claim_marks_it(change: Any, expected: list[str]) -> None:
+def test_each_change_of_a_demand_marks_it(change: Any, expected: list[str]) -> None:
     cell = shared(4)
     many(cell, 8)
     cell.run_until_idle()
@@ -153,7 +153,7 @@ def test_each_change_of_a_claim_marks_it(change: Any, expected: list[str]) -> No
     assert stale(cell) == expected
 
 
-def test_claims_changed_by_a_draft_are_counted_again_after_its_roll_back() -> None:
+def test_demands_changed_by_a_draft_are_counted_again_after_its_roll_back() -> None:
     cell = shared(4)
     many(cell, 8)
     state = cell.machine.begin_cycle(cell.state, 5, cell.now_ms)
@@ -312,10 +312,10 @@ def test_a_restored_cell_has_the_same_demands_as_one_that_kept_running(among: st
     cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
     cell.cycle()
     lived = kept(cell)
-    before = {_name(p): (age, k.claim, k.retained) for p, (age, k) in lived.rows.items()}
+    before = {_name(p): (age, k.demand, k.retained) for p, (age, k) in lived.rows.items()}
     cell.restart()
     assert index_of(cell).demands is None, "it is made when it is wanted"
     restored = kept(cell)
-    after = {_name(p): (age, k.claim, k.retained) for p, (age, k) in restored.rows.items()}
+    after = {_name(p): (age, k.demand, k.retained) for p, (age, k) in restored.rows.items()}
     assert after == before
     assert_sound(cell.state)

@@ -1,8 +1,8 @@
-"""Runs of equal claims, oldest first. A division works on runs, so that it costs one step for each
-kind of claim and not one for each claimant.
+"""Runs of equal demands, oldest first. A division works on runs, so that it costs one step for each
+kind of demand and not one for each claimant.
 
-Equal claims are of one kind. They are served in the order of their age. When equal claims get
-different shares, they are split at one age: a `ClaimRun` contains the claims of one kind between
+Equal demands are of one kind. They are served in the order of their age. When equal demands get
+different shares, they are split at one age: a `DemandRun` contains the demands of one kind between
 two ages, which have equal shares so far.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: Up to this number, claims are processed one by one.
+#: Up to this number, demands are processed one by one.
 FEW: Final = 32
 
 #: The submission time (ms) of a claimant's first task, and its order of admission; unique. A
@@ -20,16 +20,15 @@ Age = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The demand of a claimant in gpu_milli: `demand`, and `fixed`, the part that is not
-    preemptible.
+class Demand:
+    """The demand of a claimant: `milli` gpu_milli, of which `fixed` are not preemptible.
 
     `smallest_task` is the size of the smallest task outside `fixed` (0: there is no such task, or
     any amount is useful).
     """
 
     weight: int
-    demand: int
+    milli: int
     fixed: int = 0
     smallest_task: int = 0
     #: Amounts above `fixed` are useful in multiples of this (0: any amount is).
@@ -38,62 +37,62 @@ class Claim:
     held: int = 0
 
 
-class ClaimKind:
-    """Equal claims, by age; `retained` is what each claimant holds without stopping tasks."""
+class DemandKind:
+    """Equal demands, by age; `retained` is what each claimant holds without stopping tasks."""
 
-    __slots__ = ("ages", "claim", "retained")
+    __slots__ = ("ages", "demand", "retained")
 
-    def __init__(self, claim: Claim, ages: list[Age], retained: int = 0) -> None:
-        self.claim = claim
+    def __init__(self, demand: Demand, ages: list[Age], retained: int = 0) -> None:
+        self.demand = demand
         self.ages = ages
         self.retained = retained
 
 
-class ClaimRun:
-    """Consecutive claims of one kind, from index `first` to before `end`.
+class DemandRun:
+    """Consecutive demands of one kind, from index `first` to before `end`.
 
-    `claim` is the claim of the kind, or the part of it that a limit leaves. `share` is the share of
-    each claimant: in grains during a division, in gpu_milli after it. `fixed_left` is the part of
-    `fixed` that `max_min` has not counted yet.
+    `demand` is the demand of the kind, or the part of it that a limit leaves. `share` is the share
+    of each claimant: in grains during a division, in gpu_milli after it. `fixed_left` is the part
+    of `fixed` that `max_min` has not counted yet.
     """
 
-    __slots__ = ("ages", "claim", "end", "first", "fixed_left", "kind", "share")
+    __slots__ = ("ages", "demand", "end", "first", "fixed_left", "kind", "share")
 
-    def __init__(self, kind: ClaimKind, claim: Claim, first: int, end: int) -> None:
+    def __init__(self, kind: DemandKind, demand: Demand, first: int, end: int) -> None:
         self.kind = kind
         self.ages = kind.ages
-        self.claim = claim
+        self.demand = demand
         self.first = first
         self.end = end
         self.share = self.fixed_left = 0
 
     @property
     def count(self) -> int:
-        """The number of claims."""
+        """The number of demands."""
         return self.end - self.first
 
-    def split(self, first: int) -> "ClaimRun":
-        """Split off the claims from index `first` on; return them as a run of their own."""
-        rest = ClaimRun(self.kind, self.claim, first, self.end)
+    def split(self, first: int) -> "DemandRun":
+        """Split off the demands from index `first` on; return them as a run of their own."""
+        rest = DemandRun(self.kind, self.demand, first, self.end)
         rest.share, rest.fixed_left = self.share, self.fixed_left
         self.end = first
         return rest
 
 
-#: From a capacity (gpu_milli) and runs of claims to runs with shares, possibly more of them.
-Division = Callable[[int, Sequence[ClaimRun]], list[ClaimRun]]
+#: From a capacity (gpu_milli) and runs of demands to runs with shares, possibly more of them.
+Division = Callable[[int, Sequence[DemandRun]], list[DemandRun]]
 
 
-def runs_of(kinds: Sequence[ClaimKind]) -> list[ClaimRun]:
+def runs_of(kinds: Sequence[DemandKind]) -> list[DemandRun]:
     """Return one run for each kind."""
-    return [ClaimRun(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
+    return [DemandRun(kind, kind.demand, 0, len(kind.ages)) for kind in kinds]
 
 
-def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> list[int]:
-    """Return where each run ends if claims are taken one by one, oldest first, until the next claim
+def oldest_within(runs: Sequence[DemandRun], sizes: Sequence[int], most: int) -> list[int]:
+    """Return where each run ends if demands are taken one by one, oldest first, until the next one
     would make their sizes more than `most` together.
 
-    `sizes` is the size of each claim, by run. Returns one index per run.
+    `sizes` is the size of each demand, by run. Returns one index per run.
     """
     if len(runs) == 1:
         run, size = runs[0], sizes[0]
@@ -101,12 +100,12 @@ def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> 
     if sum(size * run.count for run, size in zip(runs, sizes, strict=True)) <= most:
         return [run.end for run in runs]
     low = [run.first for run in runs]
-    # An upper bound for each run: the claims that `most` would suffice for without other runs.
+    # An upper bound for each run: the demands that `most` would suffice for without other runs.
     high = [
         min(run.end, run.first + max(0, most) // size + 1) if size else run.end
         for run, size in zip(runs, sizes, strict=True)
     ]
-    # A pivot near the middle decides at least a quarter of the open claims.
+    # A pivot near the middle decides at least a quarter of the open demands.
     while (left := sum(high) - sum(low)) > 2 * len(runs) + FEW:
         middles = sorted(
             (run.ages[(start + stop) // 2], stop - start)
