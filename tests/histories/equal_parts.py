@@ -42,10 +42,12 @@ def assert_may_lose(
     assert victim.run is not None
     now = _Division(state, state.pools[victim.run.pool_name], moving)
     owner, other = now.owner(victim), now.owner(claimant)
-    before = now.standing[owner] + _milli(_open(victim))
-    after = now.standing[other] + now.pool.most_milli(claimant.shape)
-    assert now.standing[other] < now.parts[other], f"{other} preempts above its part {now.parts}"
-    may_lose = before > max(now.parts[owner], after) and now.standing[owner] >= now.standing[other]
+    before = now.allocated[owner] + _milli(_open(victim))
+    after = now.allocated[other] + now.pool.most_milli(claimant.shape)
+    assert now.allocated[other] < now.parts[other], f"{other} preempts above its part {now.parts}"
+    may_lose = (
+        before > max(now.parts[owner], after) and now.allocated[owner] >= now.allocated[other]
+    )
     assert may_lose, (
         f"{owner} loses {victim.id} for {claimant.id}, but holds {before} of {now.parts}"
     )
@@ -60,13 +62,13 @@ class _Division:
         self.moving = moving
         self.by_user = pool.config.policy.options.get("owners", "user") == "user"
         self.tasks = list(state.tasks.values())
-        self.standing: dict[str, int] = {}
+        self.allocated: dict[str, int] = {}
         non_preemptible: dict[str, int] = {}
         demand: dict[str, int] = {}
         for task in self.tasks:
             owner = self.owner(task)
             held = _milli(self.kept(task))
-            self.standing[owner] = self.standing.get(owner, 0) + held
+            self.allocated[owner] = self.allocated.get(owner, 0) + held
             non_preemptible[owner] = non_preemptible.get(owner, 0) + (
                 0 if task.job.spec.preemptible else held
             )
@@ -127,7 +129,7 @@ class _Division:
             if group is None or task.reserved is not None or group.shape.start_failed:
                 continue
             owner, asked = self.owner(task), self.pool.most_milli(task.shape)
-            if (owner, group) in seen or not asked or self.standing[owner] >= self.parts[owner]:
+            if (owner, group) in seen or not asked or self.allocated[owner] >= self.parts[owner]:
                 continue
             seen.add((owner, group))
             if self.pool.name != task.shape.pools[0] or limit_reached(self.state, self.pool, task):
@@ -142,7 +144,7 @@ class _Division:
                 victim
                 for other in self.parts
                 if other != owner
-                for victim in self._may_lose(other, self.standing[owner] + asked, node)
+                for victim in self._may_lose(other, self.allocated[owner] + asked, node)
             ]
             if victims and self._fits_without(task, victims):
                 names = [victim.id for victim in victims]
@@ -150,7 +152,7 @@ class _Division:
 
     def _may_lose(self, owner: str, after: int, node: str | None) -> Iterator[Task]:
         """The tasks without each of which an owner still holds more than its part, or `after`."""
-        left = self.standing[owner]
+        left = self.allocated[owner]
         own = [task for task in self.tasks if self.owner(task) == owner]
         for victim in sorted(own, key=lambda one: (one.job.priority, one.key), reverse=True):
             run = victim.run

@@ -106,7 +106,7 @@ def sum_of(placements: Sequence[dec.Placement]) -> Amounts:
 class Held:
     """Amounts that the tasks of a queue hold, with and without those to release, and request."""
 
-    standing: Amounts = NONE
+    allocated: Amounts = NONE
     used: Amounts = NONE
     #: Of `used`, what tasks that cannot be preempted hold.
     non_preemptible: Amounts = NONE
@@ -160,7 +160,7 @@ class Queues:
         if self.in_all is None:
             return False
         for queues in self.in_all:
-            more = plus(more, queues.held[project].standing)
+            more = plus(more, queues.held[project].allocated)
         return exceeds(more, added([each.deserved(project) for each in self.in_all]))
 
     def has_too_many_non_preemptible(self, project: Project, more: Amounts, *, of: Amounts) -> bool:
@@ -200,27 +200,27 @@ class Queues:
 
     def _count(self, task: Task) -> None:
         name, run, reservation = self.pool.name, task.run, task.reserved
-        standing = leaving = returning = NONE
+        allocated = leaving = returning = NONE
         if reservation is not None and reservation.pool_name == name:
-            standing = sum_of(reservation.placements)
+            allocated = sum_of(reservation.placements)
         if run is not None and run.pool_name == name:
             states = zip(run.replicas, run.placements, strict=True)
             held = sum_of([p for state, p in states if state < ReplicaState.RELEASED])
             if not task.releasing:
-                standing = plus(standing, held)
+                allocated = plus(allocated, held)
             elif reservation is None:
                 leaving = held
                 if isinstance(run.stop, PolicyStop):
                     returning = held
-        used = plus(standing, leaving)
+        used = plus(allocated, leaving)
         if task.shape.gpu_memory_mib:
             # Limits count it as its part of the largest GPUs.
             used = min(used[0], self.pool.least_milli(task.shape)), used[1], used[2]
         for queue in self.path(task.job.project):
             one = self.held[queue]
-            one.standing = plus(one.standing, standing)
+            one.allocated = plus(one.allocated, allocated)
             one.used = plus(one.used, used)
-            one.requested = plus(one.requested, plus(standing, returning))
+            one.requested = plus(one.requested, plus(allocated, returning))
             if not task.job.spec.preemptible:
                 one.non_preemptible = plus(one.non_preemptible, used)
 
@@ -374,7 +374,7 @@ def grows_beyond_share(state: ClusterState, batch: Batch) -> bool:
     """Whether the project of the task would be above its share, in the state before."""
     queues, task = Queues(state, state.pools[batch.pool]), state.task(batch.for_task)
     project = task.job.project
-    after = plus(queues.held[project].standing, request_of(queues.pool, task))
+    after = plus(queues.held[project].allocated, request_of(queues.pool, task))
     for victim in map(state.task, batch.stopped):
         if victim.job.project is project:
             after = minus(after, lost_with(queues.pool, victim))
@@ -422,10 +422,10 @@ def _loses_only_what_is_not_its_own(
     the claimant's does not become fuller.
     """
     ask, leaf = request_of(queues.pool, claimant), claimant.job.project
-    after = plus(queues.held[leaf].standing, ask)
+    after = plus(queues.held[leaf].allocated, ask)
     fair = queues.fair[leaf]
     assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
-    left = {queue: held.standing for queue, held in queues.held.items()}
+    left = {queue: held.allocated for queue, held in queues.held.items()}
     involved = ask
     pairs = {}
     for victim in victims:
@@ -434,10 +434,10 @@ def _loses_only_what_is_not_its_own(
         # A limit below what is deserved holds, so the rest may be taken.
         deserved = smaller(queues.deserved(its), queues.limit(its))
         what = f"{its.name} loses {victim.id}, but holds {left[its]}"
-        taken = minus(left[its], queues.held[its].standing)
+        taken = minus(left[its], queues.held[its].allocated)
         more_in_all = isinstance(its, Project) and queues.has_more_in_all(its, taken)
         assert more_in_all or exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
-        claimed = plus(queues.held[own].standing, ask)
+        claimed = plus(queues.held[own].allocated, ask)
         guaranteed = not queues.has_more_in_all(leaf, ask)
         if not guaranteed or exceeds(claimed, queues.deserved(own)):
             most = queues.most(its)

@@ -26,14 +26,14 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.ranks import place_of
 from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
-from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, NodeKey
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
 from yardmaster_core.scheduling.state.enrollment import is_barred
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.node_order import NodeOrder
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, UNTIL, blocks
@@ -226,10 +226,10 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
                 rebuilt.open_node(capacity)
         assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is wrong"
         rebuilt.workload = index.workload
-        for (rank, _), kept in index.rankings.items():
+        for (key_of, _), kept in index.node_orders.items():
             kept.update(index.capacities)
-            rank_of = partial(_rank, rank, rebuilt, kept.shape)
-            fresh = Ranking(kept.shape, rank_of, set(rebuilt.capacities))
+            rebuilt_key = partial(_key, key_of, rebuilt, kept.shape)
+            fresh = NodeOrder(kept.shape, rebuilt_key, set(rebuilt.capacities))
             fresh.update(rebuilt.capacities)
             assert kept.order == fresh.order, f"an order of {label} of {pool.name} is wrong"
     held: dict[str, dict[str, int]] = {}
@@ -483,8 +483,8 @@ def _take(capacity: NodeCapacity, placement: Placement) -> bool:
     return not placement.slots
 
 
-def _rank(rank: Rank, index: CapacityIndex, shape: Shape, capacity: NodeCapacity) -> int:
-    return rank(index, capacity, shape)
+def _key(key_of: NodeKey, index: CapacityIndex, shape: Shape, capacity: NodeCapacity) -> int:
+    return key_of(index, capacity, shape)
 
 
 def contents(index: CapacityIndex) -> dict[str, Any]:

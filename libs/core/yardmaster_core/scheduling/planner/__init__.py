@@ -36,8 +36,10 @@ Terms:
 - Reservation: the slots of one pending task, on which no other task starts.
 - Future capacity: the free capacity once all stopping tasks have released their slots.
 - Claimant: the job, user or project among which the policy divides the pool.
-- Rank: the first element of the policy's sort key; all groups of a rank have a turn before any of
+- Tier: the first element of the policy's sort key; all groups of a tier have a turn before any of
   them has the next.
+- Rank: the place of a claimant in the listed queue of a pool, which the cycle records. (The setting
+  `rank` of a project or department is its order among siblings, under `quota`.)
 
 Start reading at `plan`; `policy` defines what a policy supplies. Must not import a policy, and
 changes state only through `draft`.

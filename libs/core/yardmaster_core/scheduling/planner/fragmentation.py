@@ -15,7 +15,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.workload import Slots
 
-#: Differences below this (gpu_milli) are ignored: nearly equal nodes are ranked by how full they
+#: Differences below this (gpu_milli) are ignored: nearly equal nodes are ordered by how full they
 #: are.
 COARSE: Final = 50
 
@@ -27,8 +27,8 @@ def track_workload(pool: Pool) -> None:
 
 
 def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
-    """Return the rank of a node that holds the shape: the growth of its unusable capacity, then the
-    order of `best_fit`.
+    """Return the sort key of a node that holds the shape: the growth of its unusable capacity, then
+    the order of `best_fit`.
     """
     return min(_ways(index, capacity, shape))[0]
 
@@ -42,7 +42,7 @@ def slots_of_least_growth(index: CapacityIndex, capacity: NodeCapacity, shape: S
 
 
 def _ways(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> list[tuple[int, int]]:
-    # (rank, free gpu_milli of the chosen slot or 0) for each way to place one replica.
+    # (sort key, free gpu_milli of the chosen slot or 0) for each way to place one replica.
     workload = index.workload
     slots = tuple(sorted(capacity.slots))
     if slots and slots[0] < 0:

@@ -2,7 +2,7 @@
 
 Groups come in the policy's order, each with its first task. A group has a turn to start and one
 for each of the policy's preemption actions, at least two in all: in the second it may get slots
-that are being released. All groups of one rank (the first element of the policy's sort key) have
+that are being released. All groups of one tier (the first element of the policy's sort key) have
 one turn before any has the next. Tasks whose last starts failed come after all turns of the others.
 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
@@ -26,7 +26,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import WaitCode
 
-#: The first element of the policy's sort key (the rank), the turn (0: start), the rest of that key.
+#: The first element of the policy's sort key (the tier), the turn (0: start), the rest of that key.
 SortKey = tuple[Any, ...]
 Entry = tuple[SortKey, int, Candidate]
 Follower = tuple[SortKey, int, Group]
@@ -164,8 +164,8 @@ class GroupQueue:
             return shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
-        rank = self._equivalence(self._view, group)
-        return None if rank is None else (rank, shape.fit, shape.start_failed, code)
+        equivalent = self._equivalence(self._view, group)
+        return None if equivalent is None else (equivalent, shape.fit, shape.start_failed, code)
 
     def _push_leader(self, followers: list[Follower]) -> None:
         group = heappop(followers)[2]
@@ -203,10 +203,10 @@ class SortedCandidates:
         if not heap or not must_wait(heap[0][2][0]):
             return heappop(heap)[2] if heap else None
         if heap is first and second:
-            # A group of the same rank that comes earlier has had its first turn; it need not wait
+            # A group of the same tier that comes earlier has had its first turn; it need not wait
             # with the groups behind it.
-            (rank, _, *rest_of_key), (other_rank, _, *other_rest) = first[0][0], second[0][0]
-            came_before = rank == other_rank and other_rest < rest_of_key
+            (tier, _, *rest_of_key), (other_tier, _, *other_rest) = first[0][0], second[0][0]
+            came_before = tier == other_tier and other_rest < rest_of_key
             if came_before and not must_wait(second[0][2][0]):
                 return heappop(second)[2]
         return None
@@ -217,10 +217,10 @@ class SortedCandidates:
         return not (first and first[0][0] < key) and not (second and second[0][0] < key)
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
-        rank, *rest_of_key = self._order_key(self._view, group, task)
-        # A task whose last starts failed has its turns after all others of its rank: so it does
+        tier, *rest_of_key = self._order_key(self._view, group, task)
+        # A task whose last starts failed has its turns after all others of its tier: so it does
         # not take slots for which one of them preempted tasks.
-        return rank, turn + self._turns * group.shape.start_failed, *rest_of_key
+        return tier, turn + self._turns * group.shape.start_failed, *rest_of_key
 
 
 def _tasks_of(group: Group) -> Iterator[Task]:

@@ -205,7 +205,7 @@ def _part(free: int, total: int) -> Fraction:
 
 def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Order nodes by free GPUs and CPUs together, least first."""
-    return index.ranked(shape, within, _left)
+    return index.in_order(shape, within, _left)
 
 
 def _left(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
@@ -221,7 +221,7 @@ def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCa
     """Order nodes by how much the task increases the capacity that no task could use, least
     first.
     """
-    return index.ranked(shape, within, growth)
+    return index.in_order(shape, within, growth)
 
 
 def random(

@@ -12,9 +12,9 @@ Each cycle first starts the tasks whose reserved slots are free. The other tasks
 that is idle and not reserved. If a task with reserved slots starts there, its reservation is
 dropped.
 
-Among groups of the same rank, every task that fits, or gets slots that are being released, is
+Among groups of the same tier, every task that fits, or gets slots that are being released, is
 served before any task is preempted for the others. So no task is preempted for capacity that a task
-of equal rank then takes.
+of the same tier then takes.
 
 It is one file because `PoolPass` is one algorithm over one set of caches.
 """

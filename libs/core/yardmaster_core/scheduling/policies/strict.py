@@ -29,7 +29,7 @@ _FIRST_IN_QUEUE: Final = Start(rule="first_in_line")
 def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
     """Order queue by queue, and by position within a queue.
 
-    The whole key is the rank: a group has both of its turns before the next group is considered.
+    The whole key is the tier: a group has both of its turns before the next group is considered.
     """
     return (strict_queues_of(view).position_of(task),)
 

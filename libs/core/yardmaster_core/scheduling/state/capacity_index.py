@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
-from yardmaster_core.scheduling.state.ranking import Ranking
+from yardmaster_core.scheduling.state.node_order import NodeOrder
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.workload import NO_WORKLOAD, Workload
 from yardmaster_schemas.events.node_events import MAX_RUNNING
@@ -26,11 +26,11 @@ DEFAULT_GPULESS: Final = 512
 #: Highest limit on tasks without GPUs: half of what NodeLost and NodeJoined may name. The other
 #: half is for tasks with GPUs.
 MAX_GPULESS: Final = MAX_RUNNING // 2
-#: Number of rankings that an index keeps before it drops all of them.
-MAX_RANKINGS: Final = 256
+#: Number of node orders that an index keeps before it drops all of them.
+MAX_NODE_ORDERS: Final = 256
 
-#: Gives the rank of a node on which the shape fits; a lower rank comes first.
-Rank = Callable[["CapacityIndex", NodeCapacity, Shape], int]
+#: Gives the sort key of a node on which the shape fits; the smallest comes first.
+NodeKey = Callable[["CapacityIndex", NodeCapacity, Shape], int]
 
 
 class CapacityIndex:
@@ -43,8 +43,8 @@ class CapacityIndex:
 
     __slots__ = (
         *("_stale", "available", "capacities", "changes", "cpu", "free_milli", "gpuless", "idle"),
-        *("images", "max_gpuless", "memory", "named", "of_gpu_memory", "of_size", "of_type"),
-        *("rankings", "shared", "whole", "workload"),
+        *("images", "max_gpuless", "memory", "named", "node_orders", "of_gpu_memory", "of_size"),
+        *("of_type", "shared", "whole", "workload"),
     )
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class CapacityIndex:
         self.cpu = [0] * LEVELS
         self.memory = [0] * LEVELS
         self.shared = [0] * (WHOLE // STEP + 1)
-        #: Kept rankings, and the workload that some ranks depend on.
-        self.rankings: dict[tuple[Rank, Fit], Ranking] = {}
+        #: Kept orders of nodes, and the workload that some of their keys depend on.
+        self.node_orders: dict[tuple[NodeKey, Fit], NodeOrder] = {}
         self.workload = NO_WORKLOAD
         self._stale: list[NodeCapacity] = []
 
@@ -113,8 +113,8 @@ class CapacityIndex:
         if memory_mib and capacity.slots:
             nodes = self.of_gpu_memory.get(memory_mib, 0)
             self.of_gpu_memory[memory_mib] = nodes | 1 << capacity.ordinal
-        for ranking in self.rankings.values():
-            ranking.changed.add(capacity.ordinal)
+        for order in self.node_orders.values():
+            order.changed.add(capacity.ordinal)
         self.changes += 1
 
     def remove(self, capacity: NodeCapacity, node_type: str, name: str = "") -> None:
@@ -122,8 +122,8 @@ class CapacityIndex:
         self.flush()
         bit = 1 << capacity.ordinal
         del self.capacities[capacity.ordinal]
-        for ranking in self.rankings.values():
-            ranking.changed.add(capacity.ordinal)
+        for order in self.node_orders.values():
+            order.changed.add(capacity.ordinal)
         self.named.pop(name, None)
         self.images &= ~bit
         self.of_type[node_type] &= ~bit
@@ -264,8 +264,8 @@ class CapacityIndex:
 
     def _index(self, capacity: NodeCapacity) -> None:
         bit = 1 << capacity.ordinal
-        for ranking in self.rankings.values():
-            ranking.changed.add(capacity.ordinal)
+        for order in self.node_orders.values():
+            order.changed.add(capacity.ordinal)
         # Without disabled slots `idle` changes only together with `whole`.
         if (
             capacity.filed_whole != capacity.whole or capacity.disabled
@@ -304,7 +304,7 @@ class CapacityIndex:
     def refile(self) -> None:
         """Build all sets from the capacities, which costs less than many single changes."""
         self._stale.clear()
-        self.rankings.clear()
+        self.node_orders.clear()
         self.free_milli = 0
         capacities = self.capacities.values()
         for capacity in capacities:
@@ -414,10 +414,10 @@ class CapacityIndex:
         ]
 
     def count_on(self, workload: Workload) -> None:
-        """Rank nodes by `workload` from now on."""
+        """Order nodes by `workload` from now on."""
         if workload is not self.workload:
             self.workload = workload
-            self.rankings.clear()
+            self.node_orders.clear()
 
     def _without_gpuless(self) -> int:
         """Nodes that take no more tasks without GPUs."""
@@ -433,22 +433,22 @@ class CapacityIndex:
             self.flush()
         return bool(self.available & self.matching(shape) & self._without_gpuless())
 
-    def ranked(self, shape: Shape, within: int, rank: Rank) -> Iterator[NodeCapacity]:
-        """The nodes of `within` on which one replica fits, lowest rank first."""
+    def in_order(self, shape: Shape, within: int, key_of: NodeKey) -> Iterator[NodeCapacity]:
+        """The nodes of `within` on which one replica fits, smallest key first."""
         mask = self.candidates(shape) & within
         if not mask:
             return
-        key = rank, shape.fit
-        ranking = self.rankings.get(key)
-        if ranking is None:
-            if len(self.rankings) >= MAX_RANKINGS:
-                self.rankings.clear()
-            ranking = self.rankings[key] = Ranking(
-                shape, lambda capacity: rank(self, capacity, shape), set(self.capacities)
+        kept = key_of, shape.fit
+        order = self.node_orders.get(kept)
+        if order is None:
+            if len(self.node_orders) >= MAX_NODE_ORDERS:
+                self.node_orders.clear()
+            order = self.node_orders[kept] = NodeOrder(
+                shape, lambda capacity: key_of(self, capacity, shape), set(self.capacities)
             )
-        if ranking.changed:
-            ranking.update(self.capacities)
-        for ordinal in ranking.within(mask):
+        if order.changed:
+            order.update(self.capacities)
+        for ordinal in order.within(mask):
             yield self.capacities[ordinal]
 
     def free_for(self, shape: Shape) -> int:

@@ -61,7 +61,7 @@ def test_nodes_come_in_the_order_of_the_growth_of_unusable_capacity(
         if number == 10:
             counts = later
             model.index.count_on(Workload(counts))
-        # Rankings are not updated after each change, so that several changes are pending at once.
+        # Orders are not updated after each change, so that several changes are pending at once.
         requested = some[number % len(some)]
         expected = []
         for capacity in model.fitting(requested):

@@ -114,7 +114,7 @@ class DemandTracker:
         self._by_source: dict[DemandSource, tuple[AgedDemand, bool]] = {}
         self._sums: dict[Project, tuple[DemandSum, DemandSum]] = {}
         #: Claimants whose rank may differ from the recorded one.
-        self.unranked: dict[Claimant, None] = dict(pool.ranked)
+        self.rank_stale: dict[Claimant, None] = dict(pool.ranked)
         #: The demands by which the claimants of a kind were ranked last.
         self._demands_of: dict[ClaimantKind, tuple[Any, ...]] = {}
         #: Project -> the number of its sources with pending tasks.
@@ -163,7 +163,7 @@ class DemandTracker:
             demands = (found[0][2],) if len(found) == 1 else tuple(sorted(found))
             self._demands_of[kind] = demands
             if before.get(kind, demands) != demands:
-                self.unranked.update((self.claimants[age], None) for age in kind.ages)
+                self.rank_stale.update((self.claimants[age], None) for age in kind.ages)
 
     def waits(self, claimant: Claimant) -> bool:
         """Whether a claimant had pending GPU tasks at the last update."""
@@ -397,7 +397,7 @@ class DemandTracker:
     def _set(self, claimant: Claimant, demand: AgedDemand | None, pools: Pools) -> None:
         """Set a claimant's demand. The lists of kinds are changed later, all together."""
         known = self.rows.get(claimant)
-        self.unranked[claimant] = None
+        self.rank_stale[claimant] = None
         if demand is None:
             self.above_limit.pop(claimant, None)
             if known is not None:

@@ -126,10 +126,10 @@ def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     if not shape.queue_class:
         return 0, 0, (0, 0), task.key
     share = _shares(view).of(claimant_of(task.job, view.options.among))
-    rank = 1 + shape.preemptible
+    tier = 1 + shape.preemptible
     if share is None:
-        return rank, 0, (0, 0), task.key
-    return rank, share.demand, share.age, task.key
+        return tier, 0, (0, 0), task.key
+    return tier, share.demand, share.age, task.key
 
 
 def wait_for_share(view: PoolView, group: Group, task: Task) -> Wait | None:
@@ -502,12 +502,12 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
     for claimant in served:
         if claimant.ranks.get(pool.name):
             yield claimant, ()
-    for claimant in list(demands.unranked):
+    for claimant in list(demands.rank_stale):
         if claimant in served:
             continue
         job = claimant if isinstance(claimant, Job) else None
         if job is not None and view.state.jobs.get(job.id) is not job:
-            del demands.unranked[claimant]
+            del demands.rank_stale[claimant]
             continue
         rank: Rank = ()
         if demands.waits(claimant):
@@ -515,7 +515,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
             age = (job.submitted_ms, job.seq) if job is not None else ()
             rank = (share.demand, *share.age) if share is not None else (0, 0, *age)
         if rank == claimant.ranks.get(pool.name, ()):
-            del demands.unranked[claimant]
+            del demands.rank_stale[claimant]
         else:
             yield claimant, rank
 

@@ -48,7 +48,7 @@ class QueueOrder:
         after: int,
     ) -> None:
         self._view = view
-        self._all_over = over_in_all
+        self._over_in_all = over_in_all
         self._within = within
         #: By turn. Groups whose last starts failed have their turns after all others.
         self._turns = [_Turn(self._key) for _ in range(2 * turns)]
@@ -136,7 +136,7 @@ class QueueOrder:
 
     def _key(self, queue: Queue, entry: Waiting) -> QueueKey:
         shape = entry[2][0].shape
-        return place_among_siblings(self._view, queue, shape, over_in_all=self._all_over)
+        return place_among_siblings(self._view, queue, shape, over_in_all=self._over_in_all)
 
 
 def place_among_siblings(

@@ -30,7 +30,7 @@ def place_of(queue: Queue, *, over_in_all: bool) -> Rank:
 
     1. 2 if the queue is over-utilized, plus 1 unless it deserves more of each resource that it
        requests;
-    2. its rank, so that the highest comes first;
+    2. the `rank` of its settings, so that the highest comes first;
     3. the largest part of a share that it holds (permille);
     4. its age.
     """

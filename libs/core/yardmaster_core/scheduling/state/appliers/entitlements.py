@@ -23,7 +23,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
     pool.revision = event.revision
     for index in pool.indexes:
         index.limit_gpuless(event.config.gpuless_per_node)
-        index.rankings.clear()
+        index.node_orders.clear()
     pool.policy_cache.clear()
     _follow_policy(state, pool)
     state.dirty[pool] = None

@@ -1,7 +1,7 @@
-"""The nodes of an index sorted by a rank; after a change only the changed nodes are ranked again.
+"""The nodes of an index sorted by a key; a change lets only the keys of changed nodes be computed.
 
-For placement strategies that rank each node independently and whose ranks are expensive: after one
-task was placed, each further shape ranks one node again.
+For placement strategies whose key of a node is expensive and depends on that node alone: after one
+task was placed, each further shape computes the key of one node.
 """
 
 from bisect import bisect_left, insort
@@ -15,39 +15,39 @@ from yardmaster_core.scheduling.state.shapes import Shape
 MAX_MOVES: Final = 64
 
 
-class Ranking:
-    """The nodes on which one replica of `shape` fits, lowest rank first, equal ranks by ordinal."""
+class NodeOrder:
+    """The nodes on which one replica of `shape` fits, smallest key first, equal keys by ordinal."""
 
-    __slots__ = ("_ranks", "changed", "order", "rank_of", "shape")
+    __slots__ = ("_keys", "changed", "key_of", "order", "shape")
 
     def __init__(
-        self, shape: Shape, rank_of: Callable[[NodeCapacity], int], ordinals: set[int]
+        self, shape: Shape, key_of: Callable[[NodeCapacity], int], ordinals: set[int]
     ) -> None:
         self.shape = shape
-        self.rank_of = rank_of
-        #: (rank, ordinal), sorted.
+        self.key_of = key_of
+        #: (key, ordinal), sorted.
         self.order: list[tuple[int, int]] = []
-        #: Ordinals of nodes that changed since they were ranked.
+        #: Ordinals of nodes that changed since their keys were computed.
         self.changed = ordinals
-        self._ranks: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
 
     def update(self, capacities: Mapping[int, NodeCapacity]) -> None:
-        """Rank the changed nodes; `capacities` has all nodes by ordinal."""
-        shape, rank_of = self.shape, self.rank_of
+        """Sort in the changed nodes; `capacities` has all nodes by ordinal."""
+        shape, key_of = self.shape, self.key_of
         changed, self.changed = self.changed, set()
-        ranks = self._ranks
+        keys = self._keys
         removed: list[tuple[int, int]] = []
         added: list[tuple[int, int]] = []
         for ordinal in changed:
             capacity = capacities.get(ordinal)
-            old = ranks.pop(ordinal, None)
+            old = keys.pop(ordinal, None)
             if old is not None:
                 removed.append((old, ordinal))
             if capacity is not None and capacity.holds(shape):
-                ranks[ordinal] = new = rank_of(capacity)
+                keys[ordinal] = new = key_of(capacity)
                 added.append((new, ordinal))
         if len(changed) > MAX_MOVES:
-            self.order = sorted((rank, ordinal) for ordinal, rank in ranks.items())
+            self.order = sorted((key, ordinal) for ordinal, key in keys.items())
             return
         for entry in removed:
             del self.order[bisect_left(self.order, entry)]
@@ -55,7 +55,7 @@ class Ranking:
             insort(self.order, entry)
 
     def within(self, mask: int) -> Iterator[int]:
-        """The ordinals that are set in `mask`, in the order of their ranks."""
+        """The ordinals that are set in `mask`, in the order of their keys."""
         for _, ordinal in self.order:
             if mask >> ordinal & 1:
                 yield ordinal
