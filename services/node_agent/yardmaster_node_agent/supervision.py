@@ -108,6 +108,8 @@ class Supervision:
         self._assigned_ms = self._clock.now_ms()
         #: The trace of the request that submitted the job; unknown for an adopted replica.
         self._traceparent: str | None = None
+        #: The last line about an ignored checkpoint file, which is not repeated.
+        self._ignored = ""
         self._stop_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         #: Why the node has no capacity for the replica; None if it has.
@@ -446,12 +448,13 @@ class Supervision:
     def _read_checkpoint_file(self, process: Process) -> None:
         """Record the checkpoint, or the end of the work, that the checkpoint file reports.
 
-        Invalid content is ignored with a line in the task's output.
+        A file that is not the task's own, and invalid content, are ignored with a line in the
+        task's output, which is not repeated for as long as the cause is the same.
         """
-        note = process.checkpoint_note()
-        if note is None:
-            return
         try:
+            note = process.checkpoint_note()
+            if note is None:
+                return
             content = json.loads(note)
             if not isinstance(content, dict):
                 raise CheckpointRefused("it is not a JSON object")
@@ -462,8 +465,12 @@ class Supervision:
             step = content.get("step")
             if content and not (last is not None and isinstance(step, int) and step < last.step):
                 self.record_checkpoint(content)
+            self._ignored = ""
         except (ValueError, RecursionError) as error:
-            self._output.add_line(f"the checkpoint file is ignored: {error}"[:500])
+            line = f"the checkpoint file is ignored: {error}"[:500]
+            if line != self._ignored:
+                self._ignored = line
+                self._output.add_line(line)
 
     async def _drain(self, process: Process | None) -> None:
         """Ship the rest of the output, for at most `drain_s`, because the replica holds its slots.

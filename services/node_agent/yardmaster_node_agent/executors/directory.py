@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster_node_agent.executors.port import Paths, StreamName
+from yardmaster_node_agent.executors.port import CheckpointFileUnusable, Paths, StreamName
 from yardmaster_node_agent.executors.task_user import TaskUser
 
 #: The most bytes that are read of a JSON file of the runner or the task.
@@ -19,6 +19,8 @@ MAX_NOTE_BYTES: Final = 4096
 BLOCK_BYTES: Final = 512
 #: Bytes of an output file that may exceed the kept part; with more, the surplus is freed.
 SLACK_BYTES: Final = 2**20
+#: Flags to open a file that a task may have replaced: follow no link, wait for no pipe.
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Flags of fallocate(2).
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
@@ -36,7 +38,7 @@ class ReplicaDirectory:
     def __init__(self, path: Path, user: TaskUser | None = None) -> None:
         self.path = path
         self._user = user
-        self._noted: tuple[int, int, int] | None = None
+        self._noted: tuple[int, int, int, int] | None = None
 
     @property
     def paths(self) -> Paths:
@@ -132,17 +134,51 @@ class ReplicaDirectory:
         return True
 
     def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint file if it changed since the last call, else None."""
-        name = str(self._checkpoint_file.relative_to(self.path))
-        with self._opened(name, os.O_RDONLY) as descriptor:
-            if descriptor is None:
-                return None
+        """Return the first bytes of the checkpoint file if it changed since the last call.
+
+        None if it is missing or unchanged. The agent may have more permissions than the task, so
+        the file must be the task's own: with another name of a file (a link, also a hard link), the
+        task would choose what the agent reads and reports.
+
+        Raises:
+            CheckpointFileUnusable: once for each file that is not the task's own regular file.
+        """
+        path = self._checkpoint_file
+        descriptor = None
+        try:
+            descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
             status = os.fstat(descriptor)
-            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+        except OSError:
+            try:
+                status = path.lstat()
+            except OSError:
+                return None
+        try:
+            mark = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_nlink)
             if mark == self._noted:
                 return None
             self._noted = mark
+            found = self._foreign(status)
+            if found is not None:
+                raise CheckpointFileUnusable(found)
+            if descriptor is None:
+                raise CheckpointFileUnusable("the agent may not read it")
             return os.read(descriptor, MAX_NOTE_BYTES)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _foreign(self, status: os.stat_result) -> str | None:
+        """Return why a file does not count as a file of the task's own; None if it does."""
+        if stat.S_ISLNK(status.st_mode):
+            return "it is a symbolic link"
+        if not stat.S_ISREG(status.st_mode):
+            return "it is not a regular file"
+        if self._user is not None and status.st_uid != self._user.uid:
+            return "it belongs to another user"
+        if status.st_nlink > 1:
+            return "it is a hard link: the same file has another name"
+        return None
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
         """Return at most `size` bytes of an output file from byte `start` on; none at its end."""
@@ -192,8 +228,7 @@ class ReplicaDirectory:
         Therefore links are not followed, and a pipe is neither waited for nor read.
         """
         try:
-            flags = how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(self.path / name, flags)
+            descriptor = os.open(self.path / name, how | _CAREFULLY)
         except OSError:
             yield None
             return

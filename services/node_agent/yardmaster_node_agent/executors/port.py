@@ -16,6 +16,10 @@ from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
 StreamName = Literal["stdout", "stderr"]
 
 
+class CheckpointFileUnusable(ValueError):
+    """The checkpoint file is not the task's own regular file; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The paths of a replica's stop file and checkpoint file, as the replica sees them."""
@@ -81,7 +85,11 @@ class Process(Protocol):
         """
 
     def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint file, at most 4 KiB; None if unchanged since the last call."""
+        """Return the checkpoint file, at most 4 KiB; None if unchanged since the last call.
+
+        Raises:
+            CheckpointFileUnusable: once for each file that is not the task's own regular file.
+        """
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
         """Return at most `size` bytes of a stream from byte `start` on; none at its end."""
