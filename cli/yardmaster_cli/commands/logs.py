@@ -11,7 +11,7 @@ import click
 
 from yardmaster.client import Piece
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import colored
+from yardmaster_cli.output.cells import RESET, colored
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.progress import reporting
 from yardmaster_cli.server.remote import Remote
@@ -58,11 +58,14 @@ def logs(
     tasks = remote.rows_of(remote.resolve(ref))
     for task in tasks:
         writers = _Writers(out, task, many=len(tasks) > 1, replica=replica)
-        for piece in remote.client.output(
-            task["task_id"], attempt=attempt, replica=replica, tail=tail
-        ):
-            writers.write(piece)
-        writers.end()
+        try:
+            for piece in remote.client.output(
+                task["task_id"], attempt=attempt, replica=replica, tail=tail
+            ):
+                writers.write(piece)
+            writers.end()
+        finally:
+            writers.reset_style()
 
 
 def follow_all(
@@ -118,15 +121,19 @@ def follow_all(
     if meanwhile is not None:
         in_thread("", meanwhile)
     open_ = set(writers)
-    while open_:
-        task_id, piece = pieces.get()
-        if isinstance(piece, Exception):
-            raise piece
-        if isinstance(piece, Piece):
-            writers[task_id].write(piece)
-        elif task_id in open_:
-            writers[task_id].end()
-            open_.discard(task_id)
+    try:
+        while open_:
+            task_id, piece = pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            if isinstance(piece, Piece):
+                writers[task_id].write(piece)
+            elif task_id in open_:
+                writers[task_id].end()
+                open_.discard(task_id)
+    finally:
+        for each in writers.values():
+            each.reset_style()
 
 
 def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
@@ -161,6 +168,8 @@ class _Writers:
         self._take = take if take is not None else self._print
         #: The unfinished line of each replica.
         self._open: dict[int, str] = {}
+        #: Whether the output on the terminal has colors that no later sequence has reset.
+        self._styled = False
 
     def write(self, piece: Piece) -> None:
         mark = self._mark(piece.replica)
@@ -178,6 +187,13 @@ class _Writers:
                 self._take(f"{self._mark(replica)}{rest}\n")
         self._open.clear()
 
+    def reset_style(self) -> None:
+        """End the colors of the output, which would otherwise stay on the terminal."""
+        if self._styled:
+            self._styled = False
+            sys.stdout.write(RESET)
+            sys.stdout.flush()
+
     def _mark(self, replica: int) -> str:
         """The prefix of a line: `[3] ` in an array, `[0] ` in a gang, `[3.0] ` in both."""
         parts = [self._index] if self._index else []
@@ -186,6 +202,10 @@ class _Writers:
         return f"[{'.'.join(parts)}] " if parts else ""
 
     def _print(self, text: str) -> None:
-        terminal = self._out is not None and self._out.terminal
-        sys.stdout.write(colored(text) if terminal else text)
+        if self._out is not None and self._out.terminal:
+            text = colored(text)
+            last = text.rfind("\x1b[")
+            if last >= 0:
+                self._styled = not text.startswith(RESET, last)
+        sys.stdout.write(text)
         sys.stdout.flush()

@@ -10,6 +10,8 @@ from yardmaster_cli.times import parse_time
 
 #: ANSI colors, the only escape sequences of task output that reach a terminal.
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
+#: The sequence that ends all colors.
+RESET: Final = "\x1b[0m"
 
 NOTHING: Final = "-"
 

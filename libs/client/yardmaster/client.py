@@ -6,7 +6,7 @@ from yardmaster.connection import quoted
 from yardmaster.errors import ApiError
 from yardmaster.job_calls import Piece
 from yardmaster.operator_calls import OperatorCalls
-from yardmaster.transport import Change, parse_steps
+from yardmaster.transport import Change, event_lines, parse_steps
 from yardmaster.waiting import Waits
 from yardmaster_schemas.api import Cycle, EventRecord, List, Version, WhoAmI
 
@@ -83,7 +83,7 @@ class Client(Waits, OperatorCalls):
             resume = {"Last-Event-ID": after, "Yard-Min-Position": after} if after else {}
             try:
                 with self._transport.stream("/v1/watch", params, resume, deadline) as found:
-                    for step in parse_steps(found.iter_lines(), after):
+                    for step in parse_steps(event_lines(found), after):
                         after = step[-1].id
                         reconnection.record_answer()
                         yield from step

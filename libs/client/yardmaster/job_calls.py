@@ -9,7 +9,7 @@ from yardmaster.connection import Connection, Filter, all_items, quoted
 from yardmaster.errors import ApiError
 from yardmaster.job_file.read import JobSource, read_job
 from yardmaster.retry import Params
-from yardmaster.transport import parse_events
+from yardmaster.transport import event_lines, parse_events
 from yardmaster_schemas.api import (
     Accepted,
     Attempt,
@@ -218,7 +218,7 @@ class JobCalls(Connection):
             headers = {} if after is None else {"Last-Event-ID": after}
             try:
                 with self._transport.stream(_logs(task_id), params, headers) as response:
-                    for event in parse_events(response.iter_lines()):
+                    for event in parse_events(event_lines(response)):
                         if event.event == "end" and Phase(event.data["phase"]).final:
                             return
                         after = event.id or after

@@ -231,6 +231,22 @@ def _refused(response: httpx.Response) -> ApiError:
     return refused(response.status_code, document, response.headers.get("Retry-After"))
 
 
+def event_lines(response: httpx.Response) -> Iterator[str]:
+    """Yield the lines of a stream of server-sent events as they arrive, without their line feeds.
+
+    `iter_lines` of httpx also ends lines at other characters, such as U+2028 and U+0085. JSON does
+    not escape them, and tasks may print them.
+    """
+    parts: list[bytes] = []
+    for chunk in response.iter_bytes():
+        *ended, rest = chunk.split(b"\n")
+        for end in ended:
+            parts.append(end)
+            yield b"".join(parts).removesuffix(b"\r").decode(errors="replace")
+            parts.clear()
+        parts.append(rest)
+
+
 def parse_events(lines: Iterator[str]) -> Iterator[Change]:
     """Parse the server-sent events of a response; an event without an id has the previous id."""
     return (change for change, _ in _events(lines, None))

@@ -401,6 +401,22 @@ def test_output_is_read_as_text_or_in_pieces() -> None:
     assert server.requests[0].url.params["pieces"] == "true"
 
 
+def test_characters_that_some_programs_take_for_line_ends_stay_within_output_and_changes() -> None:
+    noisy = "a\u2028b\u2029c\x85d\x0be\x1cf\r\u202eg"
+    piece = json.dumps({"attempt": 1, "replica": 0, "seq": 0, "text": noisy}, ensure_ascii=False)
+    stream = f'event: output\r\ndata: {piece}\r\n\r\nevent: end\ndata: {{"phase": "failed"}}\n\n'
+
+    def in_parts() -> Iterator[bytes]:
+        content = stream.encode()
+        yield from (content[at : at + 3] for at in range(0, len(content), 3))
+
+    server = Server(httpx.Response(200, content=in_parts()))
+    assert list(server.client().logs("a.0", follow=True)) == [noisy]
+    item = json.dumps({"kind": "task", "item": {"name": noisy}}, ensure_ascii=False)
+    server = Server(httpx.Response(200, text=f"event: upsert\nid: 1\ndata: {item}\n\n"), OVER)
+    assert next(server.client().watch()).data["item"]["name"] == noisy
+
+
 def test_a_closed_stream_of_followed_output_is_resumed_after_its_last_piece() -> None:
     server = Server(
         output_stream((4, 0, "a\n"), (6, 1, "b\n"), end="running"),

@@ -1,7 +1,10 @@
-"""`yard logs`: what is followed ends when it cannot be read."""
+"""`yard logs`: output on a terminal and in a pipe; it ends when the stream cannot be read."""
+
+import json
 
 import pytest
 
+from tests.support.terminal import on_terminal
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.output.test_describe import task
 from yardmaster_cli.errors import Exit
@@ -18,3 +21,27 @@ def test_followed_output_that_is_not_understood_ends_the_command(
     with answering(Answer(shown), stream) as server:
         assert run([*words, "--server", server.url]) == Exit.INTERNAL
     assert "internal" in capsys.readouterr().err
+
+
+#: A title of the window, a question to the terminal, a cleared screen, an override of the order of
+#: text, a line separator; then conceal, which would stay.
+NOISY = "x\x1b]0;evil\x07\x1b[6n\x1b[2J\u202e\u2028y\n\x1b[31mred\x1b[0m \x1b[8mhidden\n"
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_noisy_output_reaches_a_terminal_without_its_controls_and_a_pipe_as_it_is(
+    capsys: pytest.CaptureFixture[str], follow: tuple[str, ...]
+) -> None:
+    shown = task(index=0, replicas_max=1)
+    piece = json.dumps({"attempt": 1, "replica": 0, "seq": 0, "text": NOISY}, ensure_ascii=False)
+    stream = Answer(f'event: output\ndata: {piece}\n\nevent: end\ndata: {{"phase": "failed"}}\n\n')
+    words = ("logs", *follow, shown["task_id"], "--server")
+    with answering(Answer(shown), stream) as server:
+        env = {"XDG_CONFIG_HOME": "/nonexistent", "PYTHONUTF8": "1"}
+        with on_terminal([*words, server.url], env) as terminal:
+            assert terminal.end() == 0, terminal.raw
+    last = "\x1b[31mred\x1b[0m \x1b[8mhidden\r\n\x1b[0m"
+    assert terminal.raw == f"x]0;evil[6n[2Jy\r\n{last}"
+    with answering(Answer(shown), stream) as server:
+        assert run([*words, server.url]) == 0
+    assert capsys.readouterr().out == NOISY

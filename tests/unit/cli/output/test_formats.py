@@ -155,6 +155,16 @@ def test_output_of_tasks_keeps_colors_and_lines_only() -> None:
     assert colored("\x1b[31mred\x1b[0m\r\nnext\x1b[2J\tend") == "\x1b[31mred\x1b[0m\nnext[2J\tend"
 
 
+def test_what_users_wrote_cannot_change_the_order_of_the_text_around_it() -> None:
+    noisy = "a" + "".join(
+        map(chr, (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+    )
+    assert plain(f"{noisy}b") == render(f"{noisy}b", relative=True, now_ms=0) == "ab"
+    assert colored(f"{noisy}b\n{noisy}c\n") == "ab\nac\n"
+    hebrew = "\u200f\u05e9\u05dc\u05d5\u05dd\u200e!"
+    assert (plain(hebrew), colored(hebrew)) == (hebrew, hebrew)
+
+
 def test_amounts_are_shown_short() -> None:
     assert [span(s) for s in (41, 720, 7200, 432_000, -5)] == ["41s", "12m", "2h", "5d", "0s"]
     assert [gpus(m) for m in (8000, 500, 0, None)] == ["8", "0.5", "0", "-"]
