@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.histories.inputs import Input
+from tests.histories.player import HistoryPlayer
 from tests.histories.properties import CheckedPlayer
 
 #: The most plays of one cut.
@@ -29,11 +30,13 @@ class Endless(Exception):
     """The play of a history does not end."""
 
 
-def broken_in(inputs: Sequence[Input]) -> Broken | None:
+def broken_in(
+    inputs: Sequence[Input], player: Callable[[], HistoryPlayer] = CheckedPlayer
+) -> Broken | None:
     """Play a history; return the property that it breaks, or None."""
     try:
         with _at_most(ENDLESS_S):
-            CheckedPlayer().play(inputs)
+            player().play(inputs)
     except Exception as error:  # noqa: BLE001 - also an error of the core is a finding
         if isinstance(error, Endless):
             return Broken("endless", f"no end after {ENDLESS_S:.0f} s")
@@ -43,7 +46,9 @@ def broken_in(inputs: Sequence[Input]) -> Broken | None:
     return None
 
 
-def shortest(inputs: Sequence[Input], where: str) -> list[Input]:
+def shortest(
+    inputs: Sequence[Input], where: str, player: Callable[[], HistoryPlayer] = CheckedPlayer
+) -> list[Input]:
     """Return a part of the history that breaks the property checked at `where`.
 
     Drops ever smaller runs of inputs, as long as the rest breaks the property.
@@ -53,7 +58,7 @@ def shortest(inputs: Sequence[Input], where: str) -> list[Input]:
     def breaks(some: Sequence[Input]) -> bool:
         nonlocal plays
         plays += 1
-        found = broken_in(some)
+        found = broken_in(some, player)
         return found is not None and found.where == where
 
     return _cut(list(inputs), breaks, lambda: plays < MOST_PLAYS)
