@@ -328,13 +328,14 @@ async def _cancelable_job(read: Repeatable, job_id: str) -> Target:
 async def _authorize_unseen(read: ReadContext, job_id: str) -> bool:
     """Check that the caller may change a job that the views may not contain yet.
 
-    Return False if the job is not among the newest requests of the log.
+    Return False if the job is not among the newest requests of the log. Return False too if the
+    caller may not see its project: the answer must not say whether the job exists.
 
     Raises:
         Forbidden.
     """
     submitted = await read.gateway.recent.find(job_id)
-    if submitted is None:
+    if submitted is None or not read.visibility.includes(submitted.project):
         return False
     project = await queries.project(read.store, submitted.project)
     own = submitted.actor == read.caller.user
