@@ -7,6 +7,7 @@ node may be lost. What a policy promises on a full cluster must hold at the end 
 import random
 from typing import Any, Final
 
+from tests.histories.entitlement import assert_entitled_tasks_wait_for_nothing
 from tests.histories.inputs import OPTIONS, Input
 from tests.histories.properties import CheckedPlayer
 from yardmaster_schemas.resources import Resources
@@ -155,6 +156,8 @@ class FullPlayer(CheckedPlayer):
 
     Progress: with obedient agents and no input the cell comes to rest, also after each deadline
     that passes; and no task is preempted more often than there are tasks.
+
+    Entitlement: see `entitlement.py`.
     """
 
     def come_to_rest(self) -> None:
@@ -173,3 +176,4 @@ class FullPlayer(CheckedPlayer):
         preemptions = len(self.cell.preempted) - begun
         tasks = len(self.state.tasks)
         assert preemptions <= tasks * tasks, f"{preemptions} preemptions of {tasks} tasks"
+        assert_entitled_tasks_wait_for_nothing(self.state)
