@@ -2,7 +2,7 @@
 
 ```
 0    done (waiting: all tasks succeeded)      103  conflict
-1    a check failed                           104  refused at admission
+1    a check failed, output not written       104  refused at admission
 2    bad usage or file, nothing sent          105  can never fit
 100  internal                                 106  unreachable
 101  not found, ambiguous                     107  cancelled, or failed without an exit code

@@ -4,6 +4,7 @@ A command's module is imported when the command is called: `yard --help` and com
 """
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,48 @@ CLOSED_PIPE: Final = 128 + 13
 
 class _ClosedPipe(Exception):
     """The reader of this command's output closed the pipe."""
+
+
+class _Unwritable(Exception):
+    """The system refuses the output of this command, for example because the disk is full."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+
+
+class _Stdout(io.TextIOWrapper):
+    """Standard output whose errors differ from those of other files and of connections."""
+
+    @classmethod
+    def install(cls) -> None:
+        """Replace `sys.stdout`, unless it is no file."""
+        old = sys.stdout
+        if isinstance(old, io.TextIOWrapper):
+            sys.stdout = cls(
+                old.buffer,
+                encoding=old.encoding,
+                errors=old.errors,
+                line_buffering=old.line_buffering,
+                write_through=old.write_through,
+            )
+
+    def write(self, text: str) -> int:
+        """Raises: BrokenPipeError, _Unwritable."""
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _Unwritable(error) from None
+
+    def flush(self) -> None:
+        """Raises: BrokenPipeError, _Unwritable."""
+        try:
+            super().flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _Unwritable(error) from None
 
 
 @contextmanager
@@ -216,9 +259,12 @@ def run(args: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return int(Exit.INTERRUPTED)
     except _ClosedPipe:
-        # Buffered output must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return CLOSED_PIPE
+    except _Unwritable as error:
+        _discard_output()
+        say([f"error: the output could not be written: {error}"])
+        return int(Exit.CHECK_FAILED)
     except ModuleNotFoundError as error:
         if verbose:
             _print_traceback()
@@ -232,6 +278,11 @@ def run(args: Sequence[str]) -> int:
         say(known.lines())
         return known.exit_code
     return result if isinstance(result, int) else int(Exit.DONE)
+
+
+def _discard_output() -> None:
+    """Discard buffered output, which would otherwise fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_traceback() -> None:
@@ -320,7 +371,7 @@ _ERROR: Final = "error:"
 
 def _say(lines: Sequence[str], *, color: bool) -> None:
     color = color and sys.stderr.isatty()
-    with suppress(BrokenPipeError):  # the exit code must reach the caller even without stderr
+    with suppress(OSError):  # the exit code must reach the caller even without stderr
         for line in lines:
             if color and line.startswith(_ERROR):
                 line = click.style(_ERROR, fg="red") + line.removeprefix(_ERROR)
@@ -329,6 +380,7 @@ def _say(lines: Sequence[str], *, color: bool) -> None:
 
 def main() -> None:
     """The console script."""
+    _Stdout.install()
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -96,6 +96,41 @@ def test_a_closed_pipe_ends_a_command_silently_with_the_code_of_its_signal(
     assert (done.returncode, done.stderr) == (CLOSED_PIPE, "")
 
 
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a file that is always full")
+@pytest.mark.parametrize("words", [("--help",), ("ls", "--help"), ("ls",), ("version", "--client")])
+def test_output_that_cannot_be_written_is_named_as_the_error(words: tuple[str, ...]) -> None:
+    none: dict[str, Any] = {"items": [], "next_cursor": None, "phases": {}, "counted_most": 10_000}
+    program = "from yardmaster_cli.main import main; main()"
+    with answering(Answer(none)) as server, FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "YARD_SERVER": server.url, "XDG_CONFIG_HOME": "/nonexistent"},
+        )
+    assert (done.returncode, done.stderr) == (
+        Exit.CHECK_FAILED,
+        "error: the output could not be written: No space left on device\n",
+    )
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a file that is always full")
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    program = "from yardmaster_cli.main import main; main()"
+    words = ("show", "not an id", "--server", "http://127.0.0.1:9")
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], stderr=full, check=False, timeout=60
+        )
+    assert done.returncode == Exit.USAGE
+
+
 def test_a_command_that_is_not_there_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "sumbit")
     assert code == Exit.USAGE
