@@ -1,4 +1,4 @@
-"""`yard logs`: output on a terminal and in a pipe; it ends when the stream cannot be read."""
+"""`yard logs`: what a terminal and a pipe show; it ends when the stream cannot be read."""
 
 import json
 
@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.terminal import on_terminal
 from tests.unit.cli.answers import Answer, answering
+from tests.unit.cli.commands.test_submit import JOB, RECORDED, WORDS
+from tests.unit.cli.commands.test_wait import ENV, WaitedTask
 from tests.unit.cli.output.test_describe import task
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.main import run
@@ -45,3 +47,33 @@ def test_noisy_output_reaches_a_terminal_without_its_controls_and_a_pipe_as_it_i
     with answering(Answer(shown), stream) as server:
         assert run([*words, server.url]) == 0
     assert capsys.readouterr().out == NOISY
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("logs", "-f", JOB),
+        ("logs", "-f", f"{JOB}.0"),
+        ("submit", "--follow", *WORDS),
+        ("submit", "--follow", "--no-wait", *WORDS),
+    ],
+)
+def test_output_is_followed_with_the_phase_and_the_reason_while_the_task_waits(
+    words: tuple[str, ...],
+) -> None:
+    task = WaitedTask()
+
+    def answer(path: str) -> Answer:
+        return RECORDED if path.startswith("/v1/jobs") else task.answer(path)
+
+    with (
+        answering(choose=answer) as server,
+        on_terminal([*words[:2], "--server", server.url, *words[2:]], ENV) as terminal,
+    ):
+        terminal.until(f"{JOB}.0 pending: insufficient_free\n")
+        task.becomes(phase="running", wait=None, nodes=["n1"])
+        terminal.until(f"{JOB}.0 running on n1\n")
+        task.becomes(phase="succeeded", nodes=[])
+        task.finished.set()
+        assert terminal.end() == 0
+    assert terminal.text.count("pending") == 1

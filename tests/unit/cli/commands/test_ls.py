@@ -1,6 +1,7 @@
 """`yard ls`: what it asks the server for, and what it says of what it leaves out."""
 
 import json
+import threading
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +13,7 @@ from tests.unit.cli.output.test_describe import WAIT, task
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.main import run
 
+ENV = {"XDG_CONFIG_HOME": "/nonexistent"}
 SHOWN: dict[str, Any] = task(
     **{"job_id": "9b3xd0h5t6vn", "index": 0, "phase": "running", "pool": "h100"},
     **{"user": "nora", "kind": "training", "labels": {}, "gpu_milli": 16_000},
@@ -196,3 +198,15 @@ def test_groups_show_nothing_that_their_tasks_do_not_have_in_common(
         assert run(["ls", "--columns", columns, "--server", server.url]) == 0
     shown = capsys.readouterr().out.splitlines()[1].split()
     assert shown == ["4kq7w2mz9001.[0-5]", "-", "-", "-"]
+
+
+def test_a_list_that_gets_no_answer_says_so_on_a_terminal_after_two_seconds() -> None:
+    none: dict[str, Any] = {"items": [], "next_cursor": None, "phases": {}, "counted_most": 9}
+    answered = threading.Event()
+    with (
+        answering(Answer(none, once=answered)) as server,
+        on_terminal(["ls", "--server", server.url], ENV) as terminal,
+    ):
+        terminal.until(f"no answer for 2s; waiting for {server.url} (GET /v1/tasks)\n")
+        answered.set()
+        assert terminal.end() == 0

@@ -1,5 +1,6 @@
 """`yard wait`: what it reports on a terminal while it waits."""
 
+import json
 import threading
 from typing import Any
 
@@ -44,6 +45,8 @@ class WaitedTask:
         #: Further tasks of its job, by phase.
         self.others: dict[str, int] = {}
         self.changed = threading.Event()
+        #: The stream of its output ends once it is set.
+        self.finished = threading.Event()
 
     def becomes(self, **given: Any) -> None:
         self.row = {**self.row, **given}
@@ -52,6 +55,9 @@ class WaitedTask:
 
     def answer(self, path: str) -> Answer:
         headers = {"Yard-Position": POSITION}
+        if "/logs?" in path:
+            end = f"event: end\ndata: {json.dumps({'phase': 'succeeded'})}\n\n"
+            return Answer(end, headers=headers, once=self.finished)
         if path.startswith("/v1/task-groups"):
             group = {"first": self.row, "last_index": 0, "count": 1}
             phases = {self.row["phase"]: 1, **self.others}

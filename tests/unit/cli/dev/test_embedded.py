@@ -66,3 +66,12 @@ def test_a_service_that_just_returns_is_a_failure_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "it returned" in ended(tmp_path, monkeypatch, gateway=finished).message
+
+
+def test_the_nodes_divide_the_machine_and_run_tasks_as_the_user_of_the_process(
+    tmp_path: Path,
+) -> None:
+    folder = DataDirectory.take(tmp_path / "data")
+    options = Options(cluster=plain_cluster(3, 4, PolicySpec()))
+    nodes = [embedded._agent_settings(folder, options, index) for index in range(3)]
+    assert [(node.machine_agents, node.task_user) for node in nodes] == [(3, "same")] * 3
