@@ -123,6 +123,7 @@ def _channel(name: str, topic: Topic) -> Json:
             "For a stop, also the node's incarnation and the attempt's replicas that have not "
             "started there.",
             "yard_behind": "The relay's own: from this offset on some node misses copies.",
+            "yard_generation": "The relay's own: how often the log was cut before this copy.",
         }
     return channel
 

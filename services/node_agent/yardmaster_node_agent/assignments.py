@@ -57,8 +57,8 @@ from yardmaster_schemas.topics import assignments
 MAX_RECORDS: Final = 200
 #: Seconds of one wait for more records.
 WAIT_S: Final = 30.0
-#: Headers that the relay adds to a record. The agent does not use `yard_behind`.
-RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind")
+#: Headers that the relay adds to a record. The agent uses only the first.
+RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind", "yard_generation")
 #: Hexadecimal digits of an attempt's token: 256 bits.
 TOKEN_DIGITS: Final = 64
 

@@ -6,6 +6,10 @@ has lost copies if it ends before an offset that this relay has seen in it, or i
 older than the newest decision for the node. The relay then copies these decisions again; agents
 ignore repeats. This module finds lost copies that the agent has not read. If the agent had read a
 copy that the topic lost later, the agent finds the loss itself and joins again.
+
+A cut of the log deletes all copies, because `decisions` lacks the originals of the newest ones, and
+will have other decisions at their offsets. Kafka forgets a deletion if the broker crashes within a
+minute. Therefore a copy contains the generation of the log, and copies of another one do not count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +29,9 @@ from yardmaster_schemas.relayed import OFFSET_HEADER, relayed_from
 
 #: The header of a copy that contains the lowest offset in `decisions` that another node misses.
 BEHIND_HEADER: Final = "yard_behind"
+#: The header of a copy that contains the generation of the log, the number of its cuts. A log that
+#: was never cut has copies without it.
+GENERATION_HEADER: Final = "yard_generation"
 #: Stands for the offset of a topic's newest copy if the topic may have lost all its copies.
 NO_COPY: Final = -1
 
@@ -33,6 +40,8 @@ NO_COPY: Final = -1
 class TopicEnds:
     """The ends of the nodes' topics, and the nodes that need copies again."""
 
+    #: The generation of the log; copies of another one do not count.
+    generation: int = 0
     #: By node, the offset before which the node's topic cannot end unless it lost copies.
     _ends: dict[str, int] = field(default_factory=dict)
     #: Nodes whose topics may lack copies; the value is the offset in `decisions` of the newest copy
@@ -56,7 +65,7 @@ class TopicEnds:
         `end`: the end of the topic; None: it is the offset after the newest copy.
         """
         self._ends[node] = end if end is not None else 0 if last is None else last.offset + 1
-        self.suspects[node] = relayed(last)[0]
+        self.suspects[node] = relayed(last, self.generation)[0]
 
     def forget(self, node: str) -> None:
         """Remove a node whose topic is read by no agent any more."""
@@ -81,14 +90,18 @@ def nodes_to_notify(event: Event) -> Iterable[str]:
             return ()
 
 
-def relayed(last: StoredRecord | None) -> tuple[int, int]:
+def relayed(last: StoredRecord | None, generation: int) -> tuple[int, int]:
     """Return a copy's offset in `decisions`, and the negated offset from which to continue.
+
+    `generation` is that of the log; a copy of another generation does not count.
 
     A relay continues from the lowest offset that any node misses (`BEHIND_HEADER`), else from the
     copy itself. The second value is negated so that `max` over the copies of all nodes prefers the
     earliest offset among copies with the same first value. Without a copy: (-1, 1).
     """
     headers = dict(last.record.headers) if last is not None else {}
+    if headers.get(GENERATION_HEADER, b"0") != str(generation).encode():
+        headers = {}
     offset = relayed_from(headers.get(OFFSET_HEADER, b"")).offset
     behind = int(text) if (text := headers.get(BEHIND_HEADER, b"")).isdigit() else -1
     return offset, -(behind if behind >= 0 else offset)

@@ -41,9 +41,17 @@ from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_eventlog.reader import Cursor, first_offset
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.fence import last_cut
 from yardmaster_runtime.telemetry.tracing import OFF, batch_span, contexts, ending
 from yardmaster_runtime.waiting import first_of, happens_within, together
-from yardmaster_scheduler.copies import BEHIND_HEADER, NO_COPY, TopicEnds, nodes_to_notify, relayed
+from yardmaster_scheduler.copies import (
+    BEHIND_HEADER,
+    GENERATION_HEADER,
+    NO_COPY,
+    TopicEnds,
+    nodes_to_notify,
+    relayed,
+)
 from yardmaster_scheduler.decided_cycles import DecidedCycles
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.settings import ShellLimits
@@ -179,6 +187,8 @@ class Relay:
 
     async def _follow(self, nodes: Sequence[str]) -> NoReturn:
         """Copy each counted cycle to all nodes that are not behind."""
+        cut = await last_cut(self._log, self._number)
+        self._ends.generation = 0 if cut is None else cut.generation
         reached = await self._highest_relayed(nodes)
         self._suspect_older(reached)
         reader = await self._reader_before(reached, self._origin)
@@ -220,11 +230,17 @@ class Relay:
                 record = records[offset]
                 incarnation, replicas = unstarted.get(node, ("", ()))
                 header = RelayedFrom(offset, incarnation, tuple(replicas)).header()
-                copy = Record(record.key, record.value, (*record.headers, header))
+                headers = (*record.headers, header, *self._of_generation())
+                copy = Record(record.key, record.value, headers)
                 copies.setdefault(node, []).append(copy)
                 first.setdefault(node, offset)
                 last[node] = offset
         return {node: _Batch(first[node], last[node], batch) for node, batch in copies.items()}
+
+    def _of_generation(self) -> tuple[tuple[str, bytes], ...]:
+        """The header with the generation of the log; none in a log that was never cut."""
+        generation = self._ends.generation
+        return ((GENERATION_HEADER, str(generation).encode()),) if generation else ()
 
     def _span(self, counted: CountedCycle) -> Span:
         """A span from reading a cycle to its last copy, linked to its decisions' traces."""
@@ -478,10 +494,10 @@ class Relay:
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
         """Return the offset in `decisions` from which a new relay continues; -1 without copies.
 
-        It is the highest `yard_offset` in any node's topic, or the lowest offset that a node
-        missed, if the newest copies name one (`yard_behind`). A topic that cannot be read now is
-        left out if another topic has copies: then the relay may start too early, which is safe, but
-        never too late.
+        It is the highest `yard_offset` of the log's generation in any node's topic, or the lowest
+        offset that a node missed, if the newest copies name one (`yard_behind`). A topic that
+        cannot be read now is left out if another topic has copies: then the relay may start too
+        early, which is safe, but never too late.
         """
         partitions = [self._partition_of(node) for node in nodes]
         while True:
@@ -489,7 +505,10 @@ class Relay:
                 newest = await self._nodes_log.newest(partitions)
             except LogUnavailable:
                 newest = {}
-            highest, behind = max(map(relayed, newest.values()), default=(NO_COPY, 1))
+            highest, behind = max(
+                (relayed(last, self._ends.generation) for last in newest.values()),
+                default=(NO_COPY, 1),
+            )
             unread = [partition.topic for partition in partitions if partition not in newest]
             if not unread or highest >= 0:
                 for node in filter(self._needs_topic, nodes):

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.replay.cut import CutPlan
 from yardmaster_scheduler.copies import nodes_to_notify
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.relay import Relay, Unstarted
@@ -42,10 +44,11 @@ from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     TaskEndedV1,
 )
+from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.events.requests import Enrollment, NodeEnrolRequestedV1
 from yardmaster_schemas.reasons import EndCode, PolicyStop, Stop, StopCode
 from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
-from yardmaster_schemas.topics import Topic, assignments
+from yardmaster_schemas.topics import CUTS, Topic, assignments
 
 
 def task(number: int) -> str:
@@ -392,6 +395,37 @@ async def test_a_new_relay_copies_again_what_a_topic_lost_while_none_ran(cell: R
     async with running(cell.relay(), ["a", "b", "c"]):
         await idle(cell)
     assert await cell.relayed("a") == [1, 3, 5], "nothing is lost, nothing is copied again"
+
+
+async def test_copies_of_decisions_that_a_cut_removed_do_not_hide_the_decisions_after_it(
+    cell: RelayCell,
+) -> None:
+    """The broker crashed soon after the cut, and the copies that the cut deleted came back."""
+    await allocate_each(cell, range(2))
+    kept, end = deepcopy(cell.builder), cell.written
+    await allocate_each(cell, range(2, 6))
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+    assert await cell.relayed("a") == [1, 3, 5, 7, 9, 11]
+    cell.log.cut(Partition("decisions"), end)
+    cell.log = cell.log.handle()
+    plan = CutPlan(
+        cell="main", number=0, event=LogCutV1(generation=1, cycles=(), kept=()), broken=None
+    )
+    await cell.log.append(Partition(CUTS.name), [plan.record(0)])
+    cell.builder, cell.written = kept, end
+    await allocate_each(cell, range(6, 7), "a")
+    await allocate_each(cell, range(7, 8), "b")
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+    decided = {stored.offset: stored.record.value for stored in await cell.stored("decisions")}
+    for node, offset in (("a", end), ("b", end + 2)):
+        copied = [copy.record.value for copy in await cell.copies(node)]
+        assert decided[offset] in copied, node
+    before = await cell.relayed("a")
+    async with running(cell.relay(), ["a", "b"]):
+        await idle(cell)
+    assert await cell.relayed("a") == before, "a new relay continues where the last one ended"
 
 
 async def test_a_relay_creates_a_deleted_topic_and_copies_again(cell: RelayCell) -> None:
