@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -17,6 +22,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsProcesses
 from tests.support.yard_cli import run_yard
 from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_localcluster.ports import free_ports
 from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.rows import JobRow, TaskRow
@@ -88,6 +94,15 @@ async def yard(views: ViewsProcesses, *args: str) -> tuple[int, str]:
         return said.code, said.out
 
     return await asyncio.to_thread(run)
+
+
+def ready(port: int) -> tuple[int, dict[str, Any]]:
+    """The status and the body of `/readyz`."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as response:
+            return response.status, json.load(response)
+    except HTTPError as error:
+        return error.code, json.load(error)
 
 
 async def assert_clean(views: ViewsProcesses) -> None:
@@ -233,6 +248,39 @@ async def test_workers_wait_for_a_killed_redis(views: ViewsProcesses) -> None:
     await views.shows(story)
     assert '"views_healed"' in views.said("one")
     await assert_clean(views)
+
+
+async def test_workers_with_and_without_a_cell_report_a_silent_redis_alike(
+    views: ViewsProcesses,
+) -> None:
+    ports = dict(zip(("one", "two"), free_ports(2), strict=True))
+    for name, port in ports.items():
+        views.start(name, YARD_HEALTH_PORT=str(port))
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    async def report(code: int, reason: str | None) -> None:
+        deadline = time.monotonic() + 30
+        while not all(
+            found.get(name, (0, {}))[0] == code
+            and found[name][1].get("reasons", {}).get("store") == reason
+            for name in ports
+        ):
+            views.check()
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.2)
+            for name, port in ports.items():
+                with suppress(OSError):
+                    found[name] = await asyncio.to_thread(ready, port)
+
+    # Both workers are in the group, and one of them has the only cell.
+    await until_joined(KafkaSettings(bootstrap=views.broker.bootstrap), GROUP, 2)
+    await report(200, None)
+    os.kill(views.redis.pid, signal.SIGSTOP)
+    try:
+        await report(503, "views_unavailable: Redis does not answer within 1 s")
+    finally:
+        os.kill(views.redis.pid, signal.SIGCONT)
+    await report(200, None)
 
 
 async def test_workers_wait_for_a_killed_broker(views: ViewsProcesses) -> None:
