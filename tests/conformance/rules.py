@@ -85,6 +85,7 @@ def _orders() -> Iterator[Rule]:
     yield Rule("order: all resources (kai)", "any(over)", "all(over)")
     yield Rule("order: deserved first", "within_deserved = False")
     yield Rule("order: deserved first, within the sum over pools", "True", "guaranteed")
+    yield Rule("order: above its share with the task later", "above_with_task = False")
     yield Rule("order: higher rank", "higher_rank_first = 0")
     yield Rule("order: a share of all that is requested", "without_share = False")
     yield Rule("order: smaller part with the task", "part_with_task = 0")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import admissions as adm
@@ -308,3 +310,20 @@ def test_a_reason_follows_the_share() -> None:
     decisions = cell.run()
     assert "others_above" not in cell.reason_of("waits").numbers
     assert len([each for each in decisions if isinstance(each, TaskUnschedulableV1)]) == 1
+
+
+@pytest.mark.parametrize("order", ["document", "kai"])
+def test_idle_gpus_do_not_go_first_to_a_queue_that_is_reclaimed_next(order: str) -> None:
+    """A project of the highest rank without a share waits while others are within their share."""
+    cell = QuotaCell({"n1": 2}, over_quota="weight", order=order)
+    cell.entitle_to("x", 0, weight=0, rank=200)
+    cell.entitle_to("y", 0)
+    cell.submit("of x", project="x", tasks=4)
+    cell.submit("of y", project="y", tasks=8)
+    decisions = cell.run()
+    assert cell.held("y") == 2
+    for index in range(8):
+        cell.ends("of y", index, done=True)
+        decisions += cell.run()
+    assert not any(isinstance(each, PreemptionRequestedV1) for each in decisions)
+    assert cell.held("x") == 2

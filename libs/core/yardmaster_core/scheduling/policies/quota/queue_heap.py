@@ -24,26 +24,28 @@ def queue_key(
     queue: Queue,
     request: Amounts,
     *,
-    taken: Amounts = NOTHING,
+    taken: Amounts | None = None,
     over_in_all: bool,
     guaranteed: bool = True,
 ) -> QueueKey:
-    """Return the place of a queue that would start a task with this request next.
+    """Return the place of a queue that would start a task with this request next; or, with
+    `taken`, that would lose a task with this request next.
 
     Each part of the key decides between queues whose parts before it are equal.
 
     Args:
         queue: a queue with an up-to-date share.
         request: the amounts that the task requests.
-        taken: the amounts that the victims found so far in the queue hold.
+        taken: the amounts that the victims found so far in the queue hold; None: the queue starts
+            a task.
         over_in_all: whether a queue is over-utilized only if every resource is.
         guaranteed: whether a project stays within what it deserves in all its pools.
     """
-    held, reserved = queue.held, queue.reserved
+    held, reserved, gone = queue.held, queue.reserved, taken or NOTHING
     gpu, cpu, memory = (
-        held[0] + reserved[0] - taken[0],
-        held[1] + reserved[1] - taken[1],
-        held[2] + reserved[2] - taken[2],
+        held[0] + reserved[0] - gone[0],
+        held[1] + reserved[1] - gone[1],
+        held[2] + reserved[2] - gone[2],
     )
     next_gpu, next_cpu, next_memory = gpu + request[0], cpu + request[1], memory + request[2]
     fair, allocatable = queue.fair, queue.allocatable
@@ -65,6 +67,14 @@ def queue_key(
         and (deserved_gpu is None or next_gpu <= deserved_gpu)
         and (deserved_cpu is None or next_cpu <= deserved_cpu)
         and (deserved_memory is None or next_memory <= deserved_memory)
+    )
+    # Queues that would hold more than their share of a requested resource with the task come
+    # later: a task that stays within its share would reclaim the slots.
+    # rule: order: above its share with the task later
+    above_with_task = taken is None and (
+        bool(request[0] and fair[0] < next_gpu)
+        or bool(request[1] and fair[1] < next_cpu)
+        or bool(request[2] and fair[2] < next_memory)
     )
     # Queues of a higher rank come first.
     # rule: order: higher rank
@@ -89,6 +99,7 @@ def queue_key(
     return (
         over_utilized,
         not within_deserved,
+        above_with_task,
         higher_rank_first,
         without_share,
         part_with_task,

@@ -28,8 +28,8 @@ def place_of(queue: Queue, *, over_in_all: bool) -> Rank:
 
     The four numbers:
 
-    1. 2 if the queue is over-utilized, plus 1 unless it deserves more of each resource that it
-       requests;
+    1. 4 if the queue is over-utilized, plus 2 unless it deserves more of each resource that it
+       requests, plus 1 unless its share has more of each of these;
     2. the `rank` of its settings, so that the highest comes first;
     3. the largest part of a share that it holds (permille);
     4. its age.
@@ -38,16 +38,17 @@ def place_of(queue: Queue, *, over_in_all: bool) -> Rank:
     pending, deserved = queue.pending, queue.deserved
     above = [allocated[i] > fair[i] for i in RESOURCES]
     is_over = all(above) if over_in_all else any(above)
-    within_deserved = any(pending)
+    within_deserved = within_share = any(pending)
     without_share = False
     for i in RESOURCES:
         bound = deserved[i]
         within_deserved &= bound is None or allocated[i] + bool(pending[i]) <= bound
+        within_share &= not pending[i] or allocated[i] < fair[i]
         without_share |= bool(pending[i] and not most[i])
     permille = max(allocated[i] * 1000 // (most[i] or 1) for i in RESOURCES)
     is_project, number = queue.age
     return (
-        2 * is_over + (not within_deserved),
+        4 * is_over + 2 * (not within_deserved) + (not within_share),
         MAX_QUEUE_RANK - queue.rank,
         min(permille, MOST_PERMILLE - 1) + MOST_PERMILLE * without_share,
         2 * number + is_project,
