@@ -335,6 +335,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines += _stop_lines(out, "Stop", why["stop"])
     elif why.get("last_stop"):
         lines += _stop_lines(out, "Last stop", why["last_stop"], over=True)
+    if why.get("last_drop"):
+        lines += _drop_lines(out, why["last_drop"])
     if why.get("end"):
         lines.append(_labelled("End", _end_words(why["end"])))
         lines += _end_text(why["end"])
@@ -445,6 +447,20 @@ def _explain_title(why: Row, position: str | None) -> str:
     if position:
         known.append(position)
     return f"{text} ({', '.join(known)})" if known else text
+
+
+def _drop_lines(out: Output, drop: Row) -> list[str]:
+    """The lines about reserved slots that a task lost: `passed at 12:31:00, for ID`."""
+    text = f"{drop['code']} at {_at(out, drop['dropped_at'])}"
+    if drop.get("about"):
+        text += f" ({drop['about']})"
+    if drop.get("for_task"):
+        text += f", for {drop['for_task']}"
+    lines = [_labelled("Lost slots", text)]
+    both = {k: v for k, v in (drop.get("numbers") or {}).items() if k.endswith("priority")}
+    if both:
+        lines.append(_labelled("", numbers(both)))
+    return lines
 
 
 def _stop_lines(out: Output, label: str, stop: Row, *, over: bool = False) -> list[str]:

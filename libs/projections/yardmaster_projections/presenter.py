@@ -10,6 +10,7 @@ from yardmaster_projections.rows import (
     CountersRow,
     CycleRow,
     DepartmentRow,
+    Dropped,
     JobRow,
     NodeRow,
     PoolRow,
@@ -106,6 +107,19 @@ def _stop(row: Stopping | None) -> api.StopShown | None:
         about=row.stop.about,
         deadline_at=optional_time(row.deadline_at_ms),
         requested_at=rfc3339(row.at_ms),
+    )
+
+
+def _dropped(row: Dropped | None) -> api.DropShown | None:
+    if row is None:
+        return None
+    return api.DropShown(
+        pool=row.pool,
+        code=row.code,
+        for_task=row.for_task,
+        numbers=dict(row.numbers),
+        about=row.about,
+        dropped_at=rfc3339(row.at_ms),
     )
 
 
@@ -305,6 +319,7 @@ class Presenter:
             start_numbers=dict(current.start.numbers) if current is not None else {},
             stop=_stop(row.stopping),
             last_stop=_stop(last_stop),
+            last_drop=_dropped(row.dropped),
             end=_end(row),
             refusal=await self._task_refusal(row),
             cycle=log.cycle if log is not None and log.cycle else None,

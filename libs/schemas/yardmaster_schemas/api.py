@@ -385,6 +385,17 @@ class ReservedShown(Answer):
     reserved_at: At
 
 
+class DropShown(Answer):
+    """Why a pending task lost its reserved slots; `for_task` is the task that took them over."""
+
+    pool: str
+    code: str
+    for_task: str | None
+    numbers: Numbers
+    about: str | None
+    dropped_at: At
+
+
 class End(Answer):
     """How a task ended, and which cycle decided it."""
 
@@ -573,6 +584,7 @@ class Explain(Answer):
     start_numbers: Numbers
     stop: StopShown | None
     last_stop: StopShown | None
+    last_drop: DropShown | None = None
     end: End | None
     refusal: Refusal | None
     cycle: int | None

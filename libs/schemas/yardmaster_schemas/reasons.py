@@ -94,9 +94,10 @@ class StopCode(StrEnum):
 
 @plain_members
 class DropCode(StrEnum):
-    """Why a reservation was dropped."""
+    """Why a reservation was dropped; `passed`: a task that comes first took over the slots."""
 
     STARTED_ELSEWHERE = "started_elsewhere"
+    PASSED = "passed"
     ENDED = "ended"
     CANCELLED = "cancelled"
     PAUSED = "paused"

@@ -15,7 +15,9 @@ async def reserved(cell: GatewayCell, **top: Any) -> tuple[list[str], str]:
     low = [await cell.submit(priority=90, stop={"grace": "10m"}) for _ in range(4)]
     for job in low:
         await cell.starts(f"{job}.0")
-    return low, await cell.submit(token="vision", project="vision", priority=10, **(GANG | top))
+    return low, await cell.submit(
+        token="vision", project="vision", **(GANG | {"priority": 10} | top)
+    )
 
 
 async def node(cell: GatewayCell, token: str = "operator", name: str = "n1") -> Any:
@@ -119,3 +121,16 @@ async def test_a_caller_sees_the_amount_but_no_task_of_another_project(cell: Gat
     shown = await node(cell, token="nlp")
     assert (shown["reserved"], shown["gpu_milli_reserved"]) == ([], 4000)
     assert [slot["reserved_for"] for slot in shown["slots"]] == [[]] * 4
+
+
+async def test_explain_names_the_task_that_took_over_reserved_slots(cell: GatewayCell) -> None:
+    _, mid = await reserved(cell, priority=60)
+    top = await cell.submit(token="vision", project="vision", priority=10, **GANG)
+    why = await cell.call("GET", f"/v1/tasks/{mid}.0/explain")
+    drop = why["last_drop"]
+    assert (drop["code"], drop["for_task"]) == ("passed", f"{top}.0")
+    assert (drop["numbers"]["priority"], drop["numbers"]["for_priority"]) == (60, 10)
+    assert why["reserved"] is None
+    await cell.call("POST", f"/v1/jobs/{top}/cancel", token="vision", status=202, json={})
+    again = await cell.call("GET", f"/v1/tasks/{mid}.0/explain")
+    assert (again["reserved"] is not None, again["last_drop"]) == (True, None)

@@ -10,6 +10,7 @@ from yardmaster_projections.projection.draft import ENROLLED, Draft
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,
+    Dropped,
     Ended,
     NodeRow,
     RankRow,
@@ -177,6 +178,7 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
         task,
         phase=Phase.STARTING,
         reserved=None,
+        dropped=None,
         attempt=data.attempt,
         pool=data.pool,
         nodes=tuple(dict.fromkeys(placement.node for placement in data.placements)),
@@ -205,7 +207,7 @@ def _slots_reserved_v1(draft: Draft, envelope: Envelope[d.SlotsReservedV1], _: o
         node = draft.need(NodeRow, placement.node, envelope.type)
         kept = {**node.reserved, (data.task_id, placement.replica): placement}
         draft.change_node(node, reserved=kept)
-    draft.change_task(task, reserved=reserved)
+    draft.change_task(task, reserved=reserved, dropped=None)
 
 
 def _release_reserved(draft: Draft, task: TaskRow, event: str) -> None:
@@ -222,8 +224,17 @@ def _reservation_dropped_v1(
     draft: Draft, envelope: Envelope[d.ReservationDroppedV1], _: object
 ) -> None:
     task = _task(draft, envelope.data, envelope.type)
+    data = envelope.data
+    dropped = Dropped(
+        pool=data.pool,
+        code=data.code,
+        about=data.about,
+        for_task=data.for_task,
+        numbers=data.numbers,
+        at_ms=draft.now_ms,
+    )
     _release_reserved(draft, task, envelope.type)
-    draft.change_task(task, reserved=None)
+    draft.change_task(task, reserved=None, dropped=dropped)
 
 
 def _claimants_ranked_v1(draft: Draft, envelope: Envelope[d.ClaimantsRankedV1], _: object) -> None:

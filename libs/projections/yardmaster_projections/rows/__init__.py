@@ -15,6 +15,7 @@ from yardmaster_projections.rows.cell import (
 )
 from yardmaster_projections.rows.jobs import (
     AttemptRow,
+    Dropped,
     Ended,
     JobFacts,
     JobRow,
@@ -35,6 +36,7 @@ __all__ = [
     "CountersRow",
     "CycleRow",
     "DepartmentRow",
+    "Dropped",
     "Ended",
     "Facet",
     "HistoryRow",

@@ -14,7 +14,7 @@ from yardmaster_schemas.events.details import Run, StopSignal
 from yardmaster_schemas.events.requests import (
     SubmittedSpec,
 )
-from yardmaster_schemas.reasons import EndCode, PolicyStop, RefusalCode, Start, Stop
+from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, RefusalCode, Start, Stop
 
 #: The codes with which quota refuses a record; no verdict on a request has one of them.
 _OF_RECORDS: Final = frozenset(RefusalCode)
@@ -51,6 +51,18 @@ class Reserved:
     until_ms: int
     at_ms: int
     cycle: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Why a pending task lost its reserved slots."""
+
+    pool: str
+    code: DropCode
+    about: str | None
+    for_task: str | None
+    numbers: Mapping[str, int]
+    at_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +195,8 @@ class TaskRow(Row):
     ended_at_ms: int | None = None
     stopping: Stopping | None = None
     reserved: Reserved | None = None
+    #: Why it lost its last reservation; None once it has another one, or has started.
+    dropped: Dropped | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
     progress_permille: int | None = None

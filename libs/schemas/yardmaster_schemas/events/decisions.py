@@ -26,6 +26,7 @@ from yardmaster_schemas.fields import (
     Millis,
     Name,
     Names,
+    Numbers,
     Port,
     Positive,
     Priority,
@@ -138,7 +139,8 @@ class SlotsReservedV1(Event):
 class ReservationDroppedV1(Event):
     """A pending task keeps its reserved slots no longer; other tasks may use them.
 
-    `about` is the node or the pool that caused it.
+    `about` is the node or the pool that caused it. `for_task` is the task that takes over the slots
+    because it comes first; `numbers` are then the priorities and submission times of both tasks.
     """
 
     task_id: TaskId
@@ -146,6 +148,8 @@ class ReservationDroppedV1(Event):
     pool: Name
     code: DropCode
     about: Name | None = None
+    for_task: TaskId | None = None
+    numbers: Numbers = field(default_factory=dict)
 
 
 @plain_members

@@ -298,6 +298,14 @@ ANSWERS: Final[Texts] = {
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),
     "last_stop": ("The last stop of any attempt.", _STOP),
+    "last_drop": (
+        "Why it lost the slots that were reserved for it, until it has others.",
+        {
+            **{"pool": "default", "code": "passed", "for_task": "4hbpjt5b3pxs.0"},
+            **{"numbers": {"priority": 60, "for_priority": 5}, "about": None},
+            "dropped_at": _AT,
+        },
+    ),
     "layout": ("Whether it is placed as replicas or on whole nodes.", "replicas"),
     "limit_milli": ("The most thousandths of a GPU held at once; null: no limit.", 8000),
     "limit_cpu_milli": FIELDS[Quota]["limit_cpu_milli"],
@@ -417,6 +425,7 @@ ANSWERS: Final[Texts] = {
             }
         ],
     ),
+    "dropped_at": ("When it lost the slots.", _AT),
     "reserved_at": ("When the slots were reserved.", _AT),
     "reserved_for": ("The pending tasks for which it is reserved.", [_TASK]),
     "required": ("Not supported yet.", None),

@@ -2,7 +2,8 @@
 
 A reservation is valid for the task's shape and priority, the pool's configuration, and nodes that
 could take the task. If one of these changed, the reservation is dropped, and the planner considers
-the task as any other.
+the task as any other. It is also dropped for a task that comes first in the policy's order and does
+not fit otherwise (`plan.py`).
 """
 
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
@@ -41,6 +42,24 @@ def dropped(task: Task, code: DropCode, about: str | None = None) -> Reservation
         pool=task.reserved.pool_name,
         code=code,
         about=about,
+    )
+
+
+def displaced(owner: Task, task: Task) -> ReservationDroppedV1:
+    """Return the decision to drop the reservation of `owner` for `task`, which comes first."""
+    assert owner.reserved is not None
+    return ReservationDroppedV1(
+        task_id=owner.id,
+        attempt=owner.attempt + 1,
+        pool=owner.reserved.pool_name,
+        code=DropCode.PASSED,
+        for_task=task.id,
+        numbers={
+            "priority": owner.job.priority,
+            "for_priority": task.job.priority,
+            "submitted_at_ms": owner.job.submitted_ms,
+            "for_submitted_at_ms": task.job.submitted_ms,
+        },
     )
 
 

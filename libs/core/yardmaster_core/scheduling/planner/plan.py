@@ -10,7 +10,8 @@ on the groups that were woken and the tasks that start, not on the number of pen
 If a task does not fit now, but will fit once stopping tasks are gone, it gets these slots reserved.
 Each cycle first starts the tasks whose reserved slots are free. The other tasks start on capacity
 that is idle and not reserved. If a task with reserved slots starts there, its reservation is
-dropped.
+dropped. A task that does not fit takes over the reserved slots of tasks behind it, before tasks
+are preempted for it (`later_owners.py`).
 
 Among groups of the same tier, every task that fits, or gets slots that are being released, is
 served before any task is preempted for the others. So no task is preempted for capacity that a task
@@ -19,7 +20,7 @@ of the same tier then takes.
 It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import chain
@@ -29,6 +30,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue
+from yardmaster_core.scheduling.planner.later_owners import LaterOwners
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
@@ -144,6 +146,7 @@ class PoolPass:
         self.actions = self.policy.preemption.actions(resolved.options)
         turns = max(2, 1 + len(self.actions))
         self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
+        self.later_owners = LaterOwners(self.view, self.policy)
         self._begun = False
         #: Index and fit -> the index's change count at which no placement existed for that fit.
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
@@ -385,6 +388,9 @@ class PoolPass:
         # groups in the order of the first turn; otherwise the claimant's group would take it.
         if (action is None or action.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
+        owners = self.later_owners.of(task)
+        if taken := self._take_over(task, owners):
+            return taken
         if action is not None:
             # A task that starts on its reserved slots was just let pass, also by higher priorities.
             candidates = (
@@ -400,7 +406,9 @@ class PoolPass:
                     self._move_for(task, found, action)
                     return GroupResult.RESERVED
             elif victims := self.victim_search.for_task(
-                task, candidates, drop_unneeded=action.drop_unneeded
+                task,
+                chain(owners, candidates) if action.drop_unneeded else candidates,
+                drop_unneeded=action.drop_unneeded,
             ):
                 self._preempt_for(task, victims, action)
                 return GroupResult.RESERVED
@@ -504,14 +512,47 @@ class PoolPass:
         self.decisions.reserve(task, placement)
         return True
 
+    def _take_over(self, task: Task, owners: Sequence[Task]) -> GroupResult | None:
+        """Give the task slots that are reserved for some of `owners`; None: it does not fit there.
+
+        The task starts if all these slots are free; else they are reserved for it.
+        """
+        if not owners or self.later_owners.known_insufficient(task, owners):
+            return None
+        needed = self.victim_search.for_task(task, owners)
+        if not needed:
+            self.later_owners.note_insufficient(task, owners)
+            return None
+        self.draft.require(len(needed) + 1)
+        for owner in needed:
+            self.decisions.displace(owner, task)
+        placement = self._find_placement(self.pool.free, task) if self._starts_on_idle else None
+        if placement is not None:
+            self.decisions.start(task, placement)
+            return GroupResult.STARTED
+        self._reserve_for(task)
+        return GroupResult.RESERVED
+
     def _preempt_for(self, task: Task, victims: list[Task], action: PreemptionAction) -> None:
-        """Preempt the victims for the task, and reserve the slots that it then fits on."""
+        """Preempt the victims for the task, and reserve the slots that it then fits on.
+
+        Those of `victims` that have reserved slots lose them.
+        """
         self.draft.require(len(victims) + 1)
+        stopped = 0
         for victim in victims:
+            if victim.reserved is not None:
+                self.decisions.displace(victim, task)
+                continue
             self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
+            stopped += 1
+        self._reserve_for(task, stopped)
+
+    def _reserve_for(self, task: Task, victims: int = 0) -> None:
+        """Reserve slots for the task, which fits once the tasks that stop are gone."""
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
-        self.decisions.reserve(task, placement, len(victims))
+        self.decisions.reserve(task, placement, victims)
 
     def _move_for(self, task: Task, found: Preemption, action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve slots for it and for those that move."""

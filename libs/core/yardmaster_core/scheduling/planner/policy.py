@@ -9,7 +9,8 @@ starts where it fits, and none is preempted. The planner calls the functions in 
    the order changes with each start, `Order.candidates` makes the order of one cycle instead.
 3. `StartRules.must_wait`: the reason, other than capacity and limits, why a task must wait;
    `StartRules.reason`: why a task starts.
-4. The `PreemptionAction`s, one after another, for a task that does not fit.
+4. For a task that does not fit `Preemption.precedence`: which slots reserved for others it takes
+   over; then the `PreemptionAction`s, one after another.
 5. `Preemption.no_victims_wait`: the wait reason of a task that found neither capacity nor victims.
 6. `ShareReports.queues` and `Listing.ranks`: what the cycle records.
 
@@ -46,6 +47,9 @@ OrderKey = tuple[Any, ...]
 
 #: The numbers that order the claimants of a pool, the smallest first; empty: not in the queue.
 Rank = tuple[int, ...]
+
+#: Tasks of one scope have a fixed order by place, the smallest first; equal places: no order.
+Precedence = tuple[Hashable, OrderKey]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -233,9 +237,13 @@ def capacity_alone(_: PoolView, __: Task, wait: Wait) -> Wait:
     return wait
 
 
+def no_precedence(_: PoolView, __: Task) -> None:
+    """No task takes over the reserved slots of another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """The rules by which running tasks are preempted.
+    """The rules by which running tasks are preempted, and by which reserved slots change owners.
 
     Attributes:
         actions: for given options, the ways in which a task that does not fit may preempt others,
@@ -246,11 +254,15 @@ class Preemption:
             from the one about the capacity. A policy whose actions leave out tasks within their
             minimum run time returns `victims_protected` if there are some, so that the task is
             considered again when that time ends.
+        precedence: the scope and the place of a pending task. A task that does not fit takes over
+            slots reserved for tasks of its scope with larger places. It must not depend on what
+            tasks hold: else two tasks could displace each other in turn.
     """
 
     actions: Callable[[Any], tuple[PreemptionAction, ...]] = no_actions
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] = nothing_above_share
     no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
+    precedence: Callable[[PoolView, Task], Precedence | None] = no_precedence
 
 
 def by_submission_only(_: QueueTraits) -> Rank:

@@ -4,7 +4,7 @@ from typing import Any
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
-from yardmaster_core.scheduling.planner.kept_reservations import dropped
+from yardmaster_core.scheduling.planner.kept_reservations import displaced, dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
 from yardmaster_core.scheduling.state.pools import Pool
@@ -160,6 +160,10 @@ class PoolDecisions:
             until_at_ms=self._released_by_ms(placements),
         )
         self.draft.record(event, task.id, task.cause)
+
+    def displace(self, owner: Task, task: Task) -> None:
+        """Drop the reservation of `owner`, whose slots `task` takes over."""
+        self.draft.record(displaced(owner, task), owner.id, task.cause)
 
     def _released_by_ms(self, placements: tuple[Placement, ...]) -> int:
         """Return the latest deadline of the tasks that still hold part of these slots."""

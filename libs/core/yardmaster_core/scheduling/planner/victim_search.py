@@ -22,6 +22,7 @@ from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.events.decisions import Placement
 
 #: Arguments of `CapacityIndex.take` and `release`: capacity, slots, gpu_milli, cpu_milli and
 #: memory_mib.
@@ -43,7 +44,7 @@ class VictimSearch:
         self, task: Task, victims: Iterable[Task], *, drop_unneeded: bool = True
     ) -> list[Task]:
         """Return the shortest prefix of `victims` whose removal lets the task fit; empty: none
-        does.
+        does. Tasks with reserved slots may be among them: these slots are removed.
 
         `drop_unneeded` removes the victims that turned out unnecessary from the result.
         """
@@ -188,18 +189,12 @@ class VictimSearch:
         return {capacity.ordinal for capacity, _ in self._find_placement(shape) or ()}
 
     def _ordinals(self, victim: Task) -> list[int]:
-        run = victim.run
-        assert run is not None
         nodes = self._draft.state.nodes
-        found = (nodes[placement.node].ordinal for placement in run.placements)
+        found = (nodes[placement.node].ordinal for placement in _kept(victim))
         return [ordinal for ordinal in found if ordinal in self._future.capacities]
 
     def _remove(self, victim: Task, *, undo: bool = False) -> None:
-        run = victim.run
-        assert run is not None
-        for replica, held in enumerate(run.placements):
-            if run.replicas[replica] >= ReplicaState.RELEASED:
-                continue
+        for held in _kept(victim):
             amounts = (
                 *(self._draft.state.nodes[held.node].future, held.slots),
                 *(held.gpu_milli, held.cpu_milli, held.memory_mib),
@@ -219,6 +214,18 @@ class VictimSearch:
 
     def _record_undo(self, undo: Undo) -> None:
         self._draft.undo_log.append(undo)
+
+
+def _kept(task: Task) -> Iterator[Placement]:
+    """Yield what is reserved for a task; else what it holds, without released replicas."""
+    if task.reserved is not None:
+        yield from task.reserved.placements
+        return
+    run = task.run
+    assert run is not None
+    for replica, placement in enumerate(run.placements):
+        if run.replicas[replica] < ReplicaState.RELEASED:
+            yield placement
 
 
 class HeldReplicas:

@@ -35,6 +35,7 @@ from yardmaster_core.scheduling.policies.strict import (
     first_in_queue,
     min_runtime_wait,
     only,
+    queue_precedence,
     stop_for_task,
     wait_behind_first,
 )
@@ -117,6 +118,7 @@ FIFO: Final = Policy(
     version=1,
     order=Order(key=by_queue_position),
     start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
+    preemption=Preemption(precedence=queue_precedence),
     index=strict_queues(by_submission),
 )
 
@@ -140,7 +142,11 @@ LRTP: Final = Policy(
     version=1,
     order=Order(key=by_queue_position),
     start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
-    preemption=Preemption(actions=only(LONGEST_REMAINING), no_victims_wait=min_runtime_wait),
+    preemption=Preemption(
+        actions=only(LONGEST_REMAINING),
+        no_victims_wait=min_runtime_wait,
+        precedence=queue_precedence,
+    ),
     index=strict_queues(non_preemptible_first, Traits(preempts=True)),
     listing=Listing(place=non_preemptible_place),
 )

@@ -60,6 +60,7 @@ from yardmaster_core.scheduling.policies.strict import (
     first_in_queue,
     min_runtime_wait,
     only,
+    queue_precedence,
     running_victims,
     wait_behind_first,
 )
@@ -243,6 +244,7 @@ FITGPP: Final = Policy(
     preemption=Preemption(
         actions=only(PreemptionAction(victims=best_victims, stop_reason=fitgpp_stop_reason)),
         no_victims_wait=min_runtime_wait,
+        precedence=queue_precedence,
     ),
     index=strict_queues(non_preemptible_first, Traits(preempts=True, counts_preemptions=True)),
     listing=Listing(place=non_preemptible_place),

@@ -39,6 +39,7 @@ from yardmaster_core.scheduling.planner.policy import (
     OrderKey,
     Policy,
     PoolView,
+    Precedence,
     Preemption,
     PreemptionAction,
     QueueTraits,
@@ -73,6 +74,11 @@ class PriorityOptions:
 def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
     """Order by priority, the highest (smallest number) first, then by submission."""
     return group.priority, task.key
+
+
+def precedence(_: PoolView, task: Task) -> Precedence:
+    """Return the priority: slots reserved for a lower priority go to a higher one."""
+    return None, (task.job.priority,)
 
 
 def priority_first(traits: QueueTraits) -> Rank:
@@ -281,7 +287,7 @@ PRIORITY: Final = Policy(
     options=PriorityOptions,
     order=Order(key=by_priority, equivalence=same_priority_and_kind),
     start=StartRules(must_wait=wait_behind_higher_priority, reason=start_reason),
-    preemption=Preemption(actions=actions, no_victims_wait=min_runtime_wait),
+    preemption=Preemption(actions=actions, no_victims_wait=min_runtime_wait, precedence=precedence),
     listing=Listing(place=priority_first),
     index=priority_index,
 )

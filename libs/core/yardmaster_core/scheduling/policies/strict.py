@@ -12,6 +12,7 @@ from typing import Any, Final
 from yardmaster_core.scheduling.planner.policy import (
     OrderKey,
     PoolView,
+    Precedence,
     PreemptionAction,
     StopReason,
 )
@@ -32,6 +33,11 @@ def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
     The whole key is the tier: a group has both of its turns before the next group is considered.
     """
     return (strict_queues_of(view).position_of(task),)
+
+
+def queue_precedence(view: PoolView, task: Task) -> Precedence:
+    """Return the queue and the position in it: slots reserved for a later task go to an earlier."""
+    return None, strict_queues_of(view).position_of(task)
 
 
 def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:

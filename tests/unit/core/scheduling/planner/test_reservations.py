@@ -1,14 +1,24 @@
 """Reservations: slots kept for a task until it starts on them, or until a drop says why."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, kinds, running, started, stopped
+from tests.unit.core.scheduling.reading import (
+    all_of,
+    kinds,
+    only,
+    running,
+    started,
+    stopped,
+    waits,
+)
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.reasons import DropCode
+from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.reasons import DropCode, WaitCode
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.sources import next_incarnation
 
@@ -230,8 +240,8 @@ def test_what_victims_release_beyond_a_reservation_is_offered_at_once() -> None:
 
 
 def passed_on_reserved_slots(policy: str = "priority") -> Cell:
-    """Return a cell in which `low` has just started on its reserved slots, past `top`, which was
-    submitted later and may preempt it.
+    """Return a cell in which `low` has just started on its reserved slots, past `top`, which
+    arrived in the cycle in which these slots became free, and may preempt it.
     """
     cell = Cell(policy=policy)
     cell.node("n1", gpus=2)
@@ -241,7 +251,6 @@ def passed_on_reserved_slots(policy: str = "priority") -> Cell:
     cell.submit("low", gpus=2, priority=50)
     assert "SlotsReserved" in kinds([*cell.cycle(), *cell.cycle()])
     cell.submit("top", gpus=2, priority=10, preemptible=False)
-    assert stopped(cell.cycle()) == []
     cell.ends("old")
     assert started(cell.cycle()) == ["low"]
     return cell
@@ -270,3 +279,103 @@ def test_a_task_that_was_passed_by_one_with_reserved_slots_is_considered_when_th
     cell.ends("low")
     assert started(cell.cycle()) == ["top"]
     assert_sound(cell.state)
+
+
+def victims_release_for(cell: Cell, name: str, **spec: Any) -> None:
+    """Fill n1 with `low`, which releases its slots for the job `name` in 600 s."""
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=4, priority=60, grace_s=600)
+    running(cell, "low")
+    cell.submit(name, gpus=4, priority=40, **spec)
+    assert kinds(cell.cycle()) == ["PreemptionRequested", "SlotsReserved"]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"preemptible": False}, {"min_runtime_s": 21_600}, {}], ids=["kept", "minimum", "any"]
+)
+def test_a_reservation_gives_way_to_a_higher_priority(spec: dict[str, Any]) -> None:
+    cell = Cell()
+    victims_release_for(cell, "mid", **spec)
+    cell.submit("high", gpus=4, priority=1)
+    decided = cell.cycle(after_s=1)
+    assert kinds(decided)[:2] == ["ReservationDropped", "SlotsReserved"]
+    drop = only(decided, dec.ReservationDroppedV1)
+    assert (drop.code, drop.for_task) == (DropCode.PASSED, cell.task("high").id)
+    assert (drop.numbers["priority"], drop.numbers["for_priority"]) == (40, 1)
+    assert stopped(decided) == [], "no task is preempted for slots that are being released"
+    cell.ends("low")
+    assert started(cell.cycle()) == ["high"]
+    assert waits(cell, "mid").code is WaitCode.INSUFFICIENT_FREE
+    assert_sound(cell.state)
+
+
+def test_equals_do_not_take_reserved_slots_from_each_other() -> None:
+    cell = Cell()
+    victims_release_for(cell, "mid")
+    cell.submit("equal", gpus=4, priority=40)
+    cell.submit("below", gpus=4, priority=50)
+    assert all_of(cell.cycle(after_s=1), dec.ReservationDroppedV1) == []
+    cell.ends("low")
+    assert started(cell.cycle()) == ["mid"]
+
+
+def test_a_task_that_lost_its_slots_gets_them_back_once_the_other_one_is_gone() -> None:
+    cell = Cell()
+    victims_release_for(cell, "mid")
+    cell.submit("high", gpus=4, priority=1)
+    cell.cycle(after_s=1)
+    cell.cancel("high")
+    decided = cell.cycle()
+    assert [e.task_id for e in all_of(decided, dec.SlotsReservedV1)] == [cell.task("mid").id]
+    cell.ends("low")
+    assert started(cell.cycle()) == ["mid"]
+
+
+def test_reserved_slots_and_victims_together_make_room_and_no_more_of_them_than_needed() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("one", gpus=1, priority=70, grace_s=600)
+    cell.submit("two", gpus=1, priority=60, grace_s=600)
+    running(cell, "one")
+    running(cell, "two")
+    cell.submit("mid", gpus=1, priority=40, preemptible=False)
+    assert stopped(cell.cycle()) == ["one"]
+    cell.submit("high", gpus=2, priority=1)
+    decided = cell.cycle(after_s=1)
+    assert all_of(decided, dec.ReservationDroppedV1)[0].for_task == cell.task("high").id
+    assert stopped(decided) == ["two"]
+    assert only(decided, dec.SlotsReservedV1).victims == 1
+    cell.ends("one")
+    cell.ends("two")
+    assert started(cell.cycle()) == ["high"]
+    assert_sound(cell.state)
+
+
+def test_a_task_starts_at_once_on_the_idle_part_of_a_gang_that_gives_way() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=2, priority=60, tasks=2, grace_s=600)
+    running(cell, "low")
+    running(cell, "low", index=1)
+    cell.submit("gang", gpus=4, priority=40)
+    assert stopped(cell.cycle()) == ["low.1", "low"]
+    cell.ends("low")
+    cell.submit("high", gpus=2, priority=1)
+    decided = cell.cycle(after_s=1)
+    assert kinds(decided)[1:3] == ["ReservationDropped", "SlotsAllocated"]
+    assert started(decided) == ["high"]
+
+
+def test_under_quota_a_reservation_gives_way_within_its_project_only() -> None:
+    for project, gives_way in (("q", True), ("p", False)):
+        cell = Cell(policy="quota")
+        cell.node("n1", gpus=2)
+        cell.entitle("q", quotas={"main": Quota(deserved_milli=2000)})
+        cell.entitle("p", quotas={"main": Quota(deserved_milli=2000)})
+        cell.submit("low", gpus=2, priority=60, project="q", grace_s=600)
+        running(cell, "low")
+        cell.submit("mid", gpus=2, priority=40, project="q")
+        cell.cycle()
+        cell.submit("high", gpus=2, priority=1, project=project)
+        drops = all_of(cell.cycle(after_s=1), dec.ReservationDroppedV1)
+        assert bool(drops) is gives_way

@@ -1,6 +1,12 @@
 """The order in which the queue of a pool is listed."""
 
-from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView, QueueTraits, Rank
+from yardmaster_core.scheduling.planner.policy import (
+    OrderKey,
+    PoolView,
+    Precedence,
+    QueueTraits,
+    Rank,
+)
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions
 from yardmaster_core.scheduling.policies.quota.ranks import rank_of
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -22,6 +28,15 @@ def within_project(options: QuotaOptions, traits: QueueTraits) -> Rank:
     if options.order == "kai":
         return (traits.priority,)
     return traits.preemptible, traits.priority
+
+
+def project_precedence(view: PoolView, task: Task) -> Precedence:
+    """Return the project and the place within it: slots reserved for a later task of the project
+    go to an earlier one.
+    """
+    shape = task.job.shape
+    traits = QueueTraits(task.job.priority, shape.preemptible, bool(shape.queue_class), False)
+    return task.job.project, within_project(view.options, traits)
 
 
 def claimant_kind(_: QuotaOptions) -> Among:

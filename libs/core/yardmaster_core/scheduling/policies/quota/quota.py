@@ -45,6 +45,7 @@ from yardmaster_core.scheduling.policies.quota.listing import (
     claimant_kind,
     failed_last,
     listed_order,
+    project_precedence,
     within_project,
 )
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions, follows_kai
@@ -110,7 +111,9 @@ QUOTA: Final = Policy(
     options=QuotaOptions,
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
     start=StartRules(must_wait=wait_for_quota, reason=start_reason, on_idle=starts_on_idle),
-    preemption=Preemption(actions=actions, no_victims_wait=no_victims_wait),
+    preemption=Preemption(
+        actions=actions, no_victims_wait=no_victims_wait, precedence=project_precedence
+    ),
     listing=Listing(
         place=failed_last,
         in_rank=always_in_rank,

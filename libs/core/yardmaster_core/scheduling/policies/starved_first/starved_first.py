@@ -29,6 +29,7 @@ from yardmaster_core.scheduling.planner.policy import (
     OrderKey,
     Policy,
     PoolView,
+    Precedence,
     Preemption,
     QueueTraits,
     Rank,
@@ -115,6 +116,13 @@ def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
     return OwnersIndex(pool, by_user=options.owners == "user")
 
 
+def owner_precedence(view: PoolView, task: Task) -> Precedence:
+    """Return the owner and the priority: slots reserved for a lower priority of an owner go to a
+    higher one.
+    """
+    return index_of(view).owner_of(task.job), (task.job.priority,)
+
+
 def failed_last(traits: QueueTraits) -> Rank:
     """Return the place of a task: those whose last starts failed come after all others."""
     return (traits.failed,)
@@ -174,7 +182,9 @@ STARVED_FIRST: Final = Policy(
     options=StarvedFirstOptions,
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
     start=StartRules(reason=start_reason),
-    preemption=Preemption(actions=only(PREEMPT), no_victims_wait=no_victims_wait),
+    preemption=Preemption(
+        actions=only(PREEMPT), no_victims_wait=no_victims_wait, precedence=owner_precedence
+    ),
     listing=Listing(
         place=failed_last,
         in_rank=always_in_rank,
