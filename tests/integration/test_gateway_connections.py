@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.garbage import GARBAGE, noise
+from tests.support.gateway import GatewayCell
 from tests.support.views import telemetry
 from yardmaster_gateway.http.connections import ConnectionLimits, open_files_limit
 from yardmaster_gateway.http.server import Server
@@ -205,3 +207,25 @@ async def test_a_malformed_request_is_one_line_of_the_service() -> None:
         library_logs.remove()
     (line,) = [json.loads(each) for each in lines.getvalue().splitlines()]
     assert (line["event"], line["found"]) == ("library", "Invalid HTTP request received.")
+
+
+async def test_garbage_from_anyone_ends_its_own_connection_and_is_no_error_of_the_gateway() -> None:
+    cell = await GatewayCell().start()
+    limits = ConnectionLimits(GatewaySettings(head_s=0.1), telemetry("gateway"))
+    with listen("127.0.0.1", 0) as bound:
+        running = Server(cell.app, limits)
+        serving = asyncio.create_task(running.serve(sockets=[bound]))
+        clients = Clients(bound.getsockname()[1], App())
+        try:
+            for sent in (*GARBAGE, *noise(11, 100)):
+                with suppress(ConnectionError):
+                    reader, writer = await clients.connect(sent)
+                    writer.write_eof()
+                    answer = await ended(reader)
+                    assert not answer or not answer.split()[1].startswith(b"5"), (sent, answer)
+            assert await clients.status(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n") == 200
+        finally:
+            await clients.close()
+            running.abort()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)

@@ -195,7 +195,10 @@ async def _receive(
             if len(body) > MAX_BODY_BYTES:
                 raise HttpError(413, f"at most {MAX_BODY_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage) and head is not None:
-            target = urlsplit(head.target.decode("latin-1"))
+            try:
+                target = urlsplit(head.target.decode("latin-1"))
+            except ValueError:  # such as `//[`, an incomplete IPv6 address
+                raise HttpError(400, "the target of the request is not a URL") from None
             headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
             return Request(head.method.decode(), target.path, target.query, headers, body)
         else:

@@ -3,11 +3,12 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support.garbage import GARBAGE, noise
 from yardmaster_runtime import http
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.http import (
@@ -85,6 +86,22 @@ async def test_a_request_that_does_not_arrive_in_time_ends_its_connection() -> N
             served.clock.advance(http.REQUEST_S)
         assert await sending == b""
     assert served.statuses == []
+
+
+async def test_garbage_from_anyone_ends_its_own_connection_and_no_service() -> None:
+    async with serving() as served:
+        for sent in (*GARBAGE, *noise(7, 200)):
+            with suppress(ConnectionError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+                writer.write(sent)
+                writer.write_eof()
+                await reader.read()
+                writer.close()
+        assert b" 200 " in await served.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        for target in (b"//[", b"http://[::1/livez"):
+            answer = await served.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 400 " in answer
+            assert b"not a URL" in answer
 
 
 async def test_connections_above_the_limit_are_closed_and_counted(
