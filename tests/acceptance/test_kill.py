@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed_dev import (
+from tests.support.promises import (
     DEADLINE_S,
-    KilledDev,
     Promise,
     Proof,
     Users,
     all_ended,
     assert_resumed_where_saved,
     proof_of,
-    until,
     workload,
 )
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
+from tests.support.yard_cli import Dev, until
 from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_localcluster.ports import free_ports
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import TermStartedV1
@@ -36,6 +36,8 @@ from yardmaster_schemas.events.machine import TermStartedV1
 KILLS = 20
 #: Longest time from readiness to the kill, in seconds.
 LIFE_S = 2.0
+#: Time between two looks whether the process serves.
+LOOK_S = 0.02
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
 
@@ -47,29 +49,29 @@ def _seed() -> int:
 
 
 @contextmanager
-def killed(folder: Path, *, nodes: int = 3, slots: int = 2) -> Iterator[KilledDev]:
+def killed(folder: Path, *, nodes: int = 3, slots: int = 2) -> Iterator[Dev]:
     """An embedded process that is not started; at the end nothing of it runs."""
-    dev = KilledDev(folder, nodes=nodes, slots=slots)
+    dev = Dev(folder, nodes=nodes, slots=slots, port=free_ports(1)[0])
     try:
         yield dev
     finally:
         dev.close()
 
 
-def run_to_end(dev: KilledDev, promises: list[Promise]) -> None:
+def run_to_end(dev: Dev, promises: list[Promise]) -> None:
     """Serve until every acknowledged task has ended, then kill the process once more."""
     wanted = {task for promise in promises for task in promise.task_ids}
-    dev.start()
+    dev.launch()
 
     def ended() -> bool:
         dev.let_live(0.3)
         return all_ended(dev.data / "log.db", wanted)
 
-    until(ended, "every task has ended", dev.words)
+    until(ended, "every task has ended", dev.words, limit_s=DEADLINE_S)
     dev.kill()
 
 
-async def prove(dev: KilledDev, promises: list[Promise]) -> Proof:
+async def prove(dev: Dev, promises: list[Promise]) -> Proof:
     """Check every promise against the log; fail when one is broken."""
     log = await SqliteLog.open(dev.data / "log.db", SystemClock(), create=False)
     try:
@@ -87,20 +89,20 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
         users = Users(dev, workload(folder, random.Random(seed + 1)), every_s=0.25)
         users.start()
         for number in range(KILLS):
-            dev.start()
+            dev.launch()
             if number % 4:
-                until(dev.serves, "it serves", dev.words)
+                until(dev.serves, "it serves", dev.words, limit_s=DEADLINE_S, look_s=LOOK_S)
             # Every fourth process may be killed before it serves.
             dev.let_live(chance.uniform(0.0, LIFE_S))
             dev.kill()
             assert users.failed is None, users.failed
-        dev.start()
+        dev.launch()
         promises = users.done()
         dev.kill()
         run_to_end(dev, promises)
         found = asyncio.run(prove(dev, promises))
-        said = dev.yard("replay", "verify")
-        assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
+        said = dev.yard("replay", "verify", code=None)
+        assert said.code == 0, f"seed {seed}: {said.out}{said.err}"
     testimony = assert_witness_clean(folder)
     resumed = assert_resumed_where_saved(folder, found.allocated)
     at_kills: Counter[str] = sum(found.phases, Counter())
@@ -109,7 +111,7 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
         f"{len(promises)} jobs, {sum(p.tries for p in promises)} calls, {terms} terms, "
         f"{len(testimony.starts)} starts, {resumed} resumed; at the kills: {dict(at_kills)}"
     )
-    print(said.stdout)
+    print(said.out)
     # The kills met tasks in every phase.
     assert len(dev.kills) >= KILLS
     assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
@@ -125,7 +127,7 @@ STAGES = ("bell", "runner.log", "start", "process")
 LOOKS = 2000
 
 
-def at_stage(dev: KilledDev, stage: str, seen: set[Path], over: Callable[[], bool]) -> bool:
+def at_stage(dev: Dev, stage: str, seen: set[Path], over: Callable[[], bool]) -> bool:
     """Wait until a new replica reaches a stage; False when all tasks have ended.
 
     Scans without a pause, because a stage lasts only milliseconds.
@@ -160,7 +162,7 @@ def test_a_kill_during_a_start_starts_no_attempt_twice(tmp_path: Path) -> None:
     killed_at: Counter[str] = Counter()
     seen: set[Path] = set()
     with killed(tmp_path, nodes=2) as dev:
-        dev.start()
+        dev.launch()
         users = Users(dev, iter([many, gangs]), every_s=0.01)
         users.start()
 
@@ -174,13 +176,18 @@ def test_a_kill_during_a_start_starts_no_attempt_twice(tmp_path: Path) -> None:
             killed_at[stage] += 1
             dev.let_live(chance.choice([0.0, 0.0, 0.002, 0.01]))
             dev.kill()
-            dev.start()
-        until(lambda: len(users.made) == 2 and gangs.task_ids, "both are submitted", dev.words)
+            dev.launch()
+        until(
+            lambda: len(users.made) == 2 and gangs.task_ids,
+            "both are submitted",
+            dev.words,
+            limit_s=DEADLINE_S,
+        )
         dev.kill()
         run_to_end(dev, [many, gangs])
         found = asyncio.run(prove(dev, [many, gangs]))
-        said = dev.yard("replay", "verify")
-        assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
+        said = dev.yard("replay", "verify", code=None)
+        assert said.code == 0, f"seed {seed}: {said.out}{said.err}"
     testimony = assert_witness_clean(folder)
     ends = Counter(str(e.outcome) for e in found.decided if isinstance(e, TaskEndedV1))
     assert ends == {"succeeded": 75}, "a kill between starts fails no task"

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import KAFKA, REDIS, Cluster
-from tests.support.killed_dev import (
+from tests.support.promises import (
     Promise,
     Users,
     assert_resumed_where_saved,

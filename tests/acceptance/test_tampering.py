@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.killed_dev import KilledDev, Users, all_ended, until, workload
+from tests.support.promises import DEADLINE_S, Users, all_ended, workload
+from tests.support.yard_cli import Dev, until
 from yardmaster_cli import main
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Record
 from yardmaster_eventlog.sqlite.headers import pack, unpack
+from yardmaster_localcluster.ports import free_ports
 from yardmaster_schemas.events.machine import CycleCommittedV1
 
 PROVED = ("requests", "admissions", "node-events", "decisions")
@@ -121,22 +123,22 @@ def tampering(original: Path, folder: Path) -> Any:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with every kind of job, three terms of each machine, and no open task."""
     folder = tmp_path_factory.mktemp("original")
-    dev = KilledDev(folder, nodes=3, slots=2)
+    dev = Dev(folder, nodes=3, slots=2, port=free_ports(1)[0])
     try:
         jobs = islice(workload(folder / "witness", random.Random(1)), JOBS)
         users = Users(dev, jobs, every_s=0.1)
         users.start()
         for _ in range(2):
-            dev.start()
-            until(dev.serves, "it serves", dev.words)
+            dev.launch()
+            until(dev.serves, "it serves", dev.words, limit_s=DEADLINE_S)
             dev.let_live(1.0)
             dev.kill()
-        dev.start()
-        until(lambda: not users.is_alive(), "all is submitted", dev.words)
+        dev.launch()
+        until(lambda: not users.is_alive(), "all is submitted", dev.words, limit_s=DEADLINE_S)
         promises = users.done()
         wanted = {task for promise in promises for task in promise.task_ids}
         log = dev.data / "log.db"
-        until(lambda: all_ended(log, wanted), "every task has ended", dev.words)
+        until(lambda: all_ended(log, wanted), "every task has ended", dev.words, limit_s=DEADLINE_S)
         dev.kill()
     finally:
         dev.close()

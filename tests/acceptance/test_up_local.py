@@ -4,21 +4,22 @@ import os
 import re
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.up import Up
+from tests.support.yard_cli import until
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
 from yardmaster_runtime.distribution import CLIENT_PATH, wheel_file
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
+#: Longest wait for one thing to happen.
 STEP_S = 60.0
 
 
@@ -31,14 +32,6 @@ def cluster(tmp_path: Path) -> Iterator[Up]:
     finally:
         found.yard("down", code=None)
         found.assert_nothing_left()
-
-
-def until(there: Callable[[], Any], what: str, cluster: Up) -> Any:
-    deadline = time.monotonic() + STEP_S
-    while not (found := there()):
-        assert time.monotonic() < deadline, f"waited {STEP_S:.0f} s for: {what}\n{cluster.words()}"
-        time.sleep(0.1)
-    return found
 
 
 def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
@@ -73,7 +66,12 @@ def check_doctor(cluster: Up) -> None:
         found = cluster.yard("doctor", "-o", "json", code=code).json["items"]
         return {row["what"]: row for row in found}
 
-    until(lambda: cluster.yard("doctor", code=None).code == 0, "all processes are ready", cluster)
+    until(
+        lambda: cluster.yard("doctor", code=None).code == 0,
+        "all processes are ready",
+        cluster.words,
+        limit_s=STEP_S,
+    )
     found = rows(0)
     assert found["scheduler-1"]["found"].endswith(", restarted 1 time")
     assert {name for name in found if name.endswith(("-1", "-n1"))} >= {
@@ -116,7 +114,7 @@ def test_up_scales_without_port_flags_and_restarts_a_dead_service(cluster: Up) -
         row = cluster.processes()["scheduler-1"]
         return bool(row["restarts"] == 1 and row["pid"] != after["scheduler-1"])
 
-    until(again, "the scheduler was started again", cluster)
+    until(again, "the scheduler was started again", cluster.words, limit_s=STEP_S)
     assert (
         '"event": "ended", "process": "scheduler-1"'
         in (cluster.data / "logs" / "supervisor.log").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import Cluster
-from tests.support.killed_dev import workload
+from tests.support.promises import workload
 from yardmaster.client import ApiError, Client
 from yardmaster_schemas.api import Submitted
 

@@ -14,7 +14,7 @@ from typing import Final
 from tests.chaos.plan import SOFT_TOPICS, Fault
 from tests.support.cluster import KAFKA, REDIS, Cluster
 from tests.support.cut_tail import cut_tail
-from tests.support.killed_dev import events
+from tests.support.promises import events
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_localcluster.orphans import end_tasks

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.chaos.load import Acknowledged
 from tests.chaos.tail_cut import Removed
 from tests.support.cluster import Cluster
-from tests.support.killed_dev import events
+from tests.support.promises import events
 from tests.support.witness import read_witness
 from yardmaster_core.commit import CommitReader
 from yardmaster_eventlog.port import EventLog, Partition
