@@ -130,9 +130,7 @@ class World(MemoryCell):
             seen = await self.decisions()
             if true(seen):
                 return seen
-            self.clock.advance(0.02)
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await self.pass_time(0.02)
         raise AssertionError(
             f"the expected decisions did not appear; the last decisions are {seen[-5:]}"
         )
@@ -140,9 +138,13 @@ class World(MemoryCell):
     async def run_for_half_a_second(self) -> None:
         """Advance the clock by half a second and let every task run."""
         for _ in range(25):
-            self.clock.advance(0.02)
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await self.pass_time(0.02)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Advance the clock at once, and let every task run."""
+        self.clock.advance(seconds)
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     async def relayed(self, node: str, count: int) -> list[Event]:
         """Wait for `count` decisions that the relay sent to a node."""
@@ -150,9 +152,7 @@ class World(MemoryCell):
             with suppress(UnknownTopic):
                 if len(found := await self.assigned(node)) >= count:
                     return found
-            self.clock.advance(0.02)
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await self.pass_time(0.02)
         raise AssertionError(f"{node} did not receive {count} decisions")
 
     async def assigned(self, node: str) -> list[Event]:

@@ -1,21 +1,15 @@
-"""The embedded mode under kill -9: a process that is killed and restarted, and users that retry.
+"""Users that retry whatever happens to the server, their jobs, and the proof of what they got.
 
-`KilledDev` runs the real `yard dev`, forked from an interpreter that has imported it already, so
-that a kill soon after a start hits the service and not its imports. `Users` submit through its
-API with idempotency keys and retry with the same key until they get an answer.
+`Users` submit through the API with idempotency keys and retry with the same key until they get an
+answer. `proof_of` checks that the log keeps each promise made to them.
 """
 
 import asyncio
-import json
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +18,10 @@ import httpx
 
 from tests.support import witness
 from tests.support.audit import audit_log
-from tests.support.forks import Forked, fork
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
-from yardmaster_localcluster.ports import free_ports
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.errors import BeforeFirstCycle
 from yardmaster_runtime.replay import rebuild
@@ -38,101 +30,8 @@ from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.requests import TaskSubmittedV1
 
+#: Longest wait for a submission to be acknowledged, or for all tasks to end.
 DEADLINE_S = 120.0
-
-
-def until(there: Callable[[], Any], what: str, words: Callable[[], str]) -> Any:
-    """Wait until `there` returns a true value; return it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := there()):
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for: {what}\n{words()}"
-        time.sleep(0.02)
-    return found
-
-
-class KilledDev:
-    """One data directory and the process that serves it, if any."""
-
-    def __init__(self, folder: Path, *, nodes: int, slots: int) -> None:
-        self.folder = folder
-        self.data = folder / "data"
-        self.words_file = folder / "dev.out"
-        self.starts = 0
-        self.kills: list[int] = []
-        self._flags = ["--nodes", str(nodes), "--slots", str(slots)]
-        # A port that the kernel gives to no client while no server listens on it.
-        (self.port,) = free_ports(1)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")}
-        self.env = {
-            **clean,
-            "YARD_DATA": str(self.data),
-            "XDG_CONFIG_HOME": str(folder / "config"),
-            "NO_COLOR": "1",
-        }
-        self._process: Forked | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def server(self) -> str:
-        """The URL at which it serves."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def words(self) -> str:
-        """The last output of the process."""
-        return self.words_file.read_text(errors="replace")[-4000:]
-
-    def start(self) -> None:
-        """Start the process without waiting until it serves."""
-        assert self._process is None
-        args = ["dev", "--port", str(self.port), *([] if self.starts else self._flags)]
-        self._process = fork(
-            "yardmaster_cli.main", args, env=self.env, cwd=self.folder, stdout=self.words_file
-        )
-        self.starts += 1
-
-    def serves(self) -> bool:
-        """Whether the process answers since this start."""
-        with suppress(OSError, ValueError):
-            pid = json.loads((self.data / "dev.json").read_text())["pid"]
-            return self._process is not None and bool(pid == self._process.pid)
-        return False
-
-    def let_live(self, seconds: float) -> None:
-        """Let it run for `seconds`; fail if it ends by itself."""
-        assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(seconds)
-            raise AssertionError(f"it ended by itself with code {code}: {self.words()}")
-
-    def kill(self) -> None:
-        """Send SIGKILL and wait until the process is gone."""
-        assert self._process is not None
-        self.kills.append(time.time_ns() // 1_000_000)
-        self._process.kill()
-        self._process.wait(30)
-        self._process = None
-
-    def token(self) -> str:
-        """The bearer token of callers; empty until the first start creates it."""
-        with suppress(OSError):
-            return (self.data / "token").read_text().strip()
-        return ""
-
-    def yard(self, *args: str) -> "subprocess.CompletedProcess[str]":
-        """Run a `yard` command as a user does."""
-        return subprocess.run(
-            [sys.executable, "-m", "yardmaster_cli.main", *args],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    def close(self) -> None:
-        """Kill it if it runs."""
-        if self._process is not None:
-            self.kill()
 
 
 async def events(log: EventLog, topic: str) -> list[Event]:

@@ -1,14 +1,13 @@
 """`yard up` and `yard down` as a user calls them, for tests of both forms."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.yard_cli import CommandResult
+from tests.support.yard_cli import CommandResult, user_env
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
 from yardmaster_localcluster.ports import CHOICE, is_free, reserve
 
@@ -48,17 +47,7 @@ class Up:
             "health": first + 20,
         }
         # The images of compose come from the variables of the process that runs the tests.
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("YARD_") or name.startswith("YARD_UP_")
-        }
-        self.env = {
-            **clean,
-            "YARD_DATA": str(self.data),
-            "XDG_CONFIG_HOME": str(folder / "config"),
-            "NO_COLOR": "1",
-        }
+        self.env = user_env(folder, self.data, keep="YARD_UP_")
 
     def yard(self, *words: str, code: int | None = 0) -> CommandResult:
         """Run a command in its own process."""

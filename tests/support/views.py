@@ -29,12 +29,24 @@ class ViewsCell(MemoryCell):
     ) -> None:
         super().__init__()
         self.builder = builder
-        self.store = MemoryViewStore(builder.cell, self.clock)
+        self.store = self.new_store()
         self.fold = fold
         self.max_unsaved = max_unsaved
         self.cache = CachedReader(self.store, max_rows=cached) if cached else None
         self.written = 0
         self.follower: Follower | None = None
+
+    def new_store(self) -> MemoryViewStore:
+        """The empty store of the views."""
+        return MemoryViewStore(self.builder.cell, self.clock)
+
+    async def write(self, until: int | None = None) -> None:
+        """Write what the builder has beyond what was written before, up to its entry `until`."""
+        await self.create()
+        rest = LogBuilder(self.builder.cell)
+        rest.entries = self.builder.entries[self.written : until]
+        self.written += len(rest.entries)
+        await rest.write_to(self.log)
 
     def another(self) -> Follower:
         """A follower into the same store."""
@@ -54,10 +66,7 @@ class ViewsCell(MemoryCell):
             await self.create()
             self.follower = self.another()
             await self.follower.start()
-        rest = LogBuilder(self.builder.cell)
-        rest.entries = self.builder.entries[self.written :]
-        await rest.write_to(self.log)
-        self.written = len(self.builder.entries)
+        await self.write()
         await self.follower.catch_up()
         return self.store
 

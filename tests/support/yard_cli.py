@@ -1,6 +1,7 @@
 """The real `yard` command on a real embedded process, each in its own process.
 
-Both are forked (`forks`); commands that run until a test stops them are started as by a user.
+Both are forked (`forks`), so that a kill soon after a start hits the service and not its imports.
+Commands that run until a test stops them are started as by a user.
 """
 
 import json
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,25 +57,41 @@ def run_yard(
         return CommandResult(running.wait(), out.read_text(), err.read_text())
 
 
+def user_env(folder: Path, data: Path, *, keep: str = "") -> dict[str, str]:
+    """The environment of a user whose home is `folder`, with those of our variables that start with
+    `keep` (empty: none).
+    """
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("YARD_") or (keep and name.startswith(keep))
+    }
+    return {
+        **clean,
+        "YARD_DATA": str(data),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "NO_COLOR": "1",
+    }
+
+
 @dataclass
 class Dev:
-    """An embedded process on a data directory, and the commands that use it."""
+    """An embedded process on a data directory, and the commands that use it.
+
+    `port` 0: another port at each start. `kills` are the moments (ms) at which it was killed.
+    """
 
     folder: Path
     nodes: int = 1
     slots: int = 2
+    port: int = 0
     process: Forked | None = None
     starts: int = 0
+    kills: list[int] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")}
-        self.env = {
-            **clean,
-            "YARD_DATA": str(self.data),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "NO_COLOR": "1",
-        }
+        self.env = user_env(self.folder, self.data)
 
     @property
     def data(self) -> Path:
@@ -88,15 +105,25 @@ class Dev:
         """The output of the process, for failure messages."""
         return (self.folder / "dev.out").read_text(errors="replace")
 
-    def start(self, *extra: str) -> None:
-        """Start it and wait until it serves and its nodes have joined."""
+    @property
+    def server(self) -> str:
+        """The URL at which it serves on its `port`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def token(self) -> str:
+        """The bearer token of callers; empty until the first start creates it."""
+        with suppress(OSError):
+            return (self.data / "token").read_text().strip()
+        return ""
+
+    def launch(self, *extra: str) -> None:
+        """Start it without waiting until it serves."""
+        assert self.process is None
         self.folder.mkdir(parents=True, exist_ok=True)
-        before = self.data / "dev.json"
-        before.unlink(missing_ok=True)
         plain = not self.starts and "--cluster" not in extra
         flags = ["--nodes", str(self.nodes), "--slots", str(self.slots)] if plain else []
         # Not the default port: tests run at the same time.
-        flags += [] if "--port" in extra else ["--port", "0"]
+        flags += [] if "--port" in extra else ["--port", str(self.port)]
         self.process = fork(
             "yardmaster_cli.main",
             ["dev", *flags, *extra],
@@ -106,13 +133,39 @@ class Dev:
         )
         self.starts += 1
 
-        def serves() -> bool:
-            assert self.process is not None
-            assert self.process.poll() is None, f"yard dev ended: {self.words()}"
-            return before.exists()
-
-        until(serves, "yard dev serves", self.words)
+    def start(self, *extra: str) -> None:
+        """Start it and wait until it serves and its nodes have joined."""
+        self.launch(*extra)
+        until(self.serves, "yard dev serves", self.words)
         until(lambda: self._ready() >= self.nodes, "all nodes are ready", self.words)
+
+    def serves(self) -> bool:
+        """Whether the process answers since this start; fails if it has ended."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"yard dev ended: {self.words()}"
+        with suppress(OSError, ValueError):
+            return bool(json.loads((self.data / "dev.json").read_text())["pid"] == self.process.pid)
+        return False
+
+    def let_live(self, seconds: float) -> None:
+        """Let it run for `seconds`; fail if it ends by itself."""
+        assert self.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(seconds)
+            raise AssertionError(f"yard dev ended with code {code}: {self.words()}")
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait until the process is gone."""
+        assert self.process is not None
+        self.kills.append(time.time_ns() // 1_000_000)
+        self.process.kill()
+        self.process.wait(30)
+        self.process = None
+
+    def close(self) -> None:
+        """Kill it if it runs."""
+        if self.process is not None:
+            self.kill()
 
     def _ready(self) -> int:
         return sum(n["state"] == "ready" for n in self.yard("nodes", "-o", "json").json["items"])
@@ -191,15 +244,22 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def until(there: Callable[[], T], what: str, words: Callable[[], str] = lambda: "") -> T:
+def until(
+    there: Callable[[], T],
+    what: str,
+    words: Callable[[], str] = lambda: "",
+    *,
+    limit_s: float = STEP_S,
+    look_s: float = 0.1,
+) -> T:
     """Wait until `there` returns a true value; return it."""
-    deadline = time.monotonic() + STEP_S
+    deadline = time.monotonic() + limit_s
     while True:
         found = there()
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited {STEP_S:.0f} s for this: {what}\n{words()}"
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for this: {what}\n{words()}"
+        time.sleep(look_s)
 
 
 @contextmanager

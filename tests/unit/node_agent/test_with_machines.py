@@ -50,8 +50,8 @@ class Skewed:
 
 
 @dataclass
-class Host:
-    """A node's machine: its agents, one after another."""
+class AgentHost:
+    """The machine of a node in a `World`; its agents run one after another."""
 
     world: World
     folder: Path
@@ -88,9 +88,7 @@ class Host:
         ends_s = clock.monotonic_s() + seconds
         while not true():
             assert clock.monotonic_s() < ends_s, (self.lines.getvalue(), self.health.reasons)
-            clock.advance(0.1)
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await self.world.pass_time(0.1)
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Lines of the agent's log."""
@@ -141,11 +139,11 @@ class Twice:
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
+async def host(tmp_path: Path) -> AsyncIterator[AgentHost]:
     world = World(tmp_path / "snapshots")
     await world.create(node_timeout_s=60, start_timeout_s=15)
     async with world.running():
-        yield Host(world, tmp_path / "n1")
+        yield AgentHost(world, tmp_path / "n1")
 
 
 async def reported(world: World, kind: type[Event]) -> list[Envelope[Any]]:
@@ -159,7 +157,7 @@ async def refusals(world: World) -> list[RefusalCode]:
 
 
 async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_when_its_timeout_has_passed(
-    host: Host,
+    host: AgentHost,
 ) -> None:
     world = host.world
     async with host.agent(MemoryLedger()):
@@ -180,7 +178,7 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_when_its
 
 
 async def test_of_two_agents_with_one_name_the_second_ends_and_the_first_is_undisturbed(
-    host: Host,
+    host: AgentHost,
 ) -> None:
     """Each end of the second is followed by a start, as a supervisor does."""
     world, ledgers = host.world, (MemoryLedger(), MemoryLedger())
@@ -210,7 +208,7 @@ async def test_of_two_agents_with_one_name_the_second_ends_and_the_first_is_undi
 
 
 async def test_a_copy_of_a_ledger_ends_and_the_agent_of_the_original_is_undisturbed(
-    host: Host,
+    host: AgentHost,
 ) -> None:
     """Each end of the copy is followed by a start, as a supervisor does."""
     world, original, copy = host.world, MemoryLedger(), MemoryLedger("another place")
@@ -242,7 +240,7 @@ async def push(
 
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_ledger_that_came_back_from_a_backup_joins_as_its_next_incarnation(
-    host: Host, given: bool
+    host: AgentHost, given: bool
 ) -> None:
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
@@ -264,7 +262,7 @@ async def test_a_ledger_that_came_back_from_a_backup_joins_as_its_next_incarnati
 
 @pytest.mark.parametrize("ahead_ms", [1, 59 * 60_000, MAX_EPOCH_AHEAD_MS + 60_000, 2**52])
 async def test_a_forged_epoch_silences_no_agent_for_longer_than_it_takes_to_join_again(
-    host: Host, ahead_ms: int
+    host: AgentHost, ahead_ms: int
 ) -> None:
     world = host.world
     async with host.agent(MemoryLedger()):
@@ -293,7 +291,9 @@ async def test_a_forged_epoch_silences_no_agent_for_longer_than_it_takes_to_join
     await world.prove()
 
 
-async def test_a_report_that_is_in_the_log_twice_does_not_end_the_incarnation(host: Host) -> None:
+async def test_a_report_that_is_in_the_log_twice_does_not_end_the_incarnation(
+    host: AgentHost,
+) -> None:
     world = host.world
     twice = Twice(world.log)
     world.log = twice  # type: ignore[assignment]
@@ -308,7 +308,7 @@ async def test_a_report_that_is_in_the_log_twice_does_not_end_the_incarnation(ho
     assert host.logged("incarnation_over") == []
 
 
-async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -> None:
+async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: AgentHost) -> None:
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
@@ -327,7 +327,7 @@ async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -
     assert len(await reported(world, NodeJoinedV1)) == joins + 1
 
 
-async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) -> None:
+async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: AgentHost) -> None:
     world = host.world
     bounds = Enrollment(pool="default", gpus=1)
     await world.request(NodeEnrolRequestedV1(node="n2", enrollment=bounds))
@@ -349,7 +349,7 @@ async def test_a_lost_assignment_releases_its_slots_and_is_not_started_when_it_a
     lossy = Lossy(world.log)
     world.log = lossy  # type: ignore[assignment]
     await world.create(node_timeout_s=60, start_timeout_s=15)
-    host, ledger = Host(world, tmp_path / "n1"), MemoryLedger()
+    host, ledger = AgentHost(world, tmp_path / "n1"), MemoryLedger()
     async with world.running(), host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
         lossy.lose = 1

@@ -43,7 +43,7 @@ from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 SHELL = (CycleCommittedV1, TermStartedV1, SnapshotTakenV1)
 
 
-class QuotaCell(ToyCell):
+class QuotaServiceCell(ToyCell):
     """A log with a cell that works, and a gateway that numbers what it asks."""
 
     def __init__(self) -> None:
@@ -125,15 +125,15 @@ class QuotaCell(ToyCell):
 
 
 @pytest.fixture
-async def cell() -> QuotaCell:
-    return await QuotaCell().create()
+async def cell() -> QuotaServiceCell:
+    return await QuotaServiceCell().create()
 
 
 def job_id(number: int) -> str:
     return f"{number:012d}"
 
 
-async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: QuotaCell) -> None:
+async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: QuotaServiceCell) -> None:
     async with cell.served():
         await cell.asks(*CELL_SETUP)
         await cell.submits(job())
@@ -144,7 +144,7 @@ async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: QuotaCell
     await cell.proved()
 
 
-async def test_pools_are_checked_with_the_schedulers_policies(cell: QuotaCell) -> None:
+async def test_pools_are_checked_with_the_schedulers_policies(cell: QuotaServiceCell) -> None:
     async with cell.served():
         await cell.asks(
             pool("a", policy=r.PolicyRef(name="no-such-policy")),
@@ -161,7 +161,7 @@ async def test_pools_are_checked_with_the_schedulers_policies(cell: QuotaCell) -
     await cell.proved()
 
 
-async def test_a_killed_service_continues_where_it_was(cell: QuotaCell) -> None:
+async def test_a_killed_service_continues_where_it_was(cell: QuotaServiceCell) -> None:
     await cell.asks(*CELL_SETUP)
     for life in range(3):
         async with cell.served():
@@ -171,7 +171,9 @@ async def test_a_killed_service_continues_where_it_was(cell: QuotaCell) -> None:
     await cell.proved()
 
 
-async def test_a_killed_service_continues_from_a_snapshot(cell: QuotaCell, tmp_path: Path) -> None:
+async def test_a_killed_service_continues_from_a_snapshot(
+    cell: QuotaServiceCell, tmp_path: Path
+) -> None:
     store = SnapshotStore(str(tmp_path))
     limits = SnapshotLimits(every_cycles=1)
     await cell.asks(*CELL_SETUP)
@@ -185,7 +187,7 @@ async def test_a_killed_service_continues_from_a_snapshot(cell: QuotaCell, tmp_p
 
 
 async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_decided(
-    cell: QuotaCell,
+    cell: QuotaServiceCell,
 ) -> None:
     cordon = r.NodeCordonRequestedV1(node="gpu-07")
     await cell.put(
@@ -211,7 +213,7 @@ async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_deci
     await cell.proved()
 
 
-async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: QuotaCell) -> None:
+async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: QuotaServiceCell) -> None:
     await cell.asks(*CELL_SETUP)
     await cell.submits(*(job(job_id(n)) for n in range(20)))
     async with cell.served(cycle={"max_decisions": 3}):
@@ -225,7 +227,7 @@ async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: QuotaCell) 
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.LATE])
 @pytest.mark.parametrize("nth", range(1, 5))
 async def test_an_append_of_unknown_outcome_loses_no_request_and_decides_none_twice(
-    cell: QuotaCell, kind: FaultKind, nth: int
+    cell: QuotaServiceCell, kind: FaultKind, nth: int
 ) -> None:
     fault = Fault(topic="admissions", nth=nth, kind=kind, after_operations=2 * nth)
     plan = FaultPlan(cell.clock, [fault])
@@ -243,13 +245,13 @@ async def test_an_append_of_unknown_outcome_loses_no_request_and_decides_none_tw
     await cell.proved()
 
 
-async def admitted(cell: QuotaCell) -> list[str]:
+async def admitted(cell: QuotaServiceCell) -> list[str]:
     """Jobs that count as admitted: a fenced leader's verdicts do not."""
     fold = await cell.fold(QuotaMachine(check))
     return [name for name, _ in fold.state.jobs.items()]
 
 
-async def until_admitted(cell: QuotaCell, count: int) -> None:
+async def until_admitted(cell: QuotaServiceCell, count: int) -> None:
     for _ in range(500):
         if len(await admitted(cell)) >= count:
             return
@@ -258,7 +260,9 @@ async def until_admitted(cell: QuotaCell, count: int) -> None:
     raise AssertionError(f"{await admitted(cell)}, {count} expected")
 
 
-async def test_two_services_fit_in_one_process_and_one_of_them_counts(cell: QuotaCell) -> None:
+async def test_two_services_fit_in_one_process_and_one_of_them_counts(
+    cell: QuotaServiceCell,
+) -> None:
     await cell.asks(*CELL_SETUP)
     async with cell.served(), cell.served():
         await cell.submits(job())
@@ -268,7 +272,9 @@ async def test_two_services_fit_in_one_process_and_one_of_them_counts(cell: Quot
     await cell.proved()
 
 
-async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(cell: QuotaCell) -> None:
+async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(
+    cell: QuotaServiceCell,
+) -> None:
     await cell.asks(*CELL_SETUP)
     await cell.submits(job(), job(), job(body=OTHER_BODY))
     async with cell.served():
@@ -279,7 +285,9 @@ async def test_a_repeated_submission_is_refused_and_the_job_stays_admitted(cell:
     await cell.proved()
 
 
-async def test_an_admission_that_contradicts_the_log_stops_the_service(cell: QuotaCell) -> None:
+async def test_an_admission_that_contradicts_the_log_stops_the_service(
+    cell: QuotaServiceCell,
+) -> None:
     """A verdict without a request, in a batch that counts: as a quota with a fault would write."""
 
     class Faulty(QuotaMachine):

@@ -59,16 +59,16 @@ class NewScheduler(SchedulerMachine):
     rules = NEW
 
 
-class UpgradedCell:
+class UpgradedCell(ToyCell):
     """A cell whose first cycles were led by the release before; the test plays the gateway."""
 
     def __init__(self) -> None:
-        self.cell = ToyCell()
-        self._writers = LogBuilder(now_ms=self.cell.clock.now_ms())
+        super().__init__()
+        self._writers = LogBuilder(now_ms=self.clock.now_ms())
         self._leaders: list[Leader[Any]] = []
 
-    async def create(self) -> "UpgradedCell":
-        await self.cell.create()
+    async def create_upgraded(self) -> "UpgradedCell":
+        await self.create()
         await self.lead(QuotaMachine(check), SchedulerMachine())
         await self.request(
             log_created(),
@@ -84,7 +84,7 @@ class UpgradedCell:
 
     async def lead(self, *machines: Machine[Any], **limits: Any) -> None:
         """Start a term of each."""
-        self._leaders = [self.cell.leader(machine, **limits) for machine in machines]
+        self._leaders = [self.leader(machine, **limits) for machine in machines]
         for leader in self._leaders:
             await leader.take_term()
 
@@ -95,28 +95,28 @@ class UpgradedCell:
 
     async def request(self, *events: Event) -> None:
         gateway = self._writers.gateway
-        await self.cell.put("requests", [gateway.envelope(e, subject_of(e)) for e in events])
+        await self.put("requests", [gateway.envelope(e, subject_of(e)) for e in events])
 
     async def asked(self, *events: Event) -> None:
         await self.request(*events)
         await self.run()
 
     async def commits(self, topic: str) -> list[CycleCommittedV1]:
-        events = await self.cell.events(topic)
+        events = await self.events(topic)
         return [one for one in events if isinstance(one, CycleCommittedV1)]
 
     async def prove(self) -> Report:
-        report = await verify(self.cell.log, [NewQuota(check), NewScheduler()], CELL)
+        report = await verify(self.log, [NewQuota(check), NewScheduler()], CELL)
         # The test writes no details.
         assert [one for one in report.findings if one.topic != "details"] == []
         assert report.promises == ()
-        await assert_audit_clean(self.cell.log)
+        await assert_audit_clean(self.log)
         return report
 
 
 @pytest.fixture
 async def upgraded() -> UpgradedCell:
-    return await UpgradedCell().create()
+    return await UpgradedCell().create_upgraded()
 
 
 async def test_until_an_operator_switches_the_rules_an_older_program_follows_and_can_lead_again(
@@ -126,12 +126,12 @@ async def test_until_an_operator_switches_the_rules_an_older_program_follows_and
     for topic in ("admissions", "decisions"):
         assert {one.rules for one in await upgraded.commits(topic)} == {OLD}
     for machine in (QuotaMachine(check), SchedulerMachine()):
-        await upgraded.cell.fold(machine)
+        await upgraded.fold(machine)
     await upgraded.lead(QuotaMachine(check), SchedulerMachine())
     await upgraded.asked(CancelRequestedV1(job_id=JOB))
-    assert any(isinstance(one, TaskEndedV1) for one in await upgraded.cell.events("decisions"))
+    assert any(isinstance(one, TaskEndedV1) for one in await upgraded.events("decisions"))
     await upgraded.prove()
-    report = await verify(upgraded.cell.log, [QuotaMachine(check), SchedulerMachine()], CELL)
+    report = await verify(upgraded.log, [QuotaMachine(check), SchedulerMachine()], CELL)
     assert [one for one in report.findings if one.topic != "details"] == []
 
 
@@ -139,11 +139,11 @@ async def test_a_request_switches_quota_the_scheduler_follows_and_older_programs
     upgraded: UpgradedCell,
 ) -> None:
     followers = [
-        await upgraded.cell.fold(machine) for machine in (QuotaMachine(check), SchedulerMachine())
+        await upgraded.fold(machine) for machine in (QuotaMachine(check), SchedulerMachine())
     ]
     await upgraded.asked(RulesRequestedV1(rules=NEW), submitted(JOB))
     for topic in ("admissions", "decisions"):
-        events = await upgraded.cell.events(topic)
+        events = await upgraded.events(topic)
         assert events.count(RulesEnabledV1(rules=NEW)) == 1
         assert (await upgraded.commits(topic))[-1].rules == NEW
     for follower in followers:
@@ -174,7 +174,7 @@ async def test_the_cycle_of_the_switch_is_recomputed_with_the_rules_with_which_i
 
 async def test_a_new_log_starts_with_the_newest_rules() -> None:
     cell = UpgradedCell()
-    await cell.cell.create()
+    await cell.create()
     await cell.lead(NewQuota(check), NewScheduler())
     await cell.asked(
         log_created(),
@@ -186,7 +186,7 @@ async def test_a_new_log_starts_with_the_newest_rules() -> None:
 
 async def test_a_scheduler_that_starts_late_begins_with_the_rules_of_quota() -> None:
     cell = UpgradedCell()
-    await cell.cell.create()
+    await cell.create()
     await cell.lead(QuotaMachine(check))
     await cell.asked(log_created(), NodeCordonRequestedV1(node="n1"))
     await cell.lead(NewScheduler())
@@ -197,13 +197,13 @@ async def test_a_scheduler_that_starts_late_begins_with_the_rules_of_quota() -> 
 async def test_a_switch_that_changes_nothing_is_refused_as_a_record(upgraded: UpgradedCell) -> None:
     await upgraded.asked(RulesRequestedV1(rules=NEW + 1), RulesRequestedV1(rules=OLD))
     # The older program, which cannot read these requests, follows.
-    await upgraded.cell.fold(QuotaMachine(check))
+    await upgraded.fold(QuotaMachine(check))
     await upgraded.asked(RulesRequestedV1(rules=NEW), RulesRequestedV1(rules=NEW))
     refused = [one.code for each in await upgraded.commits("admissions") for one in each.refused]
     assert refused == [
         *(RefusalCode.UNKNOWN_VERSION, RefusalCode.REPEATED, RefusalCode.REPEATED),
     ]
-    assert (await upgraded.cell.events("admissions")).count(RulesEnabledV1(rules=NEW)) == 1
+    assert (await upgraded.events("admissions")).count(RulesEnabledV1(rules=NEW)) == 1
     await upgraded.prove()
 
 
@@ -229,12 +229,12 @@ async def test_a_switch_that_a_newer_leader_made_meanwhile_is_refused(
     assert await upgraded._leaders[0].step()
     await upgraded.lead(Later(check))
     await upgraded.run()
-    events = await upgraded.cell.events("admissions")
+    events = await upgraded.events("admissions")
     assert events.count(RulesEnabledV1(rules=NEW)) == 1
     assert [one.request_type for one in events if isinstance(one, RequestRefusedV1)] == [
         "RulesRequested"
     ]
-    report = await verify(upgraded.cell.log, [Later(check), NewScheduler()], CELL)
+    report = await verify(upgraded.log, [Later(check), NewScheduler()], CELL)
     assert report.promises == ()
     assert report.findings == ()
 
@@ -248,7 +248,7 @@ async def test_a_claim_that_newer_rules_introduce_is_refused_as_unknown_until_th
     assert refused.code is RefusalCode.UNKNOWN_TYPE
     await upgraded.asked(RulesRequestedV1(rules=NEW))
     await upgraded.asked(NodeCordonRequestedV1(node="n2"))
-    events = await upgraded.cell.events("admissions")
+    events = await upgraded.events("admissions")
     assert [one.node for one in events if isinstance(one, NodeCordonedV1)] == ["n2"]
     report = await upgraded.prove()
     # The refusal is recomputed, since this program knows the rules of that cycle.
@@ -273,10 +273,10 @@ async def test_a_leader_writes_no_decision_that_newer_rules_introduce(
 ) -> None:
     monkeypatch.setattr(NodeCordonedV1, "RULES", NEW)
     await upgraded.request(NodeCordonRequestedV1(node="n1"))
-    before = await upgraded.cell.stored("admissions")
+    before = await upgraded.stored("admissions")
     with pytest.raises(DecisionNotEnabled, match=f"NodeCordoned, which rules {NEW} introduce"):
         await upgraded.run()
-    assert await upgraded.cell.stored("admissions") == before
+    assert await upgraded.stored("admissions") == before
 
 
 async def test_a_cycle_with_a_decision_that_newer_rules_introduce_breaks_the_chain(
@@ -285,10 +285,10 @@ async def test_a_cycle_with_a_decision_that_newer_rules_introduce_breaks_the_cha
     await upgraded.asked(NodeCordonRequestedV1(node="n1"))
     monkeypatch.setattr(NodeCordonedV1, "RULES", NEW)
     reader = CommitReader("quota", CELL, "admissions")
-    *before, last = await upgraded.cell.stored("admissions")
+    *before, last = await upgraded.stored("admissions")
     for one in before:
         reader.feed(one.offset, digest_of(one.record), decode(one.record))
     with pytest.raises(ChainBroken, match=f"rules {NEW} introduce NodeCordoned"):
         reader.feed(last.offset, digest_of(last.record), decode(last.record))
     with pytest.raises(AssertionError, match=f"rules {NEW} introduce it, not {OLD}"):
-        await assert_audit_clean(upgraded.cell.log)
+        await assert_audit_clean(upgraded.log)

@@ -10,10 +10,9 @@ import pytest
 
 from tests.support.events import sample
 from tests.support.logs import LogBuilder
-from tests.support.views import telemetry
+from tests.support.views import ViewsCell, telemetry
 from tests.unit.projections.test_cached import all_rows, story
 from yardmaster_eventlog.codec import encode
-from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
@@ -25,7 +24,7 @@ from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.position import Position
-from yardmaster_schemas.topics import HEARTBEATS, TOPICS
+from yardmaster_schemas.topics import HEARTBEATS
 from yardmaster_views.cells import Cells
 from yardmaster_views.follower import Follower, Metrics, Views
 from yardmaster_views.host import Host, HostMetrics
@@ -89,27 +88,23 @@ class Away(MemoryViewStore):
         self._change([Put(row)])
 
 
-class HostCell:
+class HostCell(ViewsCell):
+    """Views whose follower runs in a host, on a store that can be away."""
+
+    store: Away
+
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
-        self.store = Away(self.clock)
-        self.telemetry = telemetry()
-        self.metrics = Metrics(self.telemetry)
-        self.host_metrics = HostMetrics(self.telemetry)
+        super().__init__(story())
+        self.views_telemetry = telemetry()
+        self.metrics = Metrics(self.views_telemetry)
+        self.host_metrics = HostMetrics(self.views_telemetry)
         self.health = Health()
-        self.builder = story()
-        self.written = 0
         #: Whether a node is heard at each step of the clock.
         self.beating = False
         self.beats = 0
 
-    async def write(self, until: int | None = None) -> None:
-        await self.log.create_topics(tuple(TOPICS.values()))
-        rest = LogBuilder()
-        rest.entries = self.builder.entries[self.written : until]
-        self.written += len(rest.entries)
-        await rest.write_to(self.log)
+    def new_store(self) -> Away:
+        return Away(self.clock)
 
     def host(self) -> Host:
         views = Views(self.store, CachedReader(self.store))
@@ -118,7 +113,7 @@ class HostCell:
             follower,
             self.log,
             self.clock,
-            self.telemetry,
+            self.views_telemetry,
             self.host_metrics,
             ViewsSettings(),
             health=self.health,

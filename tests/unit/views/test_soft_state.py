@@ -23,18 +23,17 @@ TASK = f"{JOB}.0"
 KEY = f"{TASK}/1"
 
 
-class OutputCell:
+class OutputCell(ViewsCell):
     """A cell with a job, whose node writes output."""
 
     def __init__(self) -> None:
-        self.builder = LogBuilder()
+        super().__init__(LogBuilder())
         self.builder.request(logs.log_created())
         self.builder.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
         self.builder.claim(logs.joined("n1"))
         self.builder.scheduler.cycle()
         self.builder.judged(logs.submitted(JOB), logs.admitted(JOB))
         self.builder.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
-        self.followed = ViewsCell(self.builder)
         self.seq = 0
 
     async def append_output(self) -> int:
@@ -43,44 +42,44 @@ class OutputCell:
         data = replace(sample(TaskOutputV1).data, task_id=TASK, attempt=1, node="n1")
         source = agent_source("n1", logs.incarnation())
         envelope = replace(sample(TaskOutputV1), data=data, source=source, seq=self.seq)
-        return await self.followed.log.append(Partition(TASK_LOGS.name), [encode(envelope, TASK)])
+        return await self.log.append(Partition(TASK_LOGS.name), [encode(envelope, TASK)])
 
-    async def another(self) -> Follower:
+    async def late_worker(self) -> Follower:
         """A worker that knows what there is now."""
-        follower = self.followed.another()
+        follower = self.another()
         await follower.start()
         return follower
 
     def output(self) -> OutputRow | None:
-        return self.followed.store.find(OutputRow, KEY)
+        return self.store.find(OutputRow, KEY)
 
 
 @pytest.fixture
 async def cell() -> OutputCell:
     cell = OutputCell()
-    await cell.followed.catch_up()
+    await cell.catch_up()
     return cell
 
 
 async def test_a_worker_that_is_late_does_not_set_back_where_output_ends(cell: OutputCell) -> None:
-    late = await cell.another()
+    late = await cell.late_worker()
     first = await cell.append_output()
-    get_all = cell.followed.store.get_all
+    get_all = cell.store.get_all
 
     async def overtaken(wanted):
         """Another worker notes all there is after the late one has looked."""
-        cell.followed.store.get_all = get_all  # type: ignore[method-assign]
+        cell.store.get_all = get_all  # type: ignore[method-assign]
         found = await get_all(wanted)
-        await cell.followed.catch_up()
+        await cell.catch_up()
         await cell.append_output()
-        await cell.followed.catch_up()
+        await cell.catch_up()
         return found
 
-    cell.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    cell.store.get_all = overtaken  # type: ignore[method-assign]
     with pytest.raises(ViewsMoved):
         await late.catch_up()
     assert cell.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=first + 1)
-    assert (await cell.followed.store.notes())[TASK_LOGS.name] == first + 2
+    assert (await cell.store.notes())[TASK_LOGS.name] == first + 2
     await late.start()
     last = await cell.append_output()
     await late.catch_up()
@@ -89,19 +88,19 @@ async def test_a_worker_that_is_late_does_not_set_back_where_output_ends(cell: O
 
 async def test_output_of_a_job_that_is_erased_does_not_come_back(cell: OutputCell) -> None:
     await cell.append_output()
-    await cell.followed.catch_up()
+    await cell.catch_up()
     assert isinstance(cell.output(), OutputRow)
     cell.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
-    await cell.followed.catch_up()
+    await cell.catch_up()
     assert cell.output() is None
     last = await cell.append_output()
-    await cell.followed.catch_up()
+    await cell.catch_up()
     assert cell.output() is None
-    assert (await cell.followed.store.notes())[TASK_LOGS.name] == last + 1
+    assert (await cell.store.notes())[TASK_LOGS.name] == last + 1
 
     # Also in a new fold, where the output is read after its erasure.
     refolded = ViewsCell(cell.builder)
-    refolded.log = cell.followed.log
+    refolded.log = cell.log
     follower = refolded.another()
     await follower.start()
     await follower.catch_up()
@@ -113,17 +112,17 @@ async def test_output_of_a_job_that_is_erased_does_not_come_back(cell: OutputCel
 
 async def test_a_worker_that_is_late_brings_no_erased_output_back(cell: OutputCell) -> None:
     await cell.append_output()
-    late = await cell.another()
-    get_all = cell.followed.store.get_all
+    late = await cell.late_worker()
+    get_all = cell.store.get_all
 
     async def overtaken(wanted):
-        cell.followed.store.get_all = get_all  # type: ignore[method-assign]
+        cell.store.get_all = get_all  # type: ignore[method-assign]
         found = await get_all(wanted)
         cell.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
-        await cell.followed.catch_up()
+        await cell.catch_up()
         return found
 
-    cell.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    cell.store.get_all = overtaken  # type: ignore[method-assign]
     with pytest.raises(ViewsMoved):
         await late.catch_up()
     assert cell.output() is None
