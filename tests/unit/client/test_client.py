@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -13,10 +14,12 @@ from yardmaster.errors import InputError
 from yardmaster.retry import LONGEST_PAUSE_S, MAX_TRIES
 from yardmaster.transport import parse_events
 from yardmaster_schemas.api import (
+    Department,
     JobSpec,
     NodePatch,
     NodeSlots,
     PoolConfig,
+    Project,
     RequestedNodeState,
     Submitted,
 )
@@ -306,6 +309,30 @@ def test_a_watch_yields_complete_events_with_the_id_to_resume_after() -> None:
     request = server.requests[0]
     assert request.headers["Last-Event-ID"] == "main@r0"
     assert request.url.params["kinds"] == "task,node"
+
+
+def test_the_items_of_a_change_are_the_objects_that_the_other_calls_return() -> None:
+    plain = {"used_milli": 0, "pending_milli": 0, "pools": []}
+    department = {"name": "labs", "revision": 1, "config": {}, "projects": ["nlp"], **plain}
+    project = {
+        **{"name": "nlp", "department": "labs", "revision": 2},
+        "config": {"department": "labs"},
+        **{"running": 0, "pending": 0, **plain},
+    }
+    sent = [
+        ("snapshot", {"kind": "department", "items": [department]}),
+        ("upsert", {"kind": "project", "item": project}),
+        ("delete", {"kind": "project", "key": "nlp"}),
+        ("bookmark", {}),
+    ]
+    text = "".join(
+        f"event: {event}\nid: main@r{number}\ndata: {json.dumps(data)}\n\n"
+        for number, (event, data) in enumerate(sent)
+    )
+    server = Server(httpx.Response(200, text=text), OVER)
+    found = [change.items for change in islice(server.client().watch(), len(sent))]
+    assert [[type(item) for item in items] for items in found] == [[Department], [Project], [], []]
+    assert [item.name for items in found for item in items] == ["labs", "nlp"]
 
 
 def changes(*events: tuple[str, str | None], cut: bool = False) -> httpx.Response:
