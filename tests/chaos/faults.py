@@ -25,6 +25,8 @@ AT_ONCE = 3
 #: A second agent and the first one of its name both run for at most this time, in seconds.
 TWIN_LIMIT_S = 150.0
 LOOK_S = 0.5
+#: How often a folder is removed, at pauses of `LOOK_S`, before that counts as failed.
+TRIES = 20
 
 
 class Faults:
@@ -126,7 +128,7 @@ class Faults:
         self._cluster.kill9(fault.target)
         ledger = self._cluster.data.agents / node
         if ledger.exists():  # an agent that was just replaced has none yet
-            shutil.rmtree(ledger)
+            _remove(ledger)
         time.sleep(fault.hold_s)
         self._begin(fault.target)
 
@@ -155,7 +157,7 @@ class Faults:
         end_tasks(folder.parent)  # its host is switched off
         if not first.running:
             # The message of `node_taken` asks the operator to move the ledger away.
-            shutil.rmtree(self._cluster.data.agents / self._node(fault.target))
+            _remove(self._cluster.data.agents / self._node(fault.target))
         self._begin(fault.target)
 
     def _cut(self, fault: Fault) -> None:
@@ -257,3 +259,15 @@ class Faults:
     @staticmethod
     def _node(agent: str) -> str:
         return agent.removeprefix("agent-")
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder of an agent; the runners of its tasks still write files into it."""
+    for left in reversed(range(TRIES)):
+        try:
+            shutil.rmtree(folder)
+            return
+        except OSError:
+            if left == 0:
+                raise
+            time.sleep(LOOK_S)

@@ -14,11 +14,20 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
-from yardmaster_schemas.events.decisions import NodeLostV1, PreemptionRequestedV1, TaskEndedV1
+from yardmaster_schemas.events.decisions import (
+    AllocationRevokedV1,
+    NodeLostV1,
+    PreemptionRequestedV1,
+    TaskEndedV1,
+)
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import TaskSubmittedV1
+from yardmaster_schemas.reasons import StopCode
 
 CELL = "main"
+#: How long tasks may take to end after the last fault, in seconds. Cell time passes at half speed
+#: while it is ahead of the broker's clock, so a start timeout of 300 s may take 600 s.
+ENDED_S = 720.0
 
 
 async def counted(log: EventLog, service: str, topic: str) -> list[Event]:
@@ -38,7 +47,10 @@ async def counted(log: EventLog, service: str, topic: str) -> list[Event]:
 async def broken(
     log: EventLog, acknowledged: Sequence[Acknowledged], removed: Removed
 ) -> list[str]:
-    """Acknowledged jobs that were lost, judged twice, or did not end exactly once."""
+    """Acknowledged jobs that were lost, judged twice, or did not end exactly once.
+
+    Also attempts that reached the start timeout: no copy of their allocation reached the agent.
+    """
     submitted = Counter(
         event.job_id
         for event in await events(log, "requests")
@@ -49,7 +61,11 @@ async def broken(
     rejected = {event.job_id for event in verdicts if isinstance(event, TaskRejectedV1)}
     decided = await counted(log, "scheduler", "decisions")
     ended = Counter(event.task_id for event in decided if isinstance(event, TaskEndedV1))
-    found = []
+    found = [
+        f"{event.task_id} did not start attempt {event.attempt} before the start timeout"
+        for event in decided
+        if isinstance(event, AllocationRevokedV1) and event.stop.code is StopCode.START_TIMEOUT
+    ]
     for job in acknowledged:
         if not submitted[job.job_id]:
             if job.job_id in removed.jobs:
@@ -87,7 +103,7 @@ def judge(
         task for job in acknowledged if job.job_id not in removed.jobs for task in job.task_ids
     ]
     try:
-        cluster.until_ended(tasks, limit_s=600)
+        cluster.until_ended(tasks, limit_s=ENDED_S)
     except AssertionError as error:
         found.append(str(error).splitlines()[0])
     found += cluster.on_log(lambda log: broken(log, acknowledged, removed))
