@@ -1,9 +1,11 @@
 """Consolidation: the tasks that are moved to other slots so that a task fits.
 
-The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation).
+The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation). But others are moved for
+a task beyond the share of its project only after all tasks within the shares of theirs tried to
+reclaim slots; else the task would start, and the slots would be reclaimed next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
@@ -11,6 +13,7 @@ from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
+from yardmaster_core.scheduling.policies.quota.reclaim import stays_within_share
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -61,12 +64,26 @@ def always(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
     return True
 
 
-def consolidation(max_moves: int) -> PreemptionAction:
-    """Return the action that moves at most `max_moves` tasks and preempts none."""
+def consolidation(
+    max_moves: int, applies: Callable[[PoolView, Task], bool] = may_move_others
+) -> PreemptionAction:
+    """Return the action that moves at most `max_moves` tasks and preempts none, for the tasks to
+    which it `applies`.
+    """
     return PreemptionAction(
         victims=movable,
         stop_reason=move_stop_reason,
         permits=always,
         max_moves=max_moves,
-        applies=may_move_others,
+        applies=applies,
     )
+
+
+def may_move_within_share(view: PoolView, task: Task) -> bool:
+    """Whether others may be moved for a task with which its project stays within its share."""
+    return may_move_others(view, task) and stays_within_share(view, task)
+
+
+def may_move_beyond_share(view: PoolView, task: Task) -> bool:
+    """Whether others may be moved for a task with which its project exceeds its share."""
+    return may_move_others(view, task) and not stays_within_share(view, task)

@@ -16,7 +16,8 @@ all options that are not set.
 - A task that does not fit tries, in the order of `actions`: to preempt tasks of lower priority of
   its own project (`preempt.py`); to have preemptible tasks moved to other slots
   (`consolidation.py`); if its project stays within its share, to reclaim slots from queues that
-  hold more than their share or than they deserve (`reclaim.py`).
+  hold more than their share or than they deserve (`reclaim.py`). Others are moved for a task
+  beyond its project's share only after the tasks within theirs tried to reclaim.
 
 In a cycle the planner first asks for the groups to wake (`wake.py`). Then, for each group in the
 order of queues, it asks whether the group may start, and tries the preemption actions.
@@ -38,7 +39,11 @@ from yardmaster_core.scheduling.planner.policy import (
     StartRules,
     Wake,
 )
-from yardmaster_core.scheduling.policies.quota.consolidation import consolidation
+from yardmaster_core.scheduling.policies.quota.consolidation import (
+    consolidation,
+    may_move_beyond_share,
+    may_move_within_share,
+)
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.listing import (
     always_in_rank,
@@ -67,20 +72,28 @@ from yardmaster_core.scheduling.state.tasks import Group
 
 def candidates(view: PoolView, turns: int) -> CandidateOrder:
     """Return the order of pending groups in one cycle."""
-    claiming = view.options.claiming
-    after = 1 + claiming.index("preempt") if "preempt" in claiming else 0
+    claiming = actions(view.options)
+    after = 1 + claiming.index(PREEMPT) if PREEMPT in claiming else 0
     within = order_in_project(view)
     return QueueOrder(view, turns, over_in_all=follows_kai(view), within=within, after=after)
 
 
 def actions(options: QuotaOptions) -> tuple[PreemptionAction, ...]:
     """Return the ways in which a task may preempt others, in the order of the actions."""
-    found = {
-        "preempt": PREEMPT,
-        "reclaim": RECLAIM,
-        "consolidation": consolidation(options.max_moves),
+    found: dict[str, tuple[PreemptionAction, ...]] = {
+        "preempt": (PREEMPT,),
+        "reclaim": (RECLAIM,),
+        "consolidation": (consolidation(options.max_moves),),
     }
-    return tuple(found[action] for action in options.claiming)
+    names = options.claiming
+    # rule: moves: beyond the share after every reclaim
+    if "consolidation" in names and "reclaim" in names[names.index("consolidation") :]:
+        within, beyond = (
+            consolidation(options.max_moves, applies)
+            for applies in (may_move_within_share, may_move_beyond_share)
+        )
+        found |= {"consolidation": (within,), "reclaim": (RECLAIM, beyond)}
+    return tuple(action for name in names for action in found[name])
 
 
 def starts_on_idle(options: QuotaOptions) -> bool:
