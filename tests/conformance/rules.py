@@ -139,6 +139,7 @@ def _preemptions() -> Iterator[Rule]:
         "reclaim: only a deserving queue takes from a share",
         "or not _is_within_deserved(reclaimee, remaining)",
     )
+    yield _never("reclaim: a share takes nothing that is deserved")
     yield Rule("reclaim: saturation guard", "return True")
     yield _never("reclaim: saturation below the share")
     yield _never("reclaim: saturation without a share")

@@ -3,7 +3,7 @@
 Of tasks that may be preempted, no owner keeps more than its equal part and one of them while
 another owner below its part, which would not hold more then, has a task that would start without
 them. And an owner loses a task only while it holds more than its part, and more than the other
-owner will hold; and it keeps no less than the other owner held.
+owner will hold; and it keeps more than the other owner held, or nothing if that held nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -45,9 +45,8 @@ def assert_may_lose(
     before = now.allocated[owner] + _milli(_open(victim))
     after = now.allocated[other] + now.pool.most_milli(claimant.shape)
     assert now.allocated[other] < now.parts[other], f"{other} preempts above its part {now.parts}"
-    may_lose = (
-        before > max(now.parts[owner], after) and now.allocated[owner] >= now.allocated[other]
-    )
+    kept, held = now.allocated[owner], now.allocated[other]
+    may_lose = before > max(now.parts[owner], after) and (kept > held or kept == held == 0)
     assert may_lose, (
         f"{owner} loses {victim.id} for {claimant.id}, but holds {before} of {now.parts}"
     )

@@ -389,3 +389,14 @@ def test_a_pool_switches_to_this_policy_and_back_and_loses_nothing() -> None:
     cell.run()
     assert cell.gpus_of("alice", "bob") == [0, 4]
     assert len(cell.state.tasks) == 10
+
+
+def test_an_owner_that_would_hold_nothing_keeps_its_tasks_if_it_could_take_slots_back() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit("three", user="bob", gpus=3)
+    cell.submit("part", user="bob", resources=Resources(gpus=1, gpu_milli=700))
+    cell.run()
+    gang = Resources(gpus=1, gpu_milli=700)
+    cell.submit("gang", user="alice", resources=gang, replicas=4)
+    assert not stopped(cell.run())
+    assert cell.gpus_of("bob", "alice") == [3.7, 0]

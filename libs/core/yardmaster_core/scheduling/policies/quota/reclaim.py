@@ -18,6 +18,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
+    first_exceeded,
     held_by_task,
     minus,
     plus,
@@ -228,14 +229,17 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
 
     Each victim must leave a queue that, without the victims before it, still holds more than its
     share. If the reclaimer deserves what it will hold with the task, the queue must only hold more
-    than it deserves: in the pool, or as a project in all its pools. And the reclaimer must not
-    become fuller, in proportion to its share, than a queue that loses tasks.
+    than it deserves: in the pool, or as a project in all its pools. Otherwise the queue must keep
+    what it deserves, or have no task that it could reclaim slots for afterwards. And the reclaimer
+    must not become fuller, in proportion to its share, than a queue that loses tasks.
     """
     index = index_of(view)
     project_queue, request = queue_of(view, task), requested(view.pool, task.job.shape)
     guaranteed = stays_within_sum(view, task.job.project, request)
     taken: dict[Queue, Amounts] = {}
     reclaimers: dict[Queue, Queue] = {}
+    #: The victims of queues from which the reclaimer takes as much as its share only.
+    by_share: dict[Queue, list[Task]] = {}
     involved = [bool(amount) for amount in request]
     for victim in victims:
         victim_queue = index.queue_of(view.state, victim.job.project)
@@ -256,11 +260,19 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         ):
             # rule: reclaim: each chunk must be above the share or what is deserved
             return False
+        if not within_deserved:
+            by_share.setdefault(reclaimee, []).append(victim)
         amounts = held_by_task(view.pool, victim)
         involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
         for queue in victim_queue.path:
             # rule: reclaim: each chunk reduces what is left
             taken[queue] = plus(taken.get(queue, NOTHING), amounts)
+    # rule: reclaim: a share takes nothing that is deserved
+    if any(
+        _loses_deserved(reclaimee, taken[reclaimee]) and _could_reclaim(view, lost, taken)
+        for reclaimee, lost in by_share.items()
+    ):
+        return False
     # rule: reclaim: saturation guard
     return not any(
         _becomes_fuller(view, reclaimer, reclaimee, request, taken, i)
@@ -268,6 +280,47 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
         for i in RESOURCES
         if involved[i]
     )
+
+
+def _loses_deserved(reclaimee: Queue, taken: Amounts) -> bool:
+    """Whether a queue holds more of a resource than it deserves, and less without `taken`."""
+    allocated = reclaimee.allocated
+    return any(
+        deserved is not None and allocated[i] > deserved > allocated[i] - taken[i]
+        for i, deserved in enumerate(reclaimee.deserved)
+    )
+
+
+def _could_reclaim(view: PoolView, lost: Sequence[Task], taken: dict[Queue, Amounts]) -> bool:
+    """Whether a project, after it lost these tasks, has a task with which it stays within its
+    share, so that it could reclaim slots.
+    """
+    index = index_of(view)
+    requests: dict[Queue, set[Amounts]] = {}
+    for victim in lost:
+        queue = index.queue_of(view.state, victim.job.project)
+        known = requests.get(queue)
+        if known is None:
+            known = requests[queue] = set(_requests_of_pending(view, queue))
+        known.add(requested(view.pool, victim.job.shape))
+    return any(
+        first_exceeded(plus(minus(queue.allocated, taken[queue]), request), queue.fair) is None
+        for queue, of_queue in requests.items()
+        for request in of_queue
+    )
+
+
+def _requests_of_pending(view: PoolView, queue: Queue) -> frozenset[Amounts]:
+    """Return the amounts that single pending tasks of a project request."""
+    key = ("requests", queue)
+    found: frozenset[Amounts] | None = view.memo.get(key)
+    if found is None:
+        found = view.memo[key] = frozenset(
+            requested(view.pool, group.shape)
+            for group in queue.waiting
+            if group.queue.live and not group.shape.start_failed
+        )
+    return found
 
 
 def _becomes_fuller(

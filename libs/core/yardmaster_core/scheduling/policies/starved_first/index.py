@@ -56,6 +56,11 @@ class Owner:
         """The amount that tasks of the owner hold and request."""
         return self.allocated + self.returning + self.pending
 
+    @property
+    def requests(self) -> list[int]:
+        """The amounts above 0 that single pending tasks of the owner request."""
+        return [asked for asked in self.waiting if asked]
+
     def part(self, level: int) -> int:
         """Return the equal part of the owner in a pool that is divided up to `level`."""
         return min(self.demand, max(self.non_preemptible, level))
@@ -293,6 +298,12 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._due.set()
         if self._built:
             self._stale_groups[group] = None
+
+    def group_changed(self, group: Group, job: Job) -> None:
+        super().group_changed(group, job)
+        if not group.pending:
+            # Its owner may lose its only task now: see `preempt`.
+            self._victims_due.set()
 
     def owners_changed(self) -> None:
         self._built = False

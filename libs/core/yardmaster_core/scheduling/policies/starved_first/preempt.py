@@ -2,10 +2,16 @@
 
 A task may preempt others if its owner holds less than its equal part. Each victim must belong to an
 owner that, without the victims before it, holds more than its equal part, and more than the task's
-owner will hold with the task. Afterwards no owner of a victim may hold less than the task's owner
-did before. So a preemption takes slots from the larger one of two owners, and leaves it with no
-less than the smaller one held before. Therefore no two owners take slots from each other in turn,
-also where equal parts are no whole tasks, or tasks differ in size.
+owner will hold with the task. Afterwards each owner of a victim must hold more than the task's
+owner did before. Of two owners that hold nothing, the one whose smallest task is larger counts as
+the one that holds more: an owner with one large task may lose it to an owner that holds nothing.
+
+So no owners take slots from each other in turn. Sort what the owners hold, the smallest amount
+first, and compare two states by the first amount that differs. A start on idle slots only makes
+amounts larger. A preemption makes the amount of the task's owner larger, and leaves those of the
+others that change larger than that amount was before. So each preemption leads to a state that
+compares as larger, also where equal parts are no whole tasks, or tasks differ in size, and no state
+is reached twice while no task is submitted or ends and no node changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,8 +49,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     if not may_claim(view, task):
         return
     index = index_of(view)
-    now = index.owner(task.job).allocated
-    after = now + view.pool.most_milli(task.job.shape)
+    after = index.owner(task.job).allocated + view.pool.most_milli(task.job.shape)
     owners = takewhile(lambda owner: owner.allocated > after, index.above())
     following = next(owners, None)
     tasks: dict[Owner, Iterator[Task]] = {}
@@ -62,7 +67,7 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
             continue
         held = index.held_by(victim)
         # A task whose removal alone takes too much would hide smaller tasks of its node.
-        if owner.allocated - held >= now:
+        if _keeps_more(view, task, owner, owner.allocated - held, [victim]):
             yield victim
             negative += held
         heappush(heap, (negative, name, owner))
@@ -70,12 +75,11 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
 
 def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     """Whether the victims may be preempted together: the owner of each one, without the victims
-    before it, holds more than its equal part, and more than the task's owner will hold; and none of
-    these owners is left with less than the task's owner holds now.
+    before it, holds more than its equal part, and more than the task's owner will hold; and each of
+    these owners is left with more than the task's owner holds now (see above for nothing).
     """
     index = index_of(view)
-    now = index.owner(task.job).allocated
-    after = now + view.pool.most_milli(task.job.shape)
+    after = index.owner(task.job).allocated + view.pool.most_milli(task.job.shape)
     left: dict[Owner, int] = {}
     for victim in stopped:
         owner = index.owner(victim.job)
@@ -83,7 +87,26 @@ def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
         if remaining <= max(index.part(owner), after):
             return False
         left[owner] = remaining - index.held_by(victim)
-    return all(remaining >= now for remaining in left.values())
+    return all(
+        _keeps_more(view, task, owner, remaining, stopped) for owner, remaining in left.items()
+    )
+
+
+def _keeps_more(
+    view: PoolView, task: Task, owner: Owner, remaining: int, stopped: Sequence[Task]
+) -> bool:
+    """Whether an owner that keeps `remaining` without the stopped tasks holds more than the owner
+    of `task` holds now. Of two that hold nothing, the larger smallest task counts as more.
+    """
+    index, pool = index_of(view), view.pool
+    claimant = index.owner(task.job)
+    if remaining or claimant.allocated:
+        return remaining > claimant.allocated
+    if owner.returning:
+        # Its tasks that are stopping may be smaller than the others.
+        return False
+    lost = [pool.most_milli(v.job.shape) for v in stopped if index.owner(v.job) is owner]
+    return min(lost + owner.requests) > min(claimant.requests)
 
 
 def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:

@@ -1,0 +1,202 @@
+"""Random static problems: a few nodes and owners, jobs that never end, agents that obey at once.
+
+`python -m tests.histories.static_problems --seeds 0:50000` plays many. In each of them the cell
+comes to rest within a bounded number of preemptions, and then decides nothing: no two owners take
+slots from each other in turn.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing import Pool
+from random import Random
+from typing import Any, Final
+
+from yardmaster_core.machine import CycleResult, Decision
+from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.testing import START_MS, Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.resources import Resources
+
+POLICIES: Final = ("quota", "starved_first")
+#: The most preemptions per task that a problem may need.
+PER_TASK: Final = 12
+#: Cycles, of 10 seconds, until a problem must be at rest.
+MOST_CYCLES: Final = 600
+
+
+class StaticCell(Cell):
+    """A cell whose jobs never end and whose agents obey at once."""
+
+    def __init__(self, **pool: Any) -> None:
+        super().__init__(**pool)
+        self.preempted = 0
+        #: What was decided about which task (seconds after the start, event, task).
+        self.log: list[tuple[int, str, str]] = []
+
+    def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+        """Decide in place: the properties of deciding are checked by other histories."""
+        self.state, decisions, complete = self.machine.decide_in_place(
+            self.state, limit=limit, observed=observed
+        )
+        return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
+
+    def step(self, after_s: float = 10, **more: Any) -> list[Event]:
+        """Let agents obey, then run a cycle; return its decisions."""
+        for task in list(self.state.tasks.values()):
+            run = task.run
+            if run is None:
+                continue
+            name = task.job.id
+            if run.stop is not None:
+                self.ends(name, task.index)
+            elif not run.started:
+                self.starts(name, task.index)
+        decided = self.cycle(after_s=after_s, **more)
+        self.history.clear()
+        self.steps.clear()
+        for event in decided:
+            if isinstance(event, dec.PreemptionRequestedV1):
+                self.preempted += 1
+            if not isinstance(event, dec.TaskUnschedulableV1):
+                about = str(getattr(event, "task_id", ""))
+                self.log.append(((self.now_ms - START_MS) // 1000, type(event).__name__, about))
+        return decided
+
+    def come_to_rest(self, most: int = MOST_CYCLES) -> bool:
+        """Run cycles until three decide nothing; return whether they did within `most`."""
+        quiet = 0
+        for _ in range(most):
+            decided = self.step()
+            quiet = 0 if decided or self._due_or_moving() else quiet + 1
+            if quiet == 3:
+                return True
+        return False
+
+    def _due_or_moving(self) -> bool:
+        due_ms = self.machine.due_ms(self.state)
+        if due_ms is not None:
+            return True
+        return any(_moves(task) for task in self.state.tasks.values())
+
+
+def _moves(task: Task) -> bool:
+    run = task.run
+    return run is not None and (run.stop is not None or not run.started)
+
+
+def problem(seed: int, policy: str) -> tuple[StaticCell, bool]:
+    """Play the problem of a seed; return its cell, and whether it came to rest within the bound."""
+    random = Random(f"{policy}/{seed}")
+    cell = StaticCell(**_pool(random, policy))
+    # Half of the problems have one small node, or one and a second of another type.
+    narrow = random.random() < 0.5
+    nodes = random.randint(1, 2 if narrow else 3)
+    types = random.choice((("any",), ("any",), ("a", "b")))
+    for number in range(nodes):
+        gpus = random.choice((3, 4, 4, 5) if narrow else (1, 2, 3, 4, 4, 8))
+        cell.node(f"n{number}", gpus=gpus, node_type=types[number % len(types)])
+    projects = [f"p{number}" for number in range(random.randint(2, 4))]
+    departments = {name: random.choice(("d", "d", "d", "e")) for name in projects}
+    if policy == "quota":
+        _entitle(random, cell, departments)
+    cell.cycle()
+    tasks = 0
+    waves = random.randint(2, 4)
+    lost = random.randrange(1, waves) if nodes > 1 and random.random() < 0.3 else None
+    for wave in range(waves):
+        for number in range(random.randint(1, 4)):
+            count = random.choice((1, 1, 1, 2, 3))
+            tasks += count
+            project = random.choice(projects)
+            cell.submit(
+                f"w{wave}n{number}",
+                project=project,
+                department=departments[project],
+                user=random.choice(("u0", "u1", "u2")),
+                tasks=count,
+                **_shape(random, types),
+            )
+        if wave == lost:
+            heard_ms = cell.now_ms
+            cell.step(61, silent={f"n{nodes - 1}": heard_ms})
+        before = cell.preempted
+        if not cell.come_to_rest() or cell.preempted - before > PER_TASK * tasks:
+            return cell, False
+    return cell, True
+
+
+def _pool(random: Random, policy: str) -> dict[str, Any]:
+    if policy == "starved_first":
+        return {"policy": policy, "owners": random.choice(("user", "project"))}
+    return {
+        "policy": policy,
+        "order": random.choice(("document", "document", "kai")),
+        "over_quota": random.choice(("deserved", "weight")),
+        "max_moves": random.choice((0, 16)),
+    }
+
+
+def _entitle(random: Random, cell: StaticCell, departments: dict[str, str]) -> None:
+    for name in sorted(set(departments.values())):
+        if random.random() < 0.5:
+            deserved = random.choice((0, 1, 2, 4, 8))
+            quota = req.Quota(deserved_milli=deserved * 1000)
+            cell.configure_department(name, quotas={"main": quota})
+    for name, department in departments.items():
+        quota = req.Quota(
+            deserved_milli=random.choice((0, 0, 1000, 1000, 1500, 2000, 3000, 4000)),
+            over_quota_weight=random.choice((0, 1, 1, 3)),
+        )
+        rank = random.choice((100, 100, 100, 200))
+        cell.entitle(name, department=department, quotas={"main": quota}, rank=rank)
+
+
+def _shape(random: Random, types: tuple[str, ...]) -> dict[str, Any]:
+    milli = random.choice((1000, 1000, 1000, 1000, 500, 700, 300))
+    gpus = random.choice((1, 1, 1, 2, 3, 4)) if milli == 1000 else 1
+    shape: dict[str, Any] = {
+        "resources": Resources(gpus=gpus, gpu_milli=milli),
+        "replicas": random.choice((1, 1, 1, 2, 3, 4)),
+        "priority": random.choice((42, 42, 42, 10, 60)),
+    }
+    if random.random() < 0.15:
+        shape["preemptible"] = False
+    if random.random() < 0.15:
+        shape["min_runtime_s"] = random.choice((5, 60, 600))
+    if len(types) > 1 and random.random() < 0.5:
+        shape["node_types"] = (random.choice(types),)
+    return shape
+
+
+def outcome(policy: str, seed: int) -> tuple[int, bool, list[tuple[int, str, str]]]:
+    """Return the seed, whether its problem came to rest, and the last decisions if not."""
+    cell, rests = problem(seed, policy)
+    return seed, rests, [] if rests else cell.log[-24:]
+
+
+def main() -> int:
+    """Play the problems of these seeds; print those that do not come to rest."""
+    parser = argparse.ArgumentParser(prog="python -m tests.histories.static_problems")
+    parser.add_argument("--seeds", default="0:50000", help="FIRST:END")
+    parser.add_argument("--policy", choices=POLICIES)
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    first, end = map(int, args.seeds.split(":"))
+    failed = 0
+    with Pool(args.jobs) as pool:
+        for policy in (args.policy,) if args.policy else POLICIES:
+            play = partial(outcome, policy)
+            for seed, rests, log in pool.imap_unordered(play, range(first, end), chunksize=16):
+                if not rests:
+                    failed += 1
+                    print(f"{policy}: seed {seed} does not come to rest", *log, sep="\n  ")
+    print(f"{failed} problems do not come to rest")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The policy `quota`: no two projects reclaim slots from each other in turn."""
+
+from tests.histories.static_problems import StaticCell
+from yardmaster_schemas.events.requests import Quota
+
+
+def entitle(cell: StaticCell, project: str, deserved: int, weight: int = 1) -> None:
+    quota = Quota(deserved_milli=deserved * 1000, over_quota_weight=weight)
+    cell.entitle(project, quotas={"main": quota})
+
+
+def test_projects_come_to_rest_when_a_lost_node_leaves_less_than_they_deserve() -> None:
+    cell = StaticCell(policy="quota")
+    cell.node("n0", gpus=4)
+    cell.node("n1", gpus=1)
+    for project, deserved in (("p", 1), ("q", 3), ("r", 1)):
+        entitle(cell, project, deserved)
+    heard_ms = cell.now_ms
+    cell.cycle()
+    cell.cycle(after_s=61, silent={"n1": heard_ms})
+    cell.submit("q4", project="q", gpus=4)
+    cell.step()
+    cell.submit("p3", project="p", gpus=3)
+    cell.submit("p1", project="p", gpus=1)
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 1
+    assert [cell.phase(name) for name in ("q4", "p3", "p1")] == ["pending", "running", "running"]
+
+
+def test_projects_come_to_rest_when_shares_name_nodes_of_another_type() -> None:
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("na", gpus=4, node_type="a")
+    cell.node("nb", gpus=4, node_type="b")
+    for project, deserved, weight in (("p", 1, 0), ("q", 0, 4), ("t", 0, 3)):
+        entitle(cell, project, deserved, weight)
+    cell.submit("t", project="t", gpus=1, tasks=8, node_types=("b",))
+    cell.submit("q4", project="q", gpus=4, node_types=("a",))
+    cell.step()
+    cell.submit("p3", project="p", gpus=3, node_types=("a",))
+    cell.submit("p1", project="p", gpus=1, node_types=("a",))
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 1
+
+
+def test_a_share_still_takes_a_task_whose_project_could_not_take_it_back() -> None:
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n0", gpus=4)
+    entitle(cell, "p", 1)
+    entitle(cell, "q", 1)
+    cell.submit("q4", project="q", gpus=4)
+    cell.step()
+    cell.submit("p2", project="p", gpus=2)
+    assert cell.come_to_rest(100)
+    assert cell.phase("p2") == "running"
