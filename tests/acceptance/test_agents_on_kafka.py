@@ -28,6 +28,7 @@ from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
 from yardmaster_schemas.events.requests import Fence
 from yardmaster_schemas.topics import assignments
 
+#: How long the broker is away: longer than a request to it may take.
 AWAY_S = 30.0
 #: Prints a number every 0.2 s until the file of its argument exists.
 COUNT = 'at=0; while [ ! -e "$1" ]; do echo $((at += 1)); sleep 0.2; done; echo end'
@@ -120,7 +121,7 @@ def test_killed_agents_start_no_attempt_twice(tmp_path: Path) -> None:
         tasks += gateway.submit(witnessed(seen, "sleep", "5"), tasks=6)
         for _ in range(6):
             name = chance.choice(["agent-n1", "agent-n2"])
-            time.sleep(chance.uniform(0.2, 1.5))
+            time.sleep(chance.uniform(0.2, 1.5))  # at any moment of the work
             if chance.random() < 0.3:
                 cluster.until_ready(name)
                 assert cluster.terminate(name) == 0, (

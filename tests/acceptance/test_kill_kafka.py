@@ -41,6 +41,7 @@ BULK = 75
 BULK_TASK_S = 4
 #: Tasks of a job of the highest priority: one for each slot.
 URGENT = 12
+#: How long the broker is away: longer than a request to it may take.
 AWAY_S = 30.0
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("kill_kafka")]
@@ -152,7 +153,7 @@ class KillRun:
         elif running:
             self.cluster.until(lambda: self.count_in("running"), "some tasks run")
         else:
-            time.sleep(self.chance.uniform(0.2, 1.2))
+            time.sleep(self.chance.uniform(0.2, 1.2))  # a kill at any moment of the work
         self.note("+".join(names))
         for name in names:
             self.cluster.kill9(name)

@@ -24,6 +24,7 @@ from yardmaster_schemas.events.decisions import LossCause, NodeLostV1, Outcome, 
 from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskExitedV1
 from yardmaster_schemas.events.requests import Fence, PolicyRef, PoolConfig
 
+#: How long no message passes: longer than any time limit of an agent or of the scheduler.
 PARTITION_S = 60.0
 NODE_TIMEOUT_S = 15
 SLOTS = 2
@@ -125,7 +126,7 @@ def _partition(cluster: Cluster, proxy: TcpProxy, unheard: TcpProxy, folder: Pat
     began = time.monotonic()
     proxy.set(Mode.BLACKHOLE)
     unheard.set(Mode.UP_ONLY)
-    time.sleep(3)
+    time.sleep(3)  # the agents are killed and stopped within the partition, not at its start
     cluster.kill9(f"agent-{KILLED}")
     cluster.stop(f"agent-{STOPPED}")
     # All processes are dead before their nodes are lost; their tasks run elsewhere soon after.

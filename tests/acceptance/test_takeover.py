@@ -242,10 +242,10 @@ def test_a_suspended_and_continued_leader_changes_nothing_and_reports_that_it_is
                 terms = len(cluster.on_log(Decided.read).terms)
                 fenced = fenced_count(cluster, old)
                 before = cluster.on_log(Decided.read).dropped
-                time.sleep(chance.uniform(0.2, 0.7))
+                time.sleep(chance.uniform(0.2, 0.7))  # a stop at any moment of a cycle
                 with stopped(cluster, old):
                     cluster.until(lambda: leads(cluster, other(old)), "standby leads", 30)  # noqa: B023
-                    time.sleep(chance.uniform(0, 0.5))
+                    time.sleep(chance.uniform(0, 0.5))  # any number of cycles of its term
                 cluster.until(lambda: fenced_count(cluster, old) > fenced, f"{old} is fenced", 30)  # noqa: B023
                 assert leads(cluster, other(old)), f"round {rounds}: the new leader still leads"
                 found = cluster.on_log(Decided.read)

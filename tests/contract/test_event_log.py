@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.contract.conftest import Subject, topic
+from tests.support.pauses import let_wait_begin
 from yardmaster_eventlog.errors import (
     BatchTooLarge,
     LogClosed,
@@ -278,7 +279,7 @@ async def test_waiting_ends_when_a_record_comes_from_the_same_handle(subject: Su
     log, partition = await subject.with_topic()
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(log.wait({partition: 0}, 30))
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         assert not waiting.done()
         await log.append(partition, records(1))
         assert await waiting
@@ -291,7 +292,7 @@ async def test_waiting_ends_when_a_record_comes_from_another_handle(subject: Sub
     await log.append(partition, records(2))
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(log.wait({partition: 2}, 30))
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         assert not waiting.done()
         await other.append(partition, records(1, "other"))
         assert await waiting
@@ -325,7 +326,7 @@ async def test_waiting_for_any_of_several_partitions(subject: Subject) -> None:
     _, second = await subject.with_topic()
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(log.wait({first: 0, second: 0}, 30))
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         await log.append(second, records(1))
         assert await waiting
     assert not await log.wait({first: 0, second: 1}, 0.05)
@@ -351,7 +352,7 @@ async def test_waiting_ends_with_an_error_when_the_handle_is_closed(subject: Sub
 
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(wait())
-        await asyncio.sleep(0.1)
+        await let_wait_begin(0.1)
         await log.close()
         await waiting
 
@@ -360,7 +361,7 @@ async def test_a_cancelled_wait_leaves_the_log_usable(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(log.wait({partition: 0}, 30))
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         waiting.cancel()
     await log.append(partition, records(1))
     assert await log.wait({partition: 0}, 30)

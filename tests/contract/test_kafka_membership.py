@@ -218,7 +218,7 @@ async def test_without_a_broker_members_keep_their_partitions(tmp_path: Path) ->
             await has(second, 1)
             before = (first.assigned.partitions, second.assigned.partitions)
             broker.kill()
-            await asyncio.sleep(SESSION_S + 1)
+            await asyncio.sleep(SESSION_S + 1)  # longer than a session: the group would expel them
             assert (first.assigned.partitions, second.assigned.partitions) == before
             assert not await first.confirmed(next(iter(first.assigned.partitions)))
             broker.start()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.pauses import let_wait_begin
 from tests.support.stalls import TRIES, Stalls
 from yardmaster_eventlog.errors import LogClosed
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
@@ -207,7 +208,7 @@ async def test_a_waiting_call_ends_with_log_closed_when_the_member_is_closed(gro
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(wait())
         tasks.create_task(wait())
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         await member.close()
         await member.close()
     assert not await member.confirmed(0)

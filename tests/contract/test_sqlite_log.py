@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pauses import let_wait_begin
 from yardmaster_eventlog.errors import (
     AppendOutcomeUnknown,
     LogCorrupt,
@@ -361,7 +362,7 @@ async def test_an_append_beyond_its_deadline_is_withdrawn_if_the_disk_had_not_be
         other.execute("BEGIN IMMEDIATE")
         async with asyncio.TaskGroup() as group:
             group.create_task(append(b"begun"))
-            await asyncio.sleep(0.05)
+            await let_wait_begin()  # the first append has begun in the writer's thread
             group.create_task(append(b"waits"))
         assert outcomes == [AppendOutcomeUnknown, LogUnavailable]
         other.execute("ROLLBACK")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.logs import placed
+from tests.support.pauses import let_wait_begin
 from tests.support.redis_views import own_database
 from yardmaster_projections.errors import ViewsMoved
 from yardmaster_projections.memory import MemoryViewStore
@@ -331,12 +332,12 @@ async def test_all_waiters_are_woken_also_when_others_time_out_or_are_cancelled(
         waiting = [group.create_task(store.reach(at(number % 3 + 1), 10)) for number in range(30)]
         leaving = [group.create_task(store.reach(at(9), 0.02 * number)) for number in range(10)]
         cancelled = [group.create_task(store.reach(at(9), 60)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await let_wait_begin()
         for task in cancelled:
             task.cancel()
         for number in range(1, 4):
             await put(store, number, project(f"p{number}"))
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.03)  # meanwhile some of `leaving` time out
     assert all(task.result() for task in waiting)
     assert not any(task.result() for task in leaving)
 

@@ -45,7 +45,7 @@ async def test_tasks_without_a_fence_continue_while_the_log_is_unavailable(
         task = await cell.allocate(sh("echo pid $$; sleep 1000"))
         pid = int((await cell.until_output(task, "pid")).split()[1])
         log.deaf_to = {"heartbeats", "node-events", "task-logs"}
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # nothing may happen in this time
         assert alive(pid)
         log.deaf_to = set()
         await cell.stop(task, grace_s=0)
@@ -125,7 +125,7 @@ async def test_no_fenced_task_starts_on_a_node_that_was_cut_off_for_as_long(
         before = await cell.allocate(sh("true"), fence_s=5)
         await cell.ended(before)
         log.deaf_to = {"heartbeats"}
-        await asyncio.sleep(5.5)
+        await asyncio.sleep(5.5)  # longer than the fence
         log.deaf_to = set()
         beats = len(await cell.of_type(NodeHeartbeatV1))
         await cell.until(NodeHeartbeatV1, count=beats + 2)

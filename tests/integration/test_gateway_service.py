@@ -224,7 +224,7 @@ async def test_a_wait_and_a_watch_continue_on_a_gateway_that_restarts() -> None:
             group.create_task(inside(partial(watch, port)))
             waiting = group.create_task(inside(partial(wait, port)))
             await until_begun(seen)
-            await until(lambda: len(cell.store._waiters) >= 2)
+            await cell.until_reads_wait(2)
         await cell.starts(f"{job}.1")
         await cell.finishes(f"{job}.0")
         async with gateway_of(cell, port):
@@ -262,9 +262,7 @@ async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
         reading = group.create_task(inside(lambda: httpx.get(url, headers=headers, timeout=60)))
-        async with asyncio.timeout(20):
-            while not cell.store._waiters:  # noqa: ASYNC110 the store has no event for readers
-                await asyncio.sleep(0.01)
+        await cell.until_reads_wait()
         running.cancel()
     answer = reading.result()
     assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.support.pauses import let_wait_begin
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import TlsFront, authority, command, own_database
 from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
@@ -210,7 +211,7 @@ async def test_waiters_get_an_error_when_redis_stops(server: RedisServer) -> Non
 
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(wait()) for _ in range(20)]
-            await asyncio.sleep(0.2)
+            await let_wait_begin(0.2)
             server.kill()
         assert {task.result() for task in waiting} == {"unavailable"}
 
@@ -235,7 +236,7 @@ async def test_a_thousand_waiters_use_one_connection(server: RedisServer) -> Non
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(store.reach(at(1), 20)) for _ in range(500)]
             waiting += [group.create_task(store.changed(at(0), 20)) for _ in range(500)]
-            await asyncio.sleep(0.5)
+            await let_wait_begin(0.5)
             assert clients(server) <= 5
             await put(store, 1)
         assert all(task.result() for task in waiting)
@@ -263,7 +264,7 @@ async def test_a_cancelled_reader_leaves_no_answer_to_another(server: RedisServe
         await put(store, 1)
         for delay in range(30):
             task = asyncio.get_running_loop().create_task(store.get(ProjectRow, "p1"))
-            await asyncio.sleep(delay * 0.0001)
+            await asyncio.sleep(delay * 0.0001)  # another moment of the exchange each time
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert await store.position() == at(1)

@@ -250,7 +250,7 @@ async def test_a_trace_that_its_caller_does_not_sample_makes_no_spans(
         answer = await running.submit(traceparent=CALLER.removesuffix("01") + "00")
         assert answer.headers["Trace-Id"] == TRACE
         await running.until(lambda: running.said("node_agent", "replica_started"))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # spans would be sent in this time
     assert [span for span in collector.spans if span.concerns(TRACE)] == []
     records = await running.log.read(Partition(ADMISSIONS.name), 0)
     assert all("traceparent" not in dict(stored.record.headers) for stored in records)

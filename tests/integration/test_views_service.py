@@ -146,7 +146,7 @@ async def test_another_worker_continues_when_one_is_killed_or_stops(views: Views
     for _ in range(3):
         story.job()
         await views.write(story)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # the kill comes at any moment of the work
     views.kill("one")
     story.job()
     await views.write(story)
@@ -181,7 +181,7 @@ async def test_a_suspended_worker_changes_nothing_when_it_continues(
     for _ in range(5):
         story.job()
         await views.write(story)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # one batch for each job
     await views.shows(story)
     assert await tasks(views) == 11
     await assert_clean(views)
@@ -228,7 +228,7 @@ async def test_an_emptied_redis_is_filled_again_without_a_new_record(views: View
     views.start("one")
     await views.shows(story)
     await redis_do(views, "FLUSHALL")
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the worker finds the empty store by itself, without a new record
     await views.shows(story)
     assert await tasks(views) == 5
     await assert_clean(views)

@@ -187,6 +187,12 @@ class GatewayCell(MemoryCell):
         await self.follower.catch_up()
         await self.meter.catch_up()
 
+    async def until_reads_wait(self, count: int = 1) -> None:
+        """Wait until `count` reads or streams wait for a change of the views."""
+        async with asyncio.timeout(20):
+            while len(self.store._waiters) < count:  # noqa: ASYNC110 the store has no event for readers
+                await asyncio.sleep(0.001)
+
     async def run_machines(self) -> None:
         """Let quota and the scheduler consume all records; the views do not advance."""
         for _ in range(8):

@@ -102,7 +102,7 @@ async def test_a_read_waits_for_the_rebuild_of_lost_views() -> None:
         lose(cell.store)
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(cell.call("GET", f"/v1/jobs/{job}", run=False))
-            await asyncio.sleep(0.05)
+            await cell.until_reads_wait()
             group.create_task(refill(cell))
         assert reading.result()["job_id"] == job
 
@@ -113,8 +113,7 @@ async def test_views_lost_during_a_wait_do_not_mean_a_missing_task() -> None:
         async with asyncio.TaskGroup() as group:
             wait = unavailable(cell, "GET", f"/v1/tasks/{job}.0?wait_for=ended&timeout_s=10")
             group.create_task(wait)
-            await asyncio.sleep(0.2)
-            assert cell.store._waiters, "it waits"
+            await cell.until_reads_wait()
             lose(cell.store)
         await refill(cell)
 

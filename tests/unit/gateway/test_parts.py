@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway import CALLERS
+from tests.support.toy_cell import until
 from tests.support.views import telemetry
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
@@ -91,10 +92,13 @@ class SlowLog(MemoryLog):
         super().__init__(SystemClock())
         self.gate = asyncio.Event()
         self.batches: list[int] = []
+        #: The number of appends that have begun.
+        self.begun = 0
         self.error: Exception | None = None
         self.one_only = False
 
     async def append(self, partition, batch):
+        self.begun += 1
         await self.gate.wait()
         if self.one_only:
             self.gate.clear()
@@ -190,7 +194,7 @@ async def test_a_cancelled_append_leaves_the_batch_with_an_unknown_outcome() -> 
     log.one_only = True
     log.gate.set()
     assert await first == 0
-    await asyncio.sleep(0.01)
+    await until(lambda: log.begun == 2)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -215,7 +215,7 @@ async def test_a_read_waits_until_the_task_is_admitted_or_the_time_is_over() -> 
             waiting = group.create_task(
                 cell.call("GET", f"{path}?wait_for=admitted&timeout_s=30", run=False)
             )
-            await asyncio.sleep(0.01)
+            await cell.until_reads_wait()
             assert not waiting.done()
             group.create_task(cell.run_until_idle())
         assert waiting.result()["phase"] in {"pending", "starting"}
@@ -238,7 +238,7 @@ async def test_a_read_waits_until_quota_has_decided_on_the_request() -> None:
         assert (await cell.call("GET", path, run=False))["state"] == "recorded"
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(cell.call("GET", f"{path}?wait_s=5", run=False))
-            await asyncio.sleep(0.01)
+            await cell.until_reads_wait()
             group.create_task(cell.run_until_idle())
         assert waiting.result()["state"] == "accepted"
 

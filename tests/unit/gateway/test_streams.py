@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.gateway import CALLERS, GatewayCell, gateway_cell
+from tests.support.pauses import let_wait_begin
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.identity.authorization import Caller
@@ -57,7 +58,7 @@ async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: Gatewa
 async def test_a_watch_sends_every_change_after_its_snapshot(cell: GatewayCell) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
-        await asyncio.sleep(0.05)
+        await cell.until_reads_wait()
         group.create_task(cell.submit())
     found = watching.result()
     assert found[0][0] == "snapshot"
@@ -93,7 +94,7 @@ async def test_a_watch_that_is_slower_than_the_retention_of_changes_is_closed(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
-        await asyncio.sleep(0.02)
+        await cell.until_reads_wait()
         cell.store._max_kept = 1
         for _ in range(3):
             await cell.submit()
@@ -200,7 +201,7 @@ async def test_followed_output_ends_when_the_token_is_revoked() -> None:
 async def test_streams_are_bounded() -> None:
     async with gateway_cell(max_streams=1) as cell, asyncio.TaskGroup() as group:
         group.create_task(watched(cell))
-        await asyncio.sleep(0.05)
+        await cell.until_reads_wait()
         await cell.call("GET", "/v1/watch", status=429, run=False)
 
 
@@ -353,7 +354,7 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
         await prints(cell, task, "before\n", 0)
 
         async def continue_task() -> None:
-            await asyncio.sleep(0.1)
+            await let_wait_begin(0.1)
             await prints(cell, task, "while\n", 1)
             await cell.finishes(task)
 

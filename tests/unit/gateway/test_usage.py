@@ -13,7 +13,7 @@ async def ran(cell: GatewayCell) -> int:
     job = await cell.submit()
     task = f"{job}.0"
     await cell.starts(task)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the time that is metered: the clock of the cell is the machine's
     await cell.finishes(task)
     attempt = (await cell.call("GET", f"/v1/tasks/{task}/attempts"))["items"][0]
     assert attempt["replicas"][0]["released_at"] is not None
@@ -45,9 +45,9 @@ async def test_usage_is_grouped_by_hours_days_or_months(cell: GatewayCell) -> No
 async def test_a_running_task_counts_up_to_now(cell: GatewayCell) -> None:
     job = await cell.submit()
     await cell.starts(f"{job}.0")
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # metered time
     (first,) = (await cell.call("GET", "/v1/usage"))["items"]
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # metered time
     (second,) = (await cell.call("GET", "/v1/usage"))["items"]
     assert 0 < first["gpu_milli_seconds"] < second["gpu_milli_seconds"]
 
