@@ -1,7 +1,7 @@
 """`/v1/nodes`: list, show, cordon, drain, uncordon, disable slots."""
 
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
@@ -39,6 +39,12 @@ from yardmaster_schemas.events.requests import (
 from yardmaster_schemas.instants import parse_rfc3339
 
 router = APIRouter(tags=["nodes"])
+
+#: The problems of a request that changes a node.
+_CHANGE_RESPONSES: Final = problem_responses(
+    *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
+    *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+)
 
 
 def _tag(row: NodeRow) -> str:
@@ -80,6 +86,14 @@ async def _find(read: ReadContext, name: str) -> NodeRow:
     return row
 
 
+async def _find_for_change(read: ReadContext, name: str, if_match: str | None) -> NodeRow:
+    """Return a node that the caller may change, in the version that `If-Match` names."""
+    authorize(read.caller, Action.OPERATE)
+    row = await _find(read, name)
+    check_condition(f"node {name}", _tag(row), if_match)
+    return row
+
+
 @router.get(
     "/nodes/{name}",
     operation_id="read_node",
@@ -99,10 +113,7 @@ async def read_node(read: Read, response: Response, name: str) -> Node:
     status_code=202,
     response_model=Accepted,
     openapi_extra=request_body(NodePatch),
-    responses=problem_responses(
-        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
-    ),
+    responses=_CHANGE_RESPONSES,
 )
 async def change_node(
     read: Read,
@@ -112,9 +123,7 @@ async def change_node(
     if_match: IfMatch = None,
 ) -> Accepted:
     """Cordon a node, drain it by a deadline, or uncordon it."""
-    authorize(read.caller, Action.OPERATE)
-    row = await _find(read, name)
-    check_condition(f"node {name}", _tag(row), if_match)
+    await _find_for_change(read, name, if_match)
     event: Event
     deadline_ms = _deadline(patch)
     if patch.state is RequestedNodeState.READY:
@@ -134,10 +143,7 @@ async def change_node(
     status_code=202,
     response_model=Accepted,
     openapi_extra=request_body(NodeSlots),
-    responses=problem_responses(
-        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
-    ),
+    responses=_CHANGE_RESPONSES,
 )
 async def change_node_slots(
     read: Read,
@@ -147,9 +153,7 @@ async def change_node_slots(
     if_match: IfMatch = None,
 ) -> Accepted:
     """Disable the given slots of a node and enable all others. `If-Match` is the node's ETag."""
-    authorize(read.caller, Action.OPERATE)
-    row = await _find(read, name)
-    check_condition(f"node {name}", _tag(row), if_match)
+    row = await _find_for_change(read, name, if_match)
     offer = row.offer
     gpus = offer.gpus if offer is not None else 0
     for index, slot in enumerate(slots.disabled):
