@@ -189,7 +189,8 @@ class Fleet:
         """Wait until all processes are ready.
 
         Raises:
-            ProcessFailed: a process ended, or is not ready within the limit.
+            ServiceFailed: a process is not ready within the limit.
+            ProcessFailed: a process ended.
         """
         deadline = time.monotonic() + limit_s
         while waiting := dict(self.not_ready()):

@@ -89,6 +89,9 @@ class VictimSearch:
         return by_node.chosen
 
     def _by_node(self, victims: Iterable[Task]) -> dict[int, list[NodeVictim]]:
+        """Return, by the ordinal of a node, each replica of a victim that still holds slots on it:
+        the victim's position among `victims`, the victim, and the replica's gpu_milli.
+        """
         nodes, capacities = self._draft.state.nodes, self._future.capacities
         found: dict[int, list[NodeVictim]] = {}
         for position, victim in enumerate(victims):

@@ -46,6 +46,7 @@ class PreemptibleIndex(PolicyIndex):
                 self.victim_changed(task)
 
     def victim_changed(self, task: Task) -> Iterable[Victims]:
+        """Add a task to the victims of its priority; return them."""
         priority = task.job.priority
         found = self.victims.get(priority)
         if found is None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.policies.claiming.amounts import GPU
 from yardmaster_core.scheduling.policies.claiming.index import (
     ClaimingIndex,
     counted,
@@ -205,8 +206,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         """Count a task again, and add the difference to the amounts of its owner."""
         before = self._tasks.get(task, NOTHING)
         held, non_preemptible, _, returning, reserved = counted(task, self._pool.name)
-        allocated = held[0] + reserved[0]
-        now = (allocated, allocated if non_preemptible[0] else 0, returning[0])
+        allocated = held[GPU] + reserved[GPU]
+        # A task is preemptible or not as a whole.
+        now = (allocated, allocated if non_preemptible[GPU] else 0, returning[GPU])
         if now == before:
             return
         if now == NOTHING:
