@@ -24,6 +24,7 @@ from yardmaster_gateway.identity.authorization import (
     names_in_scope,
     sees_all_projects,
 )
+from yardmaster_gateway.identity.refused_tokens import RefusedTokens
 from yardmaster_gateway.monotonic import MonotonicViews
 from yardmaster_gateway.rate_limit import RateLimit
 from yardmaster_gateway.request_writer import RequestWriter
@@ -129,6 +130,7 @@ class Gateway:
             per_s=settings.rate_per_s,
             callers=settings.rate_callers,
         )
+        self.refused_tokens = RefusedTokens(ports.clock, ports.telemetry)
         self.requests = ports.telemetry.counter(
             "http_requests", "Answers given", "method", "status"
         )
@@ -329,8 +331,15 @@ async def current_caller(request: Request) -> Caller:
         Unauthenticated, NotReady, RateLimited.
     """
     gateway = gateway_of(request)
-    caller = await gateway.identity.identify(bearer_token(request))
+    token = bearer_token(request)
+    address = request.client.host if request.client else ""
+    try:
+        caller = await gateway.identity.identify(token)
+    except errors.Unauthenticated:
+        gateway.refused_tokens.add(address)
+        raise
     if caller is None:
+        gateway.refused_tokens.add(address)
         raise errors.Unauthenticated(found="the token is unknown or was revoked")
     gateway.limit.take(caller.user)
     return caller

@@ -1,10 +1,16 @@
 """Authentication, visibility, and the actions that each role allows."""
 
+import json
+from io import StringIO
+
 import pytest
 
 from tests.support.gateway import GatewayCell
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.identity.authorization import Action, Binding, is_allowed
+from yardmaster_gateway.identity.refused_tokens import LINE_S, MAX_ADDRESSES, RefusedTokens
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.users import RoleName, Scope
 
 
@@ -17,6 +23,40 @@ async def test_a_header_without_a_bearer_token_is_refused(cell: GatewayCell, hea
         response = await client.get("/v1/whoami", headers=headers)
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+async def test_guessed_tokens_are_counted_and_logged_with_their_address_once_a_minute() -> None:
+    lines = StringIO()
+    clock = ManualClock()
+    refused = RefusedTokens(clock, Telemetry("gateway", now_ms=clock.now_ms, stream=lines))
+    for second in range(120):
+        refused.add("10.0.0.7")
+        refused.add(f"10.0.1.{second}")
+        clock.advance(1.0)
+    said = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [line["event"] for line in said] == ["tokens_refused", "tokens_refused"]
+    assert [(line["requests"], line["addresses"]) for line in said] == [(1, 1), (120, 61)]
+    assert (said[1]["address"], said[1]["of_address"]) == ("10.0.0.7", 60)
+
+
+async def test_the_memory_for_addresses_of_guesses_is_bounded() -> None:
+    lines = StringIO()
+    clock = ManualClock()
+    refused = RefusedTokens(clock, Telemetry("gateway", now_ms=clock.now_ms, stream=lines))
+    for number in range(2 * MAX_ADDRESSES + 1):
+        refused.add(str(number))
+    clock.advance(LINE_S)
+    refused.add("0")
+    said = json.loads(lines.getvalue().splitlines()[-1])
+    assert (said["requests"], said["addresses"]) == (2 * MAX_ADDRESSES + 1, MAX_ADDRESSES)
+
+
+async def test_only_requests_with_a_refused_token_count_as_guesses(cell: GatewayCell) -> None:
+    for token, status in (("operator", 200), (None, 401), ("guess-1", 401), ("guess-2", 401)):
+        await cell.call("GET", "/v1/whoami", token=token, status=status)
+    metrics = cell.ports.telemetry.exposition()
+    assert b"yard_gateway_tokens_refused_total 2.0" in metrics
+    assert b'yard_gateway_http_requests_total{method="GET",status="401"} 3.0' in metrics
 
 
 async def test_whoami_shows_the_user_and_its_roles(cell: GatewayCell) -> None:
