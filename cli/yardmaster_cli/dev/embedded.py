@@ -8,7 +8,6 @@ the next start continues from the log.
 """
 
 import asyncio
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -40,7 +39,7 @@ from yardmaster_quota import main as quota
 from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import tune_gc
-from yardmaster_runtime.service import Ports
+from yardmaster_runtime.service import Ports, on_stop_signal
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.library_logs import LibraryLogs
@@ -200,9 +199,7 @@ def _stop_on_signals(group: asyncio.TaskGroup) -> None:
         raise _StopRequested
 
     group.create_task(stop())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, requested.set)
+    on_stop_signal(requested.set)
 
 
 async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:

@@ -268,8 +268,8 @@ def run_process(
 ) -> int:
     """Run a service in a process of its own, with settings from the environment.
 
-    SIGTERM and Ctrl-C cancel `serve`. After LogTruncated the process stays up until then: it is not
-    ready, and has closed the log.
+    The signals of `on_stop_signal` cancel `serve`; a second one changes nothing. After LogTruncated
+    the process stays up until then: it is not ready, and has closed the log.
 
     Returns the exit code: 0 after a stop, 2 for invalid settings, 100 for a fatal error.
     """
@@ -308,7 +308,7 @@ def _failed(errors: Sequence[Exception]) -> int:
 
 
 class _StopRequested(Exception):
-    """The process got SIGTERM or SIGINT."""
+    """The process got a signal to stop."""
 
 
 async def _serve(
@@ -370,11 +370,22 @@ def _truncation(error: Exception) -> LogTruncated | None:
     return error if isinstance(error, LogTruncated) else None
 
 
+def on_stop_signal(stop: Callable[[], object]) -> None:
+    """Call `stop` at each SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal was closed).
+
+    SIGHUP stays ignored if it was ignored when the process started, as `nohup` does. Must be called
+    in the event loop of the main thread.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue
+        loop.add_signal_handler(number, stop)
+
+
 async def _until_stop_requested(telemetry: Telemetry) -> NoReturn:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signal(stop.set)
     await stop.wait()
     telemetry.info("stopping")
     raise _StopRequested

@@ -226,6 +226,49 @@ def test_a_port_in_use_is_a_named_error(
     assert "error: cannot_listen: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_stop_cleans_up_once_however_often_it_arrives(
+    capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    cleaned: list[str] = []
+
+    async def serve(process: Process, settings: Any) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.01)
+            cleaned.append("once")
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert run_process(Settings, "toy", serve) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert cleaned == ["once"]
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == [
+        "stopping"
+    ]
+
+
+def test_under_nohup_a_closed_terminal_stops_no_process() -> None:
+    survived: list[bool] = []
+
+    async def serve(process: Process, settings: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        survived.append(True)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_process(Settings, "toy", serve) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert survived == [True]
+
+
 def test_a_process_stays_up_not_ready_when_the_log_was_truncated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
