@@ -21,12 +21,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from yardmaster_eventlog.errors import LogError, SnapshotCorrupt, SnapshotsUnavailable
+from yardmaster_schemas.file_modes import other_writers
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -143,6 +145,13 @@ class SnapshotStore:
         """Return the fence; None if there is none."""
         return await self._do(lambda: self._load_fence(machine, cell))
 
+    async def writable_by_others(self, machine: str, cell: str) -> tuple[str, str] | None:
+        """Return a folder or file of a machine that other users may write, and those users.
+
+        The outermost one is returned; None if there is none, or the store is no folder of a host.
+        """
+        return await self._do(lambda: self._writable_by_others(machine, cell))
+
     async def _do(self, work: Callable[[], T]) -> T:
         """Run a blocking call of the store in the executor, for at most `deadline_s` seconds.
 
@@ -209,6 +218,19 @@ class SnapshotStore:
         except FileNotFoundError:
             return None
         return content
+
+    def _writable_by_others(self, machine: str, cell: str) -> tuple[str, str] | None:
+        folder = Path(self._folder(machine, cell))
+        if not isinstance(self._fs, LocalFileSystem) or not folder.is_dir():
+            return None
+        for path in (folder.parent.parent, folder.parent, folder, *sorted(folder.iterdir())):
+            try:
+                writers = other_writers(path.stat().st_mode)
+            except FileNotFoundError:
+                continue  # another process prunes
+            if writers is not None:
+                return str(path), writers
+        return None
 
     def _cycles(self, machine: str, cell: str) -> tuple[int, ...]:
         found = (_FILE.fullmatch(name) for name in self._names(machine, cell))

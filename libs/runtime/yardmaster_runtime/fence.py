@@ -30,6 +30,7 @@ from yardmaster_eventlog.reader import record_at
 from yardmaster_eventlog.snapshots import FENCE, SnapshotStore
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import digest_of
+from yardmaster_runtime.private_files import warn_writable
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.topics import CUTS
@@ -143,6 +144,8 @@ class Fence:
     async def check(self, log: EventLog) -> None:
         """Compare the stored fence with the log; if the fence cannot be read, only report that.
 
+        Also report if other users may write the machine's snapshots or its fence.
+
         If the log was cut since the fence was written, remove the snapshots of later cycles
         instead.
 
@@ -155,9 +158,12 @@ class Fence:
         self._generation = 0 if cut is None else cut.generation
         try:
             generation, marks = await self._load()
+            writable = await self._store.writable_by_others(self._machine, self._cell)
         except SnapshotsUnavailable as error:
             self._telemetry.error("fence_unreadable", code=error.code, found=str(error))
             return
+        if writable is not None:
+            warn_writable(self._telemetry, *writable)
         if not check_generation(generation, self._generation) or cut is None:
             await check_marks(
                 log,

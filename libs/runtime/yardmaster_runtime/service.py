@@ -31,6 +31,7 @@ from yardmaster_runtime.http import HttpServer, listen
 from yardmaster_runtime.log_format import check_log_format
 from yardmaster_runtime.machine.candidate import Candidate
 from yardmaster_runtime.machine.election import Election, GroupElection, SoleCandidate
+from yardmaster_runtime.private_files import report_writable
 from yardmaster_runtime.settings import LogSettings, RuntimeSettings
 from yardmaster_runtime.telemetry.health import Health, health_handler
 from yardmaster_runtime.telemetry.library_logs import LibraryLogs
@@ -197,6 +198,9 @@ class Process:
 
     async def _open_log(self, settings: LogSettings) -> EventLog:
         log = await open_log(settings, self.clock, metrics=self.log_metrics)
+        if settings.log_url.startswith("sqlite:///"):
+            path = Path(settings.log_url.removeprefix("sqlite:///"))
+            report_writable(self.telemetry, (path.parent, path))
         if on_kafka(settings) and self.service in REQUESTS.readers:
             try:
                 await check_log_format(log, settings.log_url)

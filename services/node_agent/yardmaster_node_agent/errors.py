@@ -2,8 +2,8 @@
 
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
-             AssignmentUnreadable  NotEnrolled  NodeTaken  TaskUserUnusable
-             MpsUnusable
+             AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
+             TaskUserUnusable  MpsUnusable
 ```
 """
 
@@ -88,6 +88,16 @@ class NodeTaken(AgentError):
     """
 
     code = "node_taken"
+
+
+class DataWritable(AgentError):
+    """Other users may have changed {path}: {found}. The agent would run what it says.
+
+    If you trust its content, run: chown and chmod 600. To let the node join as a new incarnation,
+    move it away; running tasks are then killed.
+    """
+
+    code = "data_writable"
 
 
 class TaskUserUnusable(AgentError):

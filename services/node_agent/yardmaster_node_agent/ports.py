@@ -18,6 +18,7 @@ from yardmaster_node_agent.devices import (
 )
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.executors.port import Executor
+from yardmaster_node_agent.executors.private_data import check_private
 from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.procfs import boot_id, machine_id
 from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
@@ -101,7 +102,9 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
 
     Raises:
         TaskUserUnusable: tasks cannot run as the user that the settings name.
+        DataWritable: other users may have written the ledger.
     """
+    check_private(settings.data_dir, settings.secrets_dir, telemetry)
     user, reason = choose_user(settings.task_user, settings.data_dir)
     if user is None and settings.task_user != SAME:
         telemetry.warn("tasks_not_isolated", found=f"tasks run as the agent's user: {reason}")
@@ -141,6 +144,7 @@ def host_ports(
     The ledger and the replicas' directories are under `settings.data_dir`.
 
     Raises:
+        DataWritable: other users may have written the ledger.
         TaskUserUnusable, MpsUnusable: the settings demand something that this machine cannot do.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)

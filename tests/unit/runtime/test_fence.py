@@ -146,6 +146,22 @@ async def fence(cell: ToyCell, store: SnapshotStore, folder: Path) -> Path:
     return folder / "quota" / "main" / "fence.json"
 
 
+@pytest.mark.parametrize("inner", ["", "quota/main", "quota/main/fence.json"])
+async def test_snapshots_or_a_fence_that_other_users_may_write_are_named_at_each_start(
+    cell: ToyCell, tmp_path: Path, inner: str
+) -> None:
+    store = SnapshotStore(str(tmp_path))
+    await fence(cell, store, tmp_path)
+    await starts(cell, store)
+    assert cell.logged("writable_by_others") == []
+    path = tmp_path / inner
+    path.chmod(0o777)
+    await starts(cell, store)
+    (line,) = cell.logged("writable_by_others")
+    assert line["path"] == str(path)
+    assert line["found"].startswith("all users may write it")
+
+
 def changes_nothing(before: bytes, after: bytes) -> bool:
     """Whether both are the same JSON, as where a bit changed a space into another."""
     try:

@@ -94,6 +94,12 @@ def test_kafkas_secrets_come_from_files(tmp_path: Path, monkeypatch: pytest.Monk
     secret.chmod(0o644)
     with pytest.raises(SecretUnreadable, match="all users may read it"):
         kafka_settings(settings)
+    for mode, writers in ((0o602, "all users"), (0o660, "its group")):
+        secret.chmod(mode)
+        with pytest.raises(SecretUnreadable, match=f"password: {writers} may write it; chmod go-w"):
+            kafka_settings(settings)
+    secret.chmod(0o440)
+    assert kafka_settings(settings).sasl_password == "hunter2"
     secret.chmod(0o600)
     monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD", "hunter3")
     with pytest.raises(SecretUnreadable, match="also given as a value"):
@@ -104,6 +110,24 @@ def a_process() -> Process:
     clock = SystemClock()
     telemetry = Telemetry("toy", now_ms=clock.now_ms)
     return Process(clock, SystemChance(), telemetry, Health())
+
+
+def test_a_log_that_other_users_may_write_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def opened() -> None:
+        log = await a_process().open_log(RuntimeSettings(data=tmp_path))
+        await log.close()
+
+    asyncio.run(opened())
+    assert "writable_by_others" not in capsys.readouterr().err
+    tmp_path.chmod(0o777)
+    (tmp_path / "log.db").chmod(0o620)
+    asyncio.run(opened())
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    found = [(one["path"], one["hint"]) for one in said if one["event"] == "writable_by_others"]
+    paths = [str(tmp_path), str(tmp_path / "log.db")]
+    assert found == [(path, f"chmod go-w {path}") for path in paths]
 
 
 async def test_the_ports_of_a_process_are_the_real_ones(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 import logging
 import ssl
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from yardmaster_eventlog.errors import TlsUnusable
+from yardmaster_schemas.secret import not_private
 from yardmaster_schemas.topics import ASSIGNMENTS_PREFIX, DAY_MS, Topic
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -102,8 +102,9 @@ class KafkaSettings:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             if self.ssl_certfile is not None:
                 path = self.ssl_keyfile or self.ssl_certfile
-                if Path(path).stat().st_mode & stat.S_IROTH:
-                    raise TlsUnusable(path=path, found="all users may read the key; chmod o-r it")
+                found = not_private(Path(path))
+                if found is not None:
+                    raise TlsUnusable(path=path, found=found)
                 # Without a password OpenSSL would ask for one on the terminal.
                 password = self.ssl_key_password or ""
                 context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password)
