@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar
 
 from tests.support.audit import audit_log
 from tests.support.cut_tail import cut_tail
+from tests.support.faulty_host import preloaded
 from tests.support.forks import fork
-from tests.support.shifted_clock import preloaded
 from tests.support.yard_cli import run_yard
 from yardmaster.client import ApiError, Client
 from yardmaster_core.admission.machine import QuotaMachine
@@ -229,6 +229,12 @@ class Cluster:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "wb") as file:
             file.write(struct.pack("<q", ahead_s))
+
+    def set_sync_delay(self, name: str, delay_s: float) -> None:
+        """Let each sync of a process's disk take longer; for the broker, if `clocks` names it."""
+        with self._clock(name).open("r+b") as file:
+            file.seek(8)
+            file.write(struct.pack("<q", int(delay_s * 1_000_000)))
 
     def _clock(self, name: str) -> Path:
         return self.folder / "clocks" / name

@@ -1,4 +1,4 @@
-"""The wall clock of a program that is not ours, wrong by the seconds in a file: the broker's."""
+"""The host of a program that is not ours, the broker: a wrong wall clock, and a slow disk."""
 
 import subprocess
 from pathlib import Path
@@ -8,11 +8,13 @@ _SOURCE: Final = Path(__file__).with_suffix(".c")
 
 
 def preloaded(folder: Path, clock: Path) -> dict[str, str]:
-    """The environment of a program whose clock is ahead by the seconds in the file `clock`.
+    """The environment of a program whose host has the faults in the file `clock`.
 
+    The file has two 64-bit integers: the seconds by which the clock is ahead, and the microseconds
+    by which each fsync and fdatasync takes longer. Without the second one, the disk is not slow.
     Compiles the preloaded library into `folder`, which needs a C compiler.
     """
-    library = folder / "shifted_clock.so"
+    library = folder / "faulty_host.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"]

@@ -1,0 +1,102 @@
+"""The snapshot store is away, or hangs as a dead NFS mount: every service starts and takes over."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(500)]
+
+#: A call of the store counts as unanswered after this long.
+DEADLINE_S = 2
+SOON_S = 60.0
+NO_GPUS = {"gpus": 0}
+FIRST = ("quota-1", "scheduler-1")
+MACHINES = (*FIRST, "quota-2", "scheduler-2")
+
+
+def gone(folder: Path) -> Callable[[], None]:
+    """Put a file in the place of the store; return what brings the store back."""
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.touch()
+
+    def back() -> None:
+        folder.unlink()
+        aside.rename(folder)
+
+    return back
+
+
+def hanging(folder: Path) -> Callable[[], None]:
+    """Let each read of a fence or snapshot wait for ever; return what brings the store back."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".snapshot"}
+    shutil.copytree(folder, folder.with_name("copy"))
+    for path in files:
+        path.unlink()
+        os.mkfifo(path)
+
+    def back() -> None:
+        shutil.rmtree(folder)
+        folder.with_name("copy").rename(folder)
+
+    return back
+
+
+@pytest.mark.parametrize("broken", [gone, hanging])
+def test_without_its_snapshot_store_each_service_takes_over_and_starts_from_the_log(
+    tmp_path: Path, broken: Callable[[Path], Callable[[], None]]
+) -> None:
+    env = {
+        "YARD_SNAPSHOT__DEADLINE_S": str(DEADLINE_S),
+        "YARD_SNAPSHOT__EVERY_CYCLES": "1",
+        "YARD_SESSION_TIMEOUT_S": "3",
+    }
+    with Cluster(tmp_path, views=1, agents=1, env={"*": env}) as cluster:
+
+        def work() -> None:
+            tasks = [cluster.submit(["true"], resources=NO_GPUS)[0] for _ in range(2)]
+            cluster.until_ended(tasks, SOON_S)
+
+        work()
+        folder = cluster.data.snapshots
+        stored = ["quota/main", "scheduler/main"]
+        cluster.until(
+            lambda: all(
+                list((folder / each).glob("*.snapshot")) and (folder / each / "fence.json").exists()
+                for each in stored
+            ),
+            "both machines have a snapshot and a fence",
+            SOON_S,
+        )
+        back = broken(folder)
+        # One replica of each machine takes over or stays the leader; the other starts.
+        for name in FIRST:
+            cluster.kill9(name)
+        work()
+        for name in FIRST:
+            cluster.start(name, wait=False)
+        for name in FIRST:
+            cluster.until_ready(name)
+        # All replicas at once, and a gateway.
+        for name in (*MACHINES, "gateway-1"):
+            cluster.kill9(name)
+        for name in (*MACHINES, "gateway-1"):
+            cluster.start(name, wait=False)
+        for name in (*MACHINES, "gateway-1"):
+            cluster.until_ready(name, SOON_S)
+        work()
+        # Where old files hang, a leader may have saved a snapshot since, which others then use.
+        found = "no answer within" if broken is hanging else '"snapshots_unavailable"'
+        for name in FIRST if broken is hanging else (*MACHINES, "gateway-1"):
+            assert found in cluster.log(name), name
+        back()
+        for name in MACHINES:
+            cluster.restart(name)
+        work()
+        cluster.prove()
