@@ -260,7 +260,7 @@ async def test_bodies_that_are_not_json_or_too_large_are_refused(api: AgentApi) 
 
 async def test_progress_is_reported_and_bounded(api: AgentApi) -> None:
     assert (await api.ask("POST", "/v1/progress", {"permille": 400}))[0] == 202
-    for wrong in (-1, 1001, "5", 1.5, None):
+    for wrong in (-1, 1001, "5", 1.5, None, True, False, 10**30, float("nan")):
         assert (await api.ask("POST", "/v1/progress", {"permille": wrong}))[0] == 422
     reported = await api.cell.until(TaskProgressedV1)
     assert [(p.task_id, p.permille) for p in reported] == [(api.mine, 400)]
