@@ -4,7 +4,9 @@ import stat
 
 
 def other_writers(mode: int) -> str | None:
-    """Name those who may write a file besides its owner: `all users`, `its group`; None: nobody.
+    """Return the users that may write a file, apart from its owner: `all users` or `its group`.
+
+    None if only the owner may write it.
 
     A sticky folder, such as `/tmp`, counts as private: others cannot replace its files there.
     """
