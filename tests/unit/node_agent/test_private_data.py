@@ -16,11 +16,11 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.port import Telemetry
 
 
-def started(folder: Path, lines: io.StringIO, **settings: Path) -> Ports:
+def started(folder: Path, lines: io.StringIO, secrets_dir: Path | None = None) -> Ports:
     """The ports of an agent that starts on a data directory."""
     clock = ManualClock()
     return host_ports(
-        Settings(node="n1", data_dir=folder, gpus=0, task_user="same", **settings),
+        Settings(node="n1", data_dir=folder, gpus=0, task_user="same", secrets_dir=secrets_dir),
         log=MemoryLog(clock),
         clock=clock,
         chance=SeededChance(1),
