@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import threading
 import uuid
 import zlib
@@ -148,7 +149,8 @@ class SnapshotStore:
     async def writable_by_others(self, machine: str, cell: str) -> tuple[str, str] | None:
         """Return a folder or file of a machine that other users may write, and those users.
 
-        The outermost one is returned; None if there is none, or the store is no folder of a host.
+        The outermost one is returned; None if others can reach none, or the store is no folder of
+        this host.
         """
         return await self._do(lambda: self._writable_by_others(machine, cell))
 
@@ -225,11 +227,14 @@ class SnapshotStore:
             return None
         for path in (folder.parent.parent, folder.parent, folder, *sorted(folder.iterdir())):
             try:
-                writers = other_writers(path.stat().st_mode)
+                mode = path.stat().st_mode
             except FileNotFoundError:
                 continue  # another process prunes
+            writers = other_writers(mode)
             if writers is not None:
                 return str(path), writers
+            if stat.S_ISDIR(mode) and not mode & (stat.S_IXGRP | stat.S_IXOTH):
+                return None  # others cannot reach what the folder contains
         return None
 
     def _cycles(self, machine: str, cell: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -155,11 +156,16 @@ async def test_snapshots_or_a_fence_that_other_users_may_write_are_named_at_each
     await starts(cell, store)
     assert cell.logged("writable_by_others") == []
     path = tmp_path / inner
-    path.chmod(0o777)
+    os.chmod(tmp_path, 0o711)
+    os.chmod(path, 0o777)
     await starts(cell, store)
     (line,) = cell.logged("writable_by_others")
     assert line["path"] == str(path)
     assert line["found"].startswith("all users may write it")
+    if inner:
+        os.chmod(tmp_path, 0o700)
+        await starts(cell, store)
+        assert len(cell.logged("writable_by_others")) == 1, "others cannot reach it"
 
 
 def changes_nothing(before: bytes, after: bytes) -> bool:
