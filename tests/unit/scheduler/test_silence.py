@@ -133,6 +133,18 @@ async def test_heartbeats_of_other_incarnations_or_nodes_do_not_count(cell: Sile
     assert len(cell.watch._heard) == 2, "what is not live takes no memory"
 
 
+async def test_forged_heartbeats_keep_a_dead_node_up_only_for_as_long_as_they_are_sent(
+    cell: SilenceCell,
+) -> None:
+    # Nothing in a record says which user of the brokers wrote it.
+    for _ in range(30):
+        await cell.beat("a")
+        await cell.passes(1)
+    assert [node for node, _ in cell.silent()] == ["b"]
+    await cell.passes(12)
+    assert {node for node, _ in cell.silent()} == {"a", "b"}
+
+
 async def test_the_same_silence_is_queued_once(cell: SilenceCell) -> None:
     await cell.passes(20)
     assert len(cell.silent()) == 2
