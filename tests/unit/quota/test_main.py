@@ -30,6 +30,7 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_quota.main import Ports, Settings, main, run
+from yardmaster_runtime.fence import Fence, Mark
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_runtime.settings import SnapshotLimits
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -184,6 +185,50 @@ async def test_a_killed_service_continues_from_a_snapshot(
             await until(lambda: any(tmp_path.rglob("*")), cell.clock)
     await cell.proved()
     assert not cell.logged("snapshot_unusable"), cell.lines.getvalue()
+
+
+@pytest.mark.parametrize("wrong", ["another machine", "a changed bit", "an empty file"])
+async def test_a_request_is_judged_although_the_fence_of_the_service_is_wrong(
+    cell: QuotaCell, tmp_path: Path, wrong: str
+) -> None:
+    store = SnapshotStore(str(tmp_path))
+    fence = tmp_path / "quota" / CELL / "fence.json"
+    await cell.asks(*CELL_SETUP)
+    async with cell.served(snapshots=store):
+        await cell.submits(job())
+        await cell.has(4)
+        await until(fence.exists, cell.clock)
+    whole = fence.read_bytes()
+    fence.write_bytes(
+        {
+            "another machine": await fence_of_the_scheduler(cell, tmp_path / "other"),
+            "a changed bit": whole.replace(b'"generation": 0', b'"generation": 4'),
+            "an empty file": b"",
+        }[wrong]
+    )
+    assert fence.read_bytes() != whole
+    await cell.submits(job(job_id(1)))
+    async with cell.served(snapshots=store):
+        await cell.has(5)
+        said = "fence_foreign" if wrong == "another machine" else "fence_unreadable"
+        assert [line["path"] for line in cell.logged(said)] == [str(fence)]
+        await until(lambda: b'"machine": "quota"' in fence.read_bytes(), cell.clock)
+    async with cell.served(snapshots=store):
+        await cell.submits(job(job_id(2)))
+        await cell.has(6)
+    assert [type(v) for v in (await cell.verdicts())[3:]] == [a.TaskAdmittedV1] * 3
+    await cell.proved()
+
+
+async def fence_of_the_scheduler(cell: QuotaCell, folder: Path) -> bytes:
+    """The fence that the scheduler of the same cell and log wrote."""
+    telemetry = Telemetry("scheduler", now_ms=cell.clock.now_ms, stream=cell.lines)
+    own = Fence(
+        SnapshotStore(str(folder)), "scheduler", CELL, Partition("decisions"), cell.clock, telemetry
+    )
+    await own.check(cell.log)
+    await own.write({Partition("admissions"): Mark(4_711, "0" * 64)})
+    return (folder / "scheduler" / CELL / "fence.json").read_bytes()
 
 
 async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_decided(
