@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Float64, Int8, Int16, Int32, Schema, String
+from aiokafka.structs import TopicPartition
 
 from tests.support.cut_tail import cut_tail
 from tests.support.kafka_broker import KafkaBroker
@@ -18,7 +21,7 @@ from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.kafka.users import create_users
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_schemas.access import ADMIN, AGENT_BYTE_RATE
+from yardmaster_schemas.access import ADMIN, AGENT_BYTE_RATE, AGENTS, SERVICES
 from yardmaster_schemas.topics import TOPICS, assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka_users")]
@@ -96,6 +99,39 @@ async def test_users_do_what_their_rules_allow_and_nothing_else(
         await agent.close()
     assert await admin.end(Partition("node-events")) == begin + 1
     assert await admin.end(Partition("requests")) == 0
+
+
+async def test_no_user_but_the_administrator_may_delete_or_change_topics_or_delete_records(
+    broker: KafkaBroker, admin: KafkaLog
+) -> None:
+    at = Partition("admissions")
+    users = (*SERVICES, AGENTS, "agent-n1")
+    await create_users(settings(broker, ADMIN), dict.fromkeys(users, PASSWORD))
+    own = assignments("n1")
+    await admin.create_topics([own])
+    await admin.append(at, [RECORD])
+    names = [*TOPICS, own.name]
+    for user in users:
+        client = AIOKafkaAdminClient(**settings(broker, user).client())
+        await client.start()
+        try:
+            deleted = await client.delete_topics(names)
+            codes = {each[0]: for_code(each[1]) for each in deleted.topic_error_codes}
+            assert codes == dict.fromkeys(names, TopicAuthorizationFailedError), user
+            (changed,) = await client.alter_configs(
+                [
+                    ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "1"})
+                    for name in names
+                ]
+            )
+            codes = {each[3]: for_code(each[0]) for each in changed.resources}
+            assert codes == dict.fromkeys(names, TopicAuthorizationFailedError), user
+            before = {TopicPartition(at.topic, at.number): RecordsToDelete(before_offset=1)}
+            with pytest.raises(KafkaError):
+                await client.delete_records(before)
+        finally:
+            await client.close()
+    assert len(await admin.read(at, 0)) >= 1
 
 
 async def test_without_a_known_user_the_broker_and_its_controller_refuse_every_client(

@@ -8,7 +8,9 @@ import pytest
 from tests.support import logs
 from tests.support.gateway import GatewayCell, through_both
 from yardmaster_eventlog.port import Partition
+from yardmaster_runtime.settings import CycleLimits
 from yardmaster_schemas.events.admissions import TaskAdmittedV1
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.events.requests import CancelRequestedV1, TaskSubmittedV1
 
@@ -484,3 +486,29 @@ async def test_a_position_without_a_dot_between_its_parts_is_named(cell: Gateway
     assert answer["code"] == "malformed"
     assert "min_position" in answer["detail"]
     assert "invalid literal" not in answer["detail"]
+
+
+async def test_after_a_mass_cancel_the_next_job_waits_for_the_ends_and_no_longer(
+    cell: GatewayCell,
+) -> None:
+    tasks, many = 10_000, {"count": 5_000}
+    condition = {"If-Match": "*"}
+    await cell.call("PUT", "/v1/cell", status=202, headers=condition, json={"user_tasks": tasks})
+    full = [await cell.submit(tasks=many, priority=99) for _ in range(3)]
+    refused = (await cell.call("GET", f"/v1/jobs/{full.pop()}"))["refusal"]
+    assert (refused["code"], refused["numbers"]["unfinished"]) == ("user_full", tasks)
+    for job in full:
+        path, now = f"/v1/jobs/{job}/cancel", {"immediate": True}
+        await cell.call("POST", path, token="nlp", status=202, run=False, json=now)
+    body = {"project": "vision", "resources": {"gpus": 0}, "run": {"command": ["true"]}}
+    answer = await cell.call("POST", "/v1/jobs", token="vision", status=202, run=False, json=body)
+    quota, scheduler = cell.leaders
+    await cell._step(quota)
+    # One cycle has at most `max_decisions` ends, and one more places the next job.
+    for _ in range(tasks // CycleLimits().max_decisions + 1):
+        await cell._step(scheduler)
+    started = [e.task_id for e in await cell.events("decisions") if isinstance(e, SlotsAllocatedV1)]
+    assert started[-1] == answer["task_ids"][0]
+    await cell.run_until_idle()
+    again = await cell.submit(tasks=many, priority=99)
+    assert (await cell.call("GET", f"/v1/jobs/{again}"))["phases"] == {"pending": many["count"]}
