@@ -189,7 +189,7 @@ async def test_a_killed_service_continues_from_a_snapshot(
 
 @pytest.mark.parametrize("wrong", ["another machine", "a changed bit", "an empty file"])
 async def test_a_request_is_judged_although_the_fence_of_the_service_is_wrong(
-    cell: QuotaCell, tmp_path: Path, wrong: str
+    cell: QuotaServiceCell, tmp_path: Path, wrong: str
 ) -> None:
     store = SnapshotStore(str(tmp_path))
     fence = tmp_path / "quota" / CELL / "fence.json"
@@ -220,7 +220,7 @@ async def test_a_request_is_judged_although_the_fence_of_the_service_is_wrong(
     await cell.proved()
 
 
-async def fence_of_the_scheduler(cell: QuotaCell, folder: Path) -> bytes:
+async def fence_of_the_scheduler(cell: QuotaServiceCell, folder: Path) -> bytes:
     """The fence that the scheduler of the same cell and log wrote."""
     telemetry = Telemetry("scheduler", now_ms=cell.clock.now_ms, stream=cell.lines)
     own = Fence(
