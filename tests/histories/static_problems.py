@@ -100,7 +100,7 @@ def problem(seed: int, policy: str) -> tuple[StaticCell, bool]:
         gpus = random.choice((3, 4, 4, 5) if narrow else (1, 2, 3, 4, 4, 8))
         cell.node(f"n{number}", gpus=gpus, node_type=types[number % len(types)])
     projects = [f"p{number}" for number in range(random.randint(2, 4))]
-    departments = {name: random.choice(("d", "d", "d", "e")) for name in projects}
+    departments = {name: random.choice(("d", "d", "e")) for name in projects}
     if policy == "quota":
         _entitle(random, cell, departments)
     cell.cycle()

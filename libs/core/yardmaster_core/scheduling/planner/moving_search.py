@@ -11,9 +11,10 @@ step per victim on those nodes, and for a gang one per node that may hold a repl
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
@@ -24,7 +25,7 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
     replicas_on,
 )
-from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction
+from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, VictimSelection
 from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -35,6 +36,8 @@ from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 
+#: Stands for the ordinal of a node, for victims on all nodes together.
+ALL_NODES: Final = -1
 #: Sets of victims that are tried for one task and action.
 MAX_TRIES: Final = 64
 
@@ -58,6 +61,8 @@ class MovingSearch(VictimSearch):
         super().__init__(draft, pool, strategy)
         #: By task: how many sets of victims were tried without success.
         self.tries: Counter[Task] = Counter()
+        #: Whether the policy refused the last set of victims that was tried.
+        self._refused = False
 
     def preemption(
         self,
@@ -71,16 +76,33 @@ class MovingSearch(VictimSearch):
 
         `key` names the task and its attempt for strategies that use random numbers.
         """
-        shape = task.job.shape
-        gains = Gains(self._future, shape, self._draft.state.nodes)
-        changes = self._future.changes
+        selection = action.selection
+        if selection is None:
+            return self._search(view, task, action, victims, key, None, [])
+        seen: list[Task] = []
+        found = self._search(view, task, action, victims, key, partial(selection, view, task), seen)
+        if found is None and self._future.free_milli:
+            # Victims that must not be stopped may still be moved to free slots.
+            found = self._search(view, task, action, seen, key, None, [])
+        return found
+
+    def _search(
+        self,
+        view: PoolView,
+        task: Task,
+        action: PreemptionAction,
+        victims: Iterable[Task],
+        key: str,
+        new_selection: Callable[[], VictimSelection] | None,
+        seen: list[Task],
+    ) -> Preemption | None:
+        """Search among the victims that a selection accepts; `seen` gets all of them."""
+        gains = Gains(self._future, task.job.shape, self._draft.state.nodes, new_selection)
         tries = 0
         for victim in victims:
+            seen.append(victim)
             for some in gains.add(victim):
-                with self._draft.trial():
-                    found = self._try_moving(view, task, action, some, key)
-                # The trial is rolled back, so the index is unchanged.
-                self._future.changes = changes
+                found = self._try_both_ways(view, task, action, some, key)
                 tries += 1
                 if found is not None:
                     return found
@@ -89,13 +111,39 @@ class MovingSearch(VictimSearch):
                     return None
         return None
 
-    def _try_moving(
+    def _try_both_ways(
         self, view: PoolView, task: Task, action: PreemptionAction, some: Sequence[Task], key: str
+    ) -> Preemption | None:
+        """Try a set of victims; if the policy refuses those that the task needs, try to keep the
+        earlier victims instead of the later ones.
+        """
+        found = None
+        changes = self._future.changes
+        for earlier_first in (False, True):
+            self._refused = False
+            with self._draft.trial():
+                found = self._try_moving(view, task, action, some, key, earlier_first=earlier_first)
+            # The trial is rolled back, so the index is unchanged.
+            self._future.changes = changes
+            if not self._refused:
+                break
+        return found
+
+    def _try_moving(
+        self,
+        view: PoolView,
+        task: Task,
+        action: PreemptionAction,
+        some: Sequence[Task],
+        key: str,
+        *,
+        earlier_first: bool,
     ) -> Preemption | None:
         shape = task.job.shape
         for victim in some:
             self._remove(victim)
-        needed = self._needed(view, shape, some, moves=action.max_moves is not None)
+        moves = action.max_moves is not None
+        needed = self._needed(view, shape, some, moves=moves, earlier_first=earlier_first)
         if not needed:
             return None  # it fits on what is being released
         # rule: moves: max_moves
@@ -118,22 +166,30 @@ class MovingSearch(VictimSearch):
         # rule: moves: moved tasks are not judged
         stopped = [victim for victim in needed if victim not in moved]
         if stopped and action.permits is not None and not action.permits(view, task, stopped):
+            self._refused = True
             return None
         return Preemption(placement, needed, moved)
 
     def _needed(
-        self, view: PoolView, shape: Shape, some: Sequence[Task], *, moves: bool
+        self,
+        view: PoolView,
+        shape: Shape,
+        some: Sequence[Task],
+        *,
+        moves: bool,
+        earlier_first: bool,
     ) -> list[Task]:
         """Return the victims that the task needs; the others are put back, one after another.
 
-        The most valuable victim is tried first. If all must be moved, the largest is tried first,
-        because smaller ones find other slots more easily.
+        The most valuable victim is tried first, or the least valuable with `earlier_first`. If all
+        must be moved, the largest is tried first, because smaller ones find other slots more
+        easily.
         """
         if shape.whole_nodes:
             return self._needed_on_whole_nodes(shape, list(some))
         held = HeldReplicas(self._future, shape)
         needed: set[Task] = set()
-        back = list(reversed(some))
+        back = list(some) if earlier_first else list(reversed(some))
         if moves:
             back.sort(key=lambda victim: -view.pool.held_milli(victim))
         for victim in back:
@@ -159,9 +215,19 @@ class MovingSearch(VictimSearch):
 
 
 class Gains:
-    """The capacity of the nodes without the victims that were added so far."""
+    """The capacity of the nodes without the victims that were added so far.
 
-    def __init__(self, index: CapacityIndex, shape: Shape, nodes: dict[str, Node]) -> None:
+    `new_selection` returns the victims that may be preempted together: for a task with one replica
+    those of each node by themselves, for a gang those of all nodes.
+    """
+
+    def __init__(
+        self,
+        index: CapacityIndex,
+        shape: Shape,
+        nodes: dict[str, Node],
+        new_selection: Callable[[], VictimSelection] | None = None,
+    ) -> None:
         self._index = index
         self._shape = shape
         self._nodes = nodes
@@ -176,13 +242,24 @@ class Gains:
         self._total = -1
         self._held: dict[int, int] = {}
         self._all: list[Task] = []
+        self._new_selection = new_selection
+        self._selections: dict[int, VictimSelection] = {}
+        self._by_node = shape.replicas == 1 and not shape.whole_nodes
+
+    def _selects(self, victim: Task, at: int) -> bool:
+        """Whether a victim may be preempted in addition to those at a node, or of a gang's."""
+        if self._new_selection is None:
+            return True
+        selection = self._selections.get(at)
+        if selection is None:
+            selection = self._selections[at] = self._new_selection()
+        return selection.add(victim)
 
     def add(self, victim: Task) -> Iterable[Sequence[Task]]:
         """Add a victim; return the sets of victims without which the task may fit now."""
         ordinals = self._gain(victim)
         shape = self._shape
         if shape.whole_nodes:
-            self._all.append(victim)
             if any(helps(self._capacities[ordinal], shape) for ordinal in ordinals):
                 return [list(self._all)]
             return []
@@ -192,7 +269,6 @@ class Gains:
                 for ordinal in ordinals
                 if self._capacities[ordinal].holds(shape)
             ]
-        self._all.append(victim)
         return [self._on_ready_nodes()] if self._count(ordinals) >= shape.replicas else []
 
     def _gain(self, victim: Task) -> list[int]:
@@ -200,9 +276,18 @@ class Gains:
         run = victim.run
         assert run is not None
         ordinals: dict[int, None] = {}
+        refused: set[int] = set()
         for replica, held in enumerate(run.placements):
             ordinal = self._nodes[held.node].ordinal
             if run.replicas[replica] >= ReplicaState.RELEASED or not self._allowed >> ordinal & 1:
+                continue
+            if ordinal in refused:
+                continue
+            new = ordinal not in ordinals if self._by_node else not ordinals
+            if new and not self._selects(victim, ordinal if self._by_node else ALL_NODES):
+                if not self._by_node:
+                    return []
+                refused.add(ordinal)
                 continue
             if ordinal not in self._gained:
                 self._gained[ordinal] = []
@@ -212,6 +297,8 @@ class Gains:
             if ordinal not in ordinals:
                 ordinals[ordinal] = None
                 self._victims.setdefault(ordinal, []).append(victim)
+        if ordinals:
+            self._all.append(victim)
         least = 0 if self._shape.whole_nodes else self._shape.replica_gpu_milli
         enough = [ordinal for ordinal in ordinals if self._milli[ordinal] >= least]
         for ordinal in enough:

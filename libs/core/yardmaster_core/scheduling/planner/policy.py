@@ -96,6 +96,16 @@ class PreemptionBudget(Protocol):
         ...
 
 
+class VictimSelection(Protocol):
+    """Victims of one task that may be preempted together."""
+
+    def add(self, victim: Task) -> bool:
+        """Add `victim` if it may be preempted in addition to those added so far; return whether it
+        was added.
+        """
+        ...
+
+
 #: From pending tasks, possible victims and a budget to the victims to preempt.
 FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[Task]]
 
@@ -209,6 +219,10 @@ class PreemptionAction:
         permits: victims are searched node by node, and get other slots where they fit: they are
             moved. Whether the victims that are not moved, in the order of `victims`, may be
             preempted together.
+        selection: for actions with `permits`, a new selection for a task. A victim that it refuses
+            is left out, so that it hides no other victim; any of the victims that it accepts are
+            permitted together, but for what `permits` compares over all of them. None: `permits`
+            alone decides.
         max_moves: all victims must be moved, and at most this number of them.
         applies: at little cost, whether there may be victims for a task; it gets no turn of an
             action that does not apply.
@@ -218,6 +232,7 @@ class PreemptionAction:
     stop_reason: Callable[[PoolView, Task, Task], StopReason]
     drop_unneeded: bool = True
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
+    selection: Callable[[PoolView, Task], VictimSelection] | None = None
     max_moves: int | None = None
     applies: Callable[[PoolView, Task], bool] = may_apply
 

@@ -224,8 +224,8 @@ def _is_within_deserved(queue: Queue, amounts: Amounts) -> bool:
     )
 
 
-def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether the victims may be reclaimed together.
+class ReclaimedVictims:
+    """Victims that may be reclaimed together: a `VictimSelection`.
 
     Each victim must leave a queue that, without the victims before it, still holds more than its
     share. If the reclaimer deserves what it will hold with the task, the queue must only hold more
@@ -233,52 +233,109 @@ def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     what it deserves, or have no task that it could reclaim slots for afterwards. And the reclaimer
     must not become fuller, in proportion to its share, than a queue that loses tasks.
     """
-    index = index_of(view)
-    project_queue, request = queue_of(view, task), requested(view.pool, task.job.shape)
-    guaranteed = stays_within_sum(view, task.job.project, request)
-    taken: dict[Queue, Amounts] = {}
-    reclaimers: dict[Queue, Queue] = {}
-    #: The victims of queues from which the reclaimer takes as much as its share only.
-    by_share: dict[Queue, list[Task]] = {}
-    involved = [bool(amount) for amount in request]
-    for victim in victims:
-        victim_queue = index.queue_of(view.state, victim.job.project)
-        reclaimer, reclaimee = differing(project_queue, victim_queue)
-        reclaimers[reclaimee] = reclaimer
-        taken_before = taken.get(reclaimee, NOTHING)
-        remaining = minus(reclaimee.allocated, taken_before)
-        within_deserved = guaranteed and _is_within_deserved(
-            reclaimer, plus(reclaimer.allocated, request)
+
+    def __init__(self, view: PoolView, task: Task) -> None:
+        self._view = view
+        self._queue = queue_of(view, task)
+        self._request = requested(view.pool, task.job.shape)
+        self._guaranteed = stays_within_sum(view, task.job.project, self._request)
+        self._taken: dict[Queue, Amounts] = {}
+        #: By queue that loses tasks, the reclaimer that it is compared with.
+        self._reclaimers: dict[Queue, Queue] = {}
+        #: The victims of queues from which the reclaimer takes as much as its share only.
+        self._by_share: dict[Queue, list[Task]] = {}
+        self._involved = [bool(amount) for amount in self._request]
+
+    def add(self, victim: Task) -> bool:
+        """Add a victim unless its queue may not lose it, or too much with it."""
+        involved, path = self._involved, self._path(victim)
+        before = [(queue, self._taken.get(queue)) for queue in path]
+        if not self.take(victim):
+            return False
+        reclaimee = differing(self._queue, path[-1])[1]
+        if self._may_lose(reclaimee):
+            return True
+        self._involved = involved
+        for queue, amounts in before:
+            if amounts is None:
+                del self._taken[queue]
+            else:
+                self._taken[queue] = amounts
+        lost = self._by_share.get(reclaimee)
+        if lost:
+            lost.pop()
+        return False
+
+    def take(self, victim: Task) -> bool:
+        """Take a victim if its queue, without those before it, holds enough; return whether it
+        does.
+        """
+        path = self._path(victim)
+        reclaimer, reclaimee = differing(self._queue, path[-1])
+        taken_before = self._taken.get(reclaimee, NOTHING)
+        within_deserved = self._guaranteed and _is_within_deserved(
+            reclaimer, plus(reclaimer.allocated, self._request)
         )
-        if not (
-            # rule: reclaim: above its share
-            any(is_over_share(reclaimee, remaining, i) for i in RESOURCES)
-            # rule: reclaim: above what is deserved, for a deserving queue
-            # rule: reclaim: only a deserving queue takes from a share
-            or (within_deserved and not _is_within_deserved(reclaimee, remaining))
-            or (within_deserved and any(excess_over_sum(view, reclaimee, taken_before)))
-        ):
+        if not _holds_enough(self._view, reclaimee, taken_before, within_deserved=within_deserved):
             # rule: reclaim: each chunk must be above the share or what is deserved
             return False
+        self._reclaimers[reclaimee] = reclaimer
         if not within_deserved:
-            by_share.setdefault(reclaimee, []).append(victim)
-        amounts = held_by_task(view.pool, victim)
-        involved = [a or bool(b) for a, b in zip(involved, amounts, strict=True)]
-        for queue in victim_queue.path:
+            self._by_share.setdefault(reclaimee, []).append(victim)
+        amounts = held_by_task(self._view.pool, victim)
+        self._involved = [a or bool(b) for a, b in zip(self._involved, amounts, strict=True)]
+        for queue in path:
             # rule: reclaim: each chunk reduces what is left
-            taken[queue] = plus(taken.get(queue, NOTHING), amounts)
-    # rule: reclaim: a share takes nothing that is deserved
-    if any(
-        _loses_deserved(reclaimee, taken[reclaimee]) and _could_reclaim(view, lost, taken)
-        for reclaimee, lost in by_share.items()
-    ):
-        return False
-    # rule: reclaim: saturation guard
-    return not any(
-        _becomes_fuller(view, reclaimer, reclaimee, request, taken, i)
-        for reclaimee, reclaimer in reclaimers.items()
-        for i in RESOURCES
-        if involved[i]
+            self._taken[queue] = plus(self._taken.get(queue, NOTHING), amounts)
+        return True
+
+    def permitted(self) -> bool:
+        """Whether the victims taken may be reclaimed together."""
+        return all(self._may_lose(reclaimee) for reclaimee in self._reclaimers)
+
+    def _path(self, victim: Task) -> tuple[Queue, ...]:
+        return index_of(self._view).queue_of(self._view.state, victim.job.project).path
+
+    def _may_lose(self, reclaimee: Queue) -> bool:
+        """Whether a queue may lose all that is taken from it."""
+        taken = self._taken
+        lost = self._by_share.get(reclaimee)
+        # rule: reclaim: a share takes nothing that is deserved
+        if (
+            lost
+            and _loses_deserved(reclaimee, taken[reclaimee])
+            and _could_reclaim(self._view, lost, taken)
+        ):
+            return False
+        reclaimer = self._reclaimers[reclaimee]
+        # rule: reclaim: saturation guard
+        return not any(
+            _becomes_fuller(self._view, reclaimer, reclaimee, self._request, taken, i)
+            for i in RESOURCES
+            if self._involved[i]
+        )
+
+
+def may_reclaim(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be reclaimed together (`ReclaimedVictims`)."""
+    together = ReclaimedVictims(view, task)
+    return all(together.take(victim) for victim in victims) and together.permitted()
+
+
+def _holds_enough(
+    view: PoolView, reclaimee: Queue, taken: Amounts, *, within_deserved: bool
+) -> bool:
+    """Whether a queue without `taken` may lose one more task; `within_deserved` says whether the
+    reclaimer deserves what it will hold with the task.
+    """
+    remaining = minus(reclaimee.allocated, taken)
+    return (
+        # rule: reclaim: above its share
+        any(is_over_share(reclaimee, remaining, i) for i in RESOURCES)
+        # rule: reclaim: above what is deserved, for a deserving queue
+        # rule: reclaim: only a deserving queue takes from a share
+        or (within_deserved and not _is_within_deserved(reclaimee, remaining))
+        or (within_deserved and any(excess_over_sum(view, reclaimee, taken)))
     )
 
 
@@ -401,5 +458,6 @@ RECLAIM: Final = PreemptionAction(
     victims=reclaim_victims,
     stop_reason=reclaim_stop_reason,
     permits=may_reclaim,
+    selection=ReclaimedVictims,
     applies=stays_within_share,
 )

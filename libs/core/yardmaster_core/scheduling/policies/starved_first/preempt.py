@@ -73,23 +73,39 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
         heappush(heap, (negative, name, owner))
 
 
-def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted together: the owner of each one, without the victims
-    before it, holds more than its equal part, and more than the task's owner will hold; and each of
-    these owners is left with more than the task's owner holds now (see above for nothing).
+class PreemptedVictims:
+    """Victims that may be preempted together: a `VictimSelection`.
+
+    The owner of each one, without the victims before it, holds more than its equal part, and more
+    than the task's owner will hold; and each of these owners is left with more than the task's
+    owner holds now (see above for nothing).
     """
-    index = index_of(view)
-    after = index.owner(task.job).allocated + view.pool.most_milli(task.job.shape)
-    left: dict[Owner, int] = {}
-    for victim in stopped:
-        owner = index.owner(victim.job)
-        remaining = left.get(owner, owner.allocated)
-        if remaining <= max(index.part(owner), after):
+
+    def __init__(self, view: PoolView, task: Task) -> None:
+        index = index_of(view)
+        self._view, self._task, self._index = view, task, index
+        self._after = index.owner(task.job).allocated + view.pool.most_milli(task.job.shape)
+        self._left: dict[Owner, int] = {}
+        self._lost: dict[Owner, list[Task]] = {}
+
+    def add(self, victim: Task) -> bool:
+        """Add a victim unless its owner may not lose it too."""
+        owner = self._index.owner(victim.job)
+        before = self._left.get(owner, owner.allocated)
+        if before <= max(self._index.part(owner), self._after):
             return False
-        left[owner] = remaining - index.held_by(victim)
-    return all(
-        _keeps_more(view, task, owner, remaining, stopped) for owner, remaining in left.items()
-    )
+        remaining = before - self._index.held_by(victim)
+        lost = [*self._lost.get(owner, ()), victim]
+        if not _keeps_more(self._view, self._task, owner, remaining, lost):
+            return False
+        self._left[owner], self._lost[owner] = remaining, lost
+        return True
+
+
+def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted together (`PreemptedVictims`)."""
+    together = PreemptedVictims(view, task)
+    return all(together.add(victim) for victim in stopped)
 
 
 def _keeps_more(
@@ -130,5 +146,9 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 PREEMPT: Final = PreemptionAction(
-    victims=victims, stop_reason=stop_reason, permits=may_preempt, applies=may_claim
+    victims=victims,
+    stop_reason=stop_reason,
+    permits=may_preempt,
+    selection=PreemptedVictims,
+    applies=may_claim,
 )

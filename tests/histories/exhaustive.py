@@ -1,0 +1,76 @@
+"""Compare the search for victims with an exhaustive one, on small clusters at rest.
+
+If some set of tasks that `quota` allows to be reclaimed makes a task fit, within what its project
+deserves, the scheduler has found one: the task runs.
+"""
+
+from itertools import combinations
+
+from yardmaster_core.scheduling.planner.limits import limit_reached
+from yardmaster_core.scheduling.planner.placement import any_placement
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies import options_of
+from yardmaster_core.scheduling.policies.quota.reclaim import may_reclaim, reclaim_victims
+from yardmaster_core.scheduling.policies.quota.start import wait_for_quota
+from yardmaster_core.scheduling.state.cell_view import CellView
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Task
+
+#: Among more tasks the sets are too many.
+MOST_VICTIMS = 12
+
+
+def missed_claims(state: ClusterState) -> list[tuple[str, list[str]]]:
+    """Return the pending tasks for which a set of victims exists, each with such a set."""
+    found = []
+    for pool in state.pools.values():
+        if pool.config is None or pool.config.policy.name != "quota":
+            continue
+        view = PoolView(state, pool, options_of(pool.config.policy))
+        if "reclaim" not in view.options.claiming:
+            continue
+        for group in list(pool.groups.values()):
+            if not group.queue.live or group.shape.start_failed:
+                continue
+            task = group.queue.first
+            if limit_reached(state, pool, task) or wait_for_quota(view, group, task):
+                continue
+            victims = _set_for(view, task)
+            if victims is not None:
+                found.append((task.id, [victim.id for victim in victims]))
+    return found
+
+
+def _set_for(view: PoolView, task: Task) -> list[Task] | None:
+    """Return the smallest set of tasks that may be reclaimed and without which the task fits."""
+    victims = [v for v in reclaim_victims(view, task) if not v.starts_past_others]
+    if len(victims) > MOST_VICTIMS:
+        return None
+    for size in range(1, len(victims) + 1):
+        for some in combinations(victims, size):
+            if may_reclaim(view, task, some) and _fits_without(view, task, some):
+                return list(some)
+    return None
+
+
+def _fits_without(view: PoolView, task: Task, victims: tuple[Task, ...]) -> bool:
+    pool = view.pool
+    assert pool.config is not None
+    changes = pool.future.changes
+    _shift(view.state, pool, victims, 1)
+    found = any_placement(pool.future, task.job.shape, pool.config)
+    _shift(view.state, pool, victims, -1)
+    pool.future.changes = changes
+    return found is not None
+
+
+def _shift(state: CellView, pool: Pool, victims: tuple[Task, ...], sign: int) -> None:
+    for victim in victims:
+        run = victim.run
+        assert run is not None
+        for was, p in zip(run.replicas, run.placements, strict=True):
+            if was < ReplicaState.RELEASED:
+                amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
+                pool.future.shift(state.nodes[p.node].future, p.slots, *amounts)
