@@ -9,7 +9,7 @@ from tests.chaos.tail_cut import Removed
 from tests.support.cluster import Cluster
 from tests.support.promises import events
 from tests.support.witness import read_witness
-from yardmaster_core.commit import CommitReader
+from yardmaster_core.commit import CommitReader, CountedCycle
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_schemas.envelope import Event
@@ -18,29 +18,65 @@ from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
     PreemptionRequestedV1,
+    SlotsAllocatedV1,
     TaskEndedV1,
 )
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import TaskSubmittedV1
-from yardmaster_schemas.reasons import StopCode
+from yardmaster_schemas.reasons import Stop, StopCode
 
 CELL = "main"
+#: The start timeout of a pool, by default.
+START_TIMEOUT_MS = 300_000
 #: How long tasks may take to end after the last fault, in seconds. Cell time passes at half speed
 #: while it is ahead of the broker's clock, so a start timeout of 300 s may take 600 s.
 ENDED_S = 720.0
 
 
-async def counted(log: EventLog, service: str, topic: str) -> list[Event]:
-    """The events of a topic of cycles, without what fenced leaders wrote."""
+async def counted_cycles(log: EventLog, service: str, topic: str) -> list[CountedCycle]:
+    """The cycles of a topic, without those that fenced leaders wrote."""
     reader = CommitReader(service, CELL, topic)
-    found: list[Event] = []
+    found: list[CountedCycle] = []
     offset = 0
     while stored := await log.read(Partition(topic), offset, max_records=5000):
         for each in stored:
             cycle = reader.feed(each.offset, digest_of(each.record), decode_own(each.record, CELL))
             if cycle is not None:
-                found += [envelope.data for _, envelope in cycle.decisions]
+                found.append(cycle)
         offset = stored[-1].offset + 1
+    return found
+
+
+def events_of(cycles: Sequence[CountedCycle]) -> list[Event]:
+    """The decisions of cycles."""
+    return [envelope.data for cycle in cycles for _, envelope in cycle.decisions]
+
+
+def never_started(cycles: Sequence[CountedCycle]) -> list[str]:
+    """Attempts that reached the start timeout: no copy of their allocation reached the agent.
+
+    Exempt are attempts during which cell time jumped by as much, because a broker's clock was set
+    forward.
+    """
+    found: list[str] = []
+    allocated_ms: dict[tuple[str, int], int] = {}
+    now_ms = jumped_ms = 0
+    for cycle in cycles:
+        if cycle.commit.now_ms - now_ms >= START_TIMEOUT_MS:
+            jumped_ms = cycle.commit.now_ms
+        now_ms = cycle.commit.now_ms
+        for event in events_of([cycle]):
+            match event:
+                case SlotsAllocatedV1():
+                    allocated_ms[event.task_id, event.attempt] = now_ms
+                case AllocationRevokedV1(stop=Stop(code=StopCode.START_TIMEOUT)):
+                    if allocated_ms[event.task_id, event.attempt] >= jumped_ms:
+                        found.append(
+                            f"{event.task_id} did not start attempt {event.attempt} before the "
+                            "start timeout"
+                        )
+                case _:
+                    pass
     return found
 
 
@@ -49,23 +85,20 @@ async def broken(
 ) -> list[str]:
     """Acknowledged jobs that were lost, judged twice, or did not end exactly once.
 
-    Also attempts that reached the start timeout: no copy of their allocation reached the agent.
+    Also attempts that never started (`never_started`).
     """
     submitted = Counter(
         event.job_id
         for event in await events(log, "requests")
         if isinstance(event, TaskSubmittedV1)
     )
-    verdicts = await counted(log, "quota", "admissions")
+    verdicts = events_of(await counted_cycles(log, "quota", "admissions"))
     admitted = Counter(event.job_id for event in verdicts if isinstance(event, TaskAdmittedV1))
     rejected = {event.job_id for event in verdicts if isinstance(event, TaskRejectedV1)}
-    decided = await counted(log, "scheduler", "decisions")
+    cycles = await counted_cycles(log, "scheduler", "decisions")
+    decided = events_of(cycles)
     ended = Counter(event.task_id for event in decided if isinstance(event, TaskEndedV1))
-    found = [
-        f"{event.task_id} did not start attempt {event.attempt} before the start timeout"
-        for event in decided
-        if isinstance(event, AllocationRevokedV1) and event.stop.code is StopCode.START_TIMEOUT
-    ]
+    found = never_started(cycles)
     for job in acknowledged:
         if not submitted[job.job_id]:
             if job.job_id in removed.jobs:
@@ -80,7 +113,7 @@ async def broken(
 
 async def summary(log: EventLog) -> str:
     """The numbers of decisions, ends, preemptions, losses and joins."""
-    decided = await counted(log, "scheduler", "decisions")
+    decided = events_of(await counted_cycles(log, "scheduler", "decisions"))
     joins = sum(isinstance(event, NodeJoinedV1) for event in await events(log, "node-events"))
     preemptions = sum(isinstance(event, PreemptionRequestedV1) for event in decided)
     ends = Counter(str(event.outcome) for event in decided if isinstance(event, TaskEndedV1))

@@ -2,15 +2,17 @@
 
 from itertools import islice
 
+import pytest
+
 from tests.chaos.load import Acknowledged
 from tests.chaos.plan import Kind, faults
 from tests.chaos.tail_cut import Removed
 from tests.chaos.verdict import broken
-from tests.support.logs import LogBuilder, admitted, submitted
+from tests.support.logs import LogBuilder, admitted, allocated, placed, submitted
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_schemas.events.decisions import Outcome, TaskEndedV1
-from yardmaster_schemas.reasons import EndCode
+from yardmaster_schemas.events.decisions import AllocationRevokedV1, Outcome, TaskEndedV1
+from yardmaster_schemas.reasons import EndCode, Stop, StopCode
 from yardmaster_schemas.topics import INPUT_ORDER, TOPICS
 
 NAMES = ("kafka", "redis", "quota-1", "scheduler-1", "agent-n1", "agent-n2", "gateway-1")
@@ -101,3 +103,21 @@ async def test_what_a_fenced_leader_wrote_late_does_not_count() -> None:
     built.scheduler.start_term("bbbbbbbbbbbb")
     built.append("decisions", late.envelope(_ended(TASK), TASK))
     assert await _broken(built) == []
+
+
+@pytest.mark.parametrize(("jump_s", "reported"), [(0, True), (86_400, False)])
+async def test_an_attempt_that_never_started_is_reported_unless_the_clock_jumped(
+    jump_s: int, reported: bool
+) -> None:
+    stop = Stop(code=StopCode.START_TIMEOUT, numbers={"active": 0, "needed": 1, "limit_s": 300})
+    built = LogBuilder()
+    built.judged(submitted(JOB), admitted(JOB))
+    built.scheduler.cycle(allocated(TASK, placed("n1", 0)))
+    built.scheduler.cycle(after_ms=200_000)
+    built.scheduler.cycle(after_ms=1000 * jump_s)
+    built.scheduler.cycle(
+        AllocationRevokedV1(task_id=TASK, attempt=1, nodes=("n1",), stop=stop), after_ms=100_000
+    )
+    built.scheduler.cycle(_ended(TASK))
+    found = [f"{TASK} did not start attempt 1 before the start timeout"] if reported else []
+    assert await _broken(built) == found
