@@ -557,10 +557,17 @@ class PoolPass:
     def _move_for(self, task: Task, found: Preemption, action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve slots for it and for those that move."""
         self.draft.require(len(found.victims) + len(found.moved) + 1)
+        # What a moved victim holds stays with its owner, so it must not count as gone in the
+        # numbers of the others.
+        moves = {
+            victim: replace(action.stop_reason(self.view, victim, task), rule=MOVED)
+            for victim in found.victims
+            if victim in found.moved
+        }
         for victim in found.victims:
-            reason = action.stop_reason(self.view, victim, task)
-            if victim in found.moved:
-                reason = replace(reason, rule=MOVED)
+            if victim not in moves:
+                self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
+        for victim, reason in moves.items():
             self.decisions.stop(victim, reason)
         self.decisions.reserve(task, found.placement, len(found.victims))
         for victim, placement in found.moved.items():

@@ -14,7 +14,7 @@ from yardmaster_schemas.events.decisions import (
     SlotsReservedV1,
     TaskUnschedulableV1,
 )
-from yardmaster_schemas.reasons import Wait, WaitCode
+from yardmaster_schemas.reasons import PolicyStop, Wait, WaitCode
 from yardmaster_schemas.resources import Resources
 
 MAX_CYCLES = 40
@@ -327,3 +327,24 @@ def test_idle_gpus_do_not_go_first_to_a_queue_that_is_reclaimed_next(order: str)
         decisions += cell.run()
     assert not any(isinstance(each, PreemptionRequestedV1) for each in decisions)
     assert cell.held("x") == 2
+
+
+def test_a_moved_victim_does_not_count_as_gone_in_the_numbers_of_the_others() -> None:
+    cell = QuotaCell({"n1": 4, "n2": 1})
+    cell.entitle_to("a", 4)
+    cell.entitle_to("b", 2)
+    for name, gpus in (("filler", 1), ("early", 2), ("late", 1)):
+        cell.submit(name, project="b", gpus=gpus)
+    cell.run()
+    cell.cancel("filler")
+    cell.run()
+    cell.submit("wide", project="a", gpus=4)
+    stops = {
+        each.task_id: each.stop
+        for each in cell.run()
+        if isinstance(each, PreemptionRequestedV1) and isinstance(each.stop, PolicyStop)
+    }
+    moved, stopped = stops[cell.task("late").id], stops[cell.task("early").id]
+    assert (moved.rule, stopped.rule) == ("moved", "over_fair_share")
+    # `late` stays with `b`, so `b` holds 3 GPUs when it loses `early`.
+    assert (stopped.numbers["used_milli"], stopped.numbers["deserved_milli"]) == (3000, 2000)
