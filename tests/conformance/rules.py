@@ -109,6 +109,7 @@ def _preemptions() -> Iterator[Rule]:
     """Yield the rules that say which tasks may be preempted, reclaimed or moved."""
     yield Rule("preempt: strictly lower", "<", "<=")
     yield _never("preempt: any priority for a task that cannot be preempted")
+    yield Rule("preempt: at a limit", "return None")
     yield Rule("preempt: lower priorities only (kai)", "non_preemptible_first = True")
     yield Rule("victims: lowest priority first", "reverse=False", "reverse=True")
     yield Rule(

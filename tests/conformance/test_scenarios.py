@@ -30,10 +30,6 @@ DIFFERENT: Final[dict[str, dict[str, str]]] = {
         "cycle/reclaim/reclaim/getReclaimTestsMetadata/007": (
             "a reclaimed GPU does not go back to its former holder"
         ),
-        # Not yet: the policy decides otherwise than KAI.
-        "cycle/allocate/allocate/getAllocateTestsMetadata/011": (
-            "a task may preempt for its project's limit"
-        ),
     },
 }
 

@@ -40,11 +40,13 @@ from typing import Any, Final
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
 from tests.histories.player import HistoryPlayer
 from tests.histories.quota_properties import (
+    AT_LIMIT,
     Batch,
     batch_at,
     check_batch,
     check_taken,
     grows_beyond_share,
+    needed_at_limit,
 )
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -58,7 +60,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
-from yardmaster_schemas.reasons import DropCode
+from yardmaster_schemas.reasons import DropCode, PolicyStop
 
 #: Cycles without an input after which nothing is left to decide.
 IDLE_AFTER: Final = 3
@@ -174,6 +176,10 @@ class CheckedCell(Cell):
         pool = self.state.pools[batch.pool]
         assert pool.config is not None
         for victim in map(self.state.task, batch.stopped):
+            run = victim.run
+            assert run is not None
+            if isinstance(run.stop, PolicyStop) and run.stop.rule == AT_LIMIT:
+                continue  # on other slots it would count as well
             # More capacity may fit less of these.
             if not victim.job.shape.whole_nodes:
                 placement = any_placement(pool.future, victim.job.shape, pool.config)
@@ -238,6 +244,8 @@ class CheckedCell(Cell):
             self._shift_held(victim, sign=-1)
             placement = any_placement(future, task.job.shape, pool.config)
             self._shift_held(victim, sign=1)
+            if needed_at_limit(self.state, pool, task, victim):
+                continue
             assert placement is None, f"{task.id} fits also if {name} is not preempted"
         self._shift_reserved(reservation, sign=-1)
         future.changes = changes

@@ -36,6 +36,8 @@ NONE: Final[Amounts] = (0, 0, 0)
 #: Shares beyond what is deserved are multiples of these.
 UNITS: Final[Amounts] = (1000, 1, 1)
 RESOURCES: Final = range(3)
+#: The rule of a stop for a task of the same project at a limit.
+AT_LIMIT: Final = "at_limit"
 #: Numbers of a stop for a consolidation.
 MOVE_NUMBERS: Final = {"held_milli", "asked_milli"}
 
@@ -495,9 +497,15 @@ def check_taken(
         ask = ask[0], 0, 0
     rounded = pool.least_milli(task.job.shape) - sum_of(decision.placements)[0]
     counted = (rounded, 0, 0)
+    gone = NONE
+    if isinstance(decision, dec.SlotsReservedV1) and decision.victims:
+        # It starts once those of its project that are preempted for it are gone.
+        gone = gone_at_limit(state, pool, task)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
         used, non_preemptible = plus(held.used, counted), plus(held.non_preemptible, counted)
+        if gone != NONE:
+            used = plus(held.allocated, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
@@ -508,6 +516,35 @@ def check_taken(
     if not task.job.spec.preemptible:
         too_many = queues.has_too_many_non_preemptible(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
+
+
+def gone_at_limit(state: ClusterState, pool: Pool, task: Task) -> Amounts:
+    """Return what tasks hold that are preempted for a task of their project at a limit."""
+    gone = NONE
+    for victim in state.tasks.values():
+        run = victim.run
+        stop = run.stop if run is not None else None
+        if isinstance(stop, PolicyStop) and (stop.rule, stop.for_task) == (AT_LIMIT, task.id):
+            gone = plus(gone, lost_with(pool, victim))
+    return gone
+
+
+def needed_at_limit(state: ClusterState, pool: Pool, task: Task, victim: Task) -> bool:
+    """Whether a limit would keep a task, which has reserved slots now, from starting while a task
+    that was preempted for it at the limit is not gone.
+    """
+    run = victim.run
+    assert run is not None
+    if not isinstance(run.stop, PolicyStop) or run.stop.rule != AT_LIMIT:
+        return False
+    config = task.job.project.config
+    if config is not None and config.limit_milli is not None:
+        return True
+    queues, ask, lost = Queues(state, pool), request_of(pool, task), lost_with(pool, victim)
+    return any(
+        exceeds(plus(queues.held[queue].allocated, lost), queues.limit(queue), of=ask)
+        for queue in queues.path(task.job.project)
+    )
 
 
 def slots_of(placements: Sequence[dec.Placement]) -> list[tuple[str, str, tuple[int, ...]]]:

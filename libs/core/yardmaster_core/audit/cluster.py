@@ -382,6 +382,11 @@ class Cluster:
         self.cpu[node] = self.cpu.get(node, 0) + sign * placement.cpu_milli
         self.memory[node] = self.memory.get(node, 0) + sign * placement.memory_mib
 
+    def count_open(self, attempt: Attempt, *, sign: int) -> None:
+        """Count the slots that an attempt holds (`sign` 1), or no longer (-1)."""
+        amounts = amounts_of(attempt.open.values())
+        self._charge(attempt, amounts if sign > 0 else negative(amounts))
+
     def _charge(self, attempt: Attempt, amounts: Amounts) -> None:
         """Add `amounts` to the amounts that the job, its project and its departments hold."""
         self._count(attempt.task_id, attempt.job, attempt.pool, amounts)

@@ -13,20 +13,29 @@ Only the resources that a task requests are checked. A task that starts on its r
 checked when the slots were reserved, and a move is not checked, so a quota that was lowered later
 stops no task. The limits that hold under every policy are checked again at each start: the
 scheduler drops the reservation of a task that exceeds one.
+
+If tasks of its project are preempted for a task because of a limit, stopping tasks do not count
+when slots are reserved for it. It starts once they are gone: all bounds are checked at its start.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from yardmaster_core.audit.cluster import Cluster, Job
+from yardmaster_core.audit.cluster import Attempt, Cluster, Job
 from yardmaster_core.audit.findings import FedRecord
 from yardmaster_core.audit.quotas import Amounts, amounts_of
 from yardmaster_schemas.events.admissions import Level
-from yardmaster_schemas.events.decisions import SlotsAllocatedV1, SlotsReservedV1
+from yardmaster_schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    SlotsReservedV1,
+)
 from yardmaster_schemas.events.requests import Layout
 
 #: The policy with quotas.
 QUOTA_POLICY: Final = "quota"
+#: The rule of its stops for a task of the same project that a limit keeps from starting.
+AT_LIMIT: Final = "at_limit"
 #: What the messages call each resource.
 RESOURCES: Final = ("", " of CPUs (milli)", " of memory (MiB)")
 
@@ -40,6 +49,10 @@ class Limits:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
+        #: Tasks for which others of their project are preempted at a limit, until slots are
+        #: reserved; then by task the attempt that starts on these, and the revision of the quotas.
+        self._at_limit: set[str] = set()
+        self._waiting: dict[str, tuple[int, int]] = {}
 
     def reserved(self, fed: FedRecord, body: SlotsReservedV1) -> None:
         """Check a reservation of slots, before `cluster` has it."""
@@ -47,8 +60,27 @@ class Limits:
         if job is None or self.cluster.task(body.task_id).attempt is not None:
             return  # an unknown job is reported at its start; a move is not checked
         label = f"{body.task_id} attempt {body.attempt} gets reserved slots"
+        leaving: list[Attempt] = []
+        if body.task_id in self._at_limit:
+            self._at_limit.discard(body.task_id)
+            leaving = [
+                attempt
+                for task in self.cluster.tasks.values()
+                if (attempt := task.attempt) is not None
+                and (attempt.stopped, attempt.moved, attempt.pool) == (True, False, body.pool)
+            ]
+            self._waiting[body.task_id] = body.attempt, self.cluster.quotas.revision
+        for attempt in leaving:
+            self.cluster.count_open(attempt, sign=-1)
         bounds = [*self._bounds_of(body, job), *self._under_quota(body, job)]
         self._check(fed, label, bounds)
+        for attempt in leaving:
+            self.cluster.count_open(attempt, sign=1)
+
+    def preempted(self, body: PreemptionRequestedV1) -> None:
+        """Note a task for which tasks of its project are preempted at a limit."""
+        if body.stop.rule == AT_LIMIT and body.stop.for_task is not None:
+            self._at_limit.add(body.stop.for_task)
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1, job: Job) -> None:
         """Check a start, before `cluster` has the attempt."""
@@ -56,9 +88,10 @@ class Limits:
         label = f"{body.task_id} attempt {body.attempt}"
         own = cluster.release_reserved(body.task_id)
         bounds = self._bounds_of(body, job)
-        if own is None:
+        waited = self._waiting.pop(body.task_id, None) == (body.attempt, cluster.quotas.revision)
+        if own is None or waited:
             bounds += self._under_quota(body, job)
-        else:
+        if own is not None:
             cluster.reserve(own)
         if not self._check(fed, label, bounds):
             return

@@ -47,6 +47,8 @@ class Quotas:
     def __init__(
         self, projects: Mapping[str, ProjectConfig], departments: Mapping[str, DepartmentConfig]
     ) -> None:
+        #: Grows with each change of the tree or of a quota.
+        self.revision = 0
         self._projects = projects
         self._departments = departments
         #: The department of each project that was ever configured or had a job.
@@ -67,6 +69,7 @@ class Quotas:
 
     def configured(self, project: str | None) -> None:
         """Note that a department, or this project, was configured or deleted."""
+        self.revision += 1
         config = self._projects.get(project) if project is not None else None
         if project is not None and config is not None:
             self._department_of[project] = config.department

@@ -10,6 +10,7 @@ from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_schemas.events.decisions import Placement, ReservationDroppedV1
 from yardmaster_schemas.reasons import DropCode
@@ -83,9 +84,17 @@ def _of_pool(
         return DropCode.POOL_CHANGED, pool.name
     if not is_allowed(task.job.project, pool):
         return DropCode.POOL_NOT_ALLOWED, pool.name
-    if task.shape.id != reservation.shape_id or limit_reached(state, pool, task) is not None:
+    if task.shape.id != reservation.shape_id or _exceeds_limit(state, pool, task):
         return DropCode.LIMIT_CHANGED, pool.name
     return None
+
+
+def _exceeds_limit(state: ClusterState, pool: Pool, task: Task) -> bool:
+    """Whether a limit refuses the task also once the stopping tasks of its project are gone."""
+    if limit_reached(state, pool, task) is None:
+        return False
+    freed_milli = pool.index.leaving_milli(state, task.job)
+    return not freed_milli or bool(limit_reached(state, pool, task, freed_milli=freed_milli))
 
 
 def _of_node(node: Node, placement: Placement) -> DropCode | None:

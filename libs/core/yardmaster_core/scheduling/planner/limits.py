@@ -21,8 +21,12 @@ def is_allowed(project: Project, pool: Pool) -> bool:
     return config is None or not config.pools or pool.name in config.pools
 
 
-def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
-    """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
+def limit_reached(state: CellView, pool: Pool, task: Task, *, freed_milli: int = 0) -> Wait | None:
+    """Return the wait reason for the first limit that the task would exceed in a pool, or None.
+
+    `freed_milli`: what tasks of its project hold in the pool that does not count towards the limits
+    of the project and the departments above it.
+    """
     job = task.job
     project = job.project
     config = project.config
@@ -41,12 +45,13 @@ def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
             return _wait(now, never, limit, used, requested, "job")
     if config is not None:
         if config.limit_milli is not None:
-            used = sum(project.used_milli.values()) + _reserved(state, task, project)
+            used = sum(project.used_milli.values()) + _reserved(state, task, project) - freed_milli
             if used + requested > config.limit_milli:
                 return _limit(config.limit_milli, used, requested, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
             used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
+            used -= freed_milli
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, project.name)
     for department in _departments(state, project):
@@ -56,6 +61,7 @@ def limit_reached(state: CellView, pool: Pool, task: Task) -> Wait | None:
                 each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
                 for each in department.within
             ) - _reserved_for_task(pool, task)
+            used -= freed_milli
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None

@@ -20,7 +20,7 @@ of the same tier then takes.
 It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import chain
@@ -34,7 +34,13 @@ from yardmaster_core.scheduling.planner.later_owners import LaterOwners
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
-from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView, PreemptionAction
+from yardmaster_core.scheduling.planner.policy import (
+    AtLimit,
+    PolicyRegistry,
+    PoolView,
+    PreemptionAction,
+    StopReason,
+)
 from yardmaster_core.scheduling.planner.pool_decisions import PoolDecisions
 from yardmaster_core.scheduling.planner.pool_preference import PoolPreference
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
@@ -47,7 +53,7 @@ from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
-from yardmaster_schemas.reasons import NUMBERS, Wait
+from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
@@ -144,6 +150,7 @@ class PoolPass:
         self._must_wait = self.policy.start.must_wait
         self._starts_on_idle = self.policy.start.on_idle(resolved.options)
         self.actions = self.policy.preemption.actions(resolved.options)
+        self._at_limit = self.policy.preemption.at_limit(resolved.options)
         turns = max(2, 1 + len(self.actions))
         self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
         self.later_owners = LaterOwners(self.view, self.policy)
@@ -159,8 +166,18 @@ class PoolPass:
         """Start the tasks whose reserved slots are free, on exactly these slots."""
         for task in sorted(self.pool.ready):
             # A task that is moved may still hold its former slots.
-            if task.group is not None:
+            if task.group is not None and not self._must_wait_at_limit(task):
                 self.decisions.start_reserved(task)
+
+    def _must_wait_at_limit(self, task: Task) -> bool:
+        """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
+        although its reserved slots are free.
+        """
+        if self._at_limit is None:
+            return False
+        # A reservation beyond a limit that was lowered is dropped.
+        limited = limit_reached(self.draft.state, self.pool, task) is not None
+        return limited or self._at_limit.waits(self.view, task)
 
     def record_ranks(self) -> None:
         """Record the places in the queue that changed; only policies with claimants have places."""
@@ -340,6 +357,10 @@ class PoolPass:
             return GroupResult.STARTED
         shape = group.shape
         if wait is not None:
+            if wait.code is WaitCode.AT_LIMIT and self._at_limit is not None:
+                if self._preempt_at_limit(self._at_limit, task):
+                    return GroupResult.RESERVED
+                wait = self._at_limit.wait(self.view, task, wait)
             self.decisions.wait(group, task, wait)
             return GroupResult.WAITS
         if turn:
@@ -410,7 +431,7 @@ class PoolPass:
                 chain(owners, candidates) if action.drop_unneeded else candidates,
                 drop_unneeded=action.drop_unneeded,
             ):
-                self._preempt_for(task, victims, action)
+                self._preempt_for(task, victims, action.stop_reason)
                 return GroupResult.RESERVED
             if turn < len(self.actions):
                 return GroupResult.NO_CAPACITY
@@ -533,7 +554,12 @@ class PoolPass:
         self._reserve_for(task)
         return GroupResult.RESERVED
 
-    def _preempt_for(self, task: Task, victims: list[Task], action: PreemptionAction) -> None:
+    def _preempt_for(
+        self,
+        task: Task,
+        victims: list[Task],
+        stop_reason: Callable[[PoolView, Task, Task], StopReason],
+    ) -> None:
         """Preempt the victims for the task, and reserve the slots that it then fits on.
 
         Those of `victims` that have reserved slots lose them.
@@ -544,7 +570,7 @@ class PoolPass:
             if victim.reserved is not None:
                 self.decisions.displace(victim, task)
                 continue
-            self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
+            self.decisions.stop(victim, stop_reason(self.view, victim, task))
             stopped += 1
         self._reserve_for(task, stopped)
 
@@ -553,6 +579,30 @@ class PoolPass:
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
         self.decisions.reserve(task, placement, victims)
+
+    def _preempt_at_limit(self, rules: AtLimit, task: Task) -> bool:
+        """Preempt tasks of the project with which the task would exceed a limit. Reserve slots for
+        it, on which it starts once they are gone; return whether such tasks were found.
+        """
+        if task.shape.start_failed or self.preference.starts_in_later(task, self.pool.name):
+            return False
+        state, pool, view = self.draft.state, self.pool, self.view
+        leaving_milli = pool.index.leaving_milli(state, task.job)
+
+        def permits(victims: list[Task]) -> bool:
+            freed_milli = leaving_milli + sum(map(pool.held_milli, victims))
+            limited = limit_reached(state, pool, task, freed_milli=freed_milli)
+            return limited is None and rules.permits(view, task, victims)
+
+        candidates = (
+            v
+            for v in rules.victims(view, task)
+            if v not in self.decisions.placed and not v.starts_past_others
+        )
+        victims = self.victim_search.under_limit(task, candidates, permits)
+        if victims:
+            self._preempt_for(task, victims, rules.stop_reason)
+        return bool(victims)
 
     def _move_for(self, task: Task, found: Preemption, action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve slots for it and for those that move."""

@@ -237,6 +237,26 @@ class PreemptionAction:
     applies: Callable[[PoolView, Task], bool] = may_apply
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtLimit:
+    """How a task that a limit of its project keeps from starting may preempt tasks of the project.
+
+    Attributes:
+        victims: the running tasks that may be preempted, in the order in which they are tried.
+        stop_reason: why a victim is stopped for a task.
+        permits: whether the victims may be preempted for the task, and the policy lets it start
+            once they, and all tasks that are stopping already, are gone.
+        waits: whether the policy lets the task start once these are gone, but not yet.
+        wait: the wait reason of a task that found no victims, made from the one about the limit.
+    """
+
+    victims: Callable[[PoolView, Task], Iterable[Task]]
+    stop_reason: Callable[[PoolView, Task, Task], StopReason]
+    permits: Callable[[PoolView, Task, Sequence[Task]], bool]
+    waits: Callable[[PoolView, Task], bool]
+    wait: Callable[[PoolView, Task, Wait], Wait]
+
+
 def no_actions(_: Any) -> tuple[PreemptionAction, ...]:
     """No task preempts others."""
     return ()
@@ -256,6 +276,10 @@ def no_precedence(_: PoolView, __: Task) -> None:
     """No task takes over the reserved slots of another."""
 
 
+def never_at_limit(_: Any) -> None:
+    """At a limit a task waits until others end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
     """The rules by which running tasks are preempted, and by which reserved slots change owners.
@@ -272,12 +296,15 @@ class Preemption:
         precedence: the scope and the place of a pending task. A task that does not fit takes over
             slots reserved for tasks of its scope with larger places. It must not depend on what
             tasks hold: else two tasks could displace each other in turn.
+        at_limit: for given options, how a task preempts others of its project at a limit; None: it
+            does not.
     """
 
     actions: Callable[[Any], tuple[PreemptionAction, ...]] = no_actions
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] = nothing_above_share
     no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
     precedence: Callable[[PoolView, Task], Precedence | None] = no_precedence
+    at_limit: Callable[[Any], AtLimit | None] = never_at_limit
 
 
 def by_submission_only(_: QueueTraits) -> Rank:

@@ -3,8 +3,10 @@
 Removing a victim is tried on the pool's index of future capacity and rolled back afterwards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import (
@@ -23,6 +25,9 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
+
+#: The most tasks that are tried as victims of a task at a limit.
+MAX_AT_LIMIT: Final = 256
 
 #: Arguments of `CapacityIndex.take` and `release`: capacity, slots, gpu_milli, cpu_milli and
 #: memory_mib.
@@ -87,6 +92,37 @@ class VictimSearch:
                 self.reserve(shape, placement)
         self._future.changes = changes
         return by_node.chosen
+
+    def under_limit(
+        self, task: Task, victims: Iterable[Task], permits: Callable[[list[Task]], bool]
+    ) -> list[Task]:
+        """Return the shortest prefix of `victims`, at most `MAX_AT_LIMIT`, without which the task
+        fits and `permits` holds, without those that turned out unnecessary; empty: none does, or no
+        victim is needed.
+        """
+        if permits([]):
+            return []
+        shape, tried = task.job.shape, list[Task]()
+        changes = self._future.changes
+        with self._draft.trial():
+            for victim in islice(victims, MAX_AT_LIMIT):
+                self._remove(victim)
+                tried.append(victim)
+                if permits(tried) and self._find_placement(shape) is not None:
+                    break
+            else:
+                tried.clear()
+            # The most valuable first.
+            for victim in tried[-2::-1]:
+                others = [other for other in tried if other is not victim]
+                self._remove(victim, undo=True)
+                if permits(others) and self._find_placement(shape) is not None:
+                    tried = others
+                else:
+                    self._remove(victim)
+        # The trial is rolled back, so the index is unchanged.
+        self._future.changes = changes
+        return tried
 
     def _by_node(self, victims: Iterable[Task]) -> dict[int, list[NodeVictim]]:
         """Return, by the ordinal of a node, each replica of a victim that still holds slots on it:

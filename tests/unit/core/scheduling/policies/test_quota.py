@@ -348,3 +348,54 @@ def test_a_moved_victim_does_not_count_as_gone_in_the_numbers_of_the_others() ->
     assert (moved.rule, stopped.rule) == ("moved", "over_fair_share")
     # `late` stays with `b`, so `b` holds 3 GPUs when it loses `early`.
     assert (stopped.numbers["used_milli"], stopped.numbers["deserved_milli"]) == (3000, 2000)
+
+
+@pytest.mark.parametrize("bound", [{"limit": 2}, {"over_quota": False}])
+def test_an_interactive_task_preempts_training_of_its_project_at_a_limit(bound: Any) -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2, **bound)
+    cell.submit("trains", project="a", tasks=4)
+    cell.run()
+    cell.submit("notebook", project="a", preemptible=False)
+    cell.cycle(after_s=1)
+    reserved = cell.task("notebook").reserved
+    assert reserved is not None
+    # The project never holds more than its limit: the task waits although two GPUs are idle.
+    cell.cycle(after_s=1)
+    assert cell.task("notebook").run is None
+    assert cell.held("a") == 2
+    stops = [task.run.stop for task in cell.state.tasks.values() if task.run and task.run.stop]
+    assert [stop.rule for stop in stops if isinstance(stop, PolicyStop)] == ["at_limit"]
+    cell.run()
+    assert cell.task("notebook").run is not None
+    assert cell.held("a") == 2
+
+
+def test_a_task_preempts_at_a_limit_no_more_than_the_limit_demands() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("a", 4, limit=4)
+    cell.submit("small", project="a", gpus=1)
+    cell.submit("large", project="a", gpus=3)
+    cell.run()
+    cell.submit("notebook", project="a", preemptible=False, gpus=3)
+    cell.run()
+    assert cell.task("small").run is not None
+    assert cell.task("large").run is None
+    assert cell.held("a") == 4
+    cell.submit("also", project="a", preemptible=False, gpus=2)
+    cell.run()
+    assert cell.wait_of("also") is WaitCode.AT_LIMIT
+    assert cell.task("small").run is not None
+
+
+def test_a_task_at_a_limit_waits_until_a_victim_may_be_preempted() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2, limit=2)
+    cell.submit("trains", project="a", gpus=2, min_runtime_s=600)
+    cell.run()
+    cell.submit("notebook", project="a", preemptible=False)
+    cell.run()
+    assert cell.wait_of("notebook") is WaitCode.VICTIMS_PROTECTED
+    cell.cycle(after_s=600)
+    cell.run()
+    assert cell.task("notebook").run is not None

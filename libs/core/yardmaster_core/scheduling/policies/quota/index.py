@@ -517,6 +517,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().cycle_ended()
         self.changed_leaves.clear()
 
+    def leaving_milli(self, state: CellView, job: Job) -> int:
+        return self.queue_of(state, job.project).leaving[0]
+
     def dump(self) -> Mapping[str, Any]:
         return {**super().dump(), "shares_stale": self.shares_stale}
 

@@ -4,9 +4,15 @@ The rules are those of KAI-Scheduler at d5bc503a (actions/preempt).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
+from yardmaster_core.scheduling.planner.policy import (
+    AtLimit,
+    PoolView,
+    PreemptionAction,
+    StopReason,
+)
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
@@ -23,6 +29,11 @@ from yardmaster_core.scheduling.policies.quota.protections import (
     queue_min_runtime_s,
 )
 from yardmaster_core.scheduling.policies.quota.queues import is_over_share
+from yardmaster_core.scheduling.policies.quota.start import (
+    at_limit_wait,
+    starts_without,
+    waits_at_limit,
+)
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -91,6 +102,27 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     running = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
     return next(running, None) is not None
 
+
+def permits_at_limit(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted for a task of their project that is at a limit, and no
+    limit and no quota refuses the task without them.
+    """
+    return may_preempt(view, task, victims) and starts_without(view, task, victims)
+
+
+def limit_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
+    """Return why `victim` is preempted for `task` of its project, which is at a limit."""
+    return replace(own_stop_reason(view, victim, task), rule="at_limit")
+
+
+#: How a task preempts others of its project if a limit keeps it from starting.
+AT_LIMIT: Final = AtLimit(
+    victims=own_victims,
+    stop_reason=limit_stop_reason,
+    permits=permits_at_limit,
+    waits=waits_at_limit,
+    wait=at_limit_wait,
+)
 
 PREEMPT: Final = PreemptionAction(
     victims=own_victims,

@@ -28,6 +28,7 @@ from fractions import Fraction
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import (
+    AtLimit,
     CandidateOrder,
     Listing,
     Order,
@@ -55,7 +56,7 @@ from yardmaster_core.scheduling.policies.quota.listing import (
 )
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions, follows_kai
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
-from yardmaster_core.scheduling.policies.quota.preempt import PREEMPT
+from yardmaster_core.scheduling.policies.quota.preempt import AT_LIMIT, PREEMPT
 from yardmaster_core.scheduling.policies.quota.project_order import order_in_project
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks
 from yardmaster_core.scheduling.policies.quota.reclaim import RECLAIM
@@ -96,6 +97,12 @@ def actions(options: QuotaOptions) -> tuple[PreemptionAction, ...]:
     return tuple(action for name in names for action in found[name])
 
 
+def at_limit(options: QuotaOptions) -> AtLimit | None:
+    """Return how a task preempts others of its project at a limit; None: it does not."""
+    # rule: preempt: at a limit
+    return AT_LIMIT if "preempt" in options.claiming else None
+
+
 def starts_on_idle(options: QuotaOptions) -> bool:
     """Whether tasks start on idle capacity."""
     # rule: actions: allocate
@@ -125,7 +132,10 @@ QUOTA: Final = Policy(
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
     start=StartRules(must_wait=wait_for_quota, reason=start_reason, on_idle=starts_on_idle),
     preemption=Preemption(
-        actions=actions, no_victims_wait=no_victims_wait, precedence=project_precedence
+        actions=actions,
+        no_victims_wait=no_victims_wait,
+        precedence=project_precedence,
+        at_limit=at_limit,
     ),
     listing=Listing(
         place=failed_last,

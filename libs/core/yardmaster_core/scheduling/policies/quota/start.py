@@ -1,5 +1,6 @@
 """Why a task starts or waits, by the quotas of its project and of the departments above it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from yardmaster_core.scheduling.planner.policy import PoolView
@@ -8,6 +9,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     RESOURCES,
     SUFFIXES,
     first_exceeded,
+    held_by_task,
     minus,
     placed_amounts,
     plus,
@@ -23,13 +25,18 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
-def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
+def wait_for_quota(
+    view: PoolView, group: Group, task: Task, *, without: Sequence[Task] | None = None
+) -> Wait | None:
     """Return the wait reason of a task with which a queue would hold more than its limit; or more
     than it deserves, if the task cannot be preempted; else None.
 
     Queues are checked from the project up, and the first one that refuses is named. Only resources
     that the task requests count: if a limit of GPUs was lowered below the GPUs held, tasks without
     GPUs still start.
+
+    `without`: preemptible tasks of the project whose slots do not count towards limits; then those
+    of stopping tasks do not count either.
     """
     index_of(view).divide(view.state)
     project_queue = queue_of(view, task)
@@ -39,9 +46,13 @@ def wait_for_quota(view: PoolView, group: Group, task: Task) -> Wait | None:
     counted = NOTHING
     if reservation is not None and reservation.pool_name == view.pool.name:
         counted = placed_amounts(reservation.placements)
+    gone = NOTHING
+    for victim in without or ():
+        gone = plus(gone, held_by_task(view.pool, victim))
     # rule: limits and at_deserved at every level
     for queue in project_queue.ancestors():
-        used = plus(minus(queue.used, counted), request)
+        used = queue.used if without is None else minus(queue.allocated, gone)
+        used = plus(minus(used, counted), request)
         # rule: limits: of requested resources only
         resource = first_exceeded(used, queue.limit, among=request)
         # rule: limits
@@ -131,6 +142,34 @@ def _wait_until(view: PoolView, task: Task) -> Wait | None:
     if until_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": until_ms})
     return protected_wait(view, task)
+
+
+def starts_without(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    """Whether no quota refuses the task once these tasks of its project, and all that are stopping,
+    are gone.
+    """
+    group = task.group
+    assert group is not None
+    return wait_for_quota(view, group, task, without=victims) is None
+
+
+def waits_at_limit(view: PoolView, task: Task) -> bool:
+    """Whether a limit keeps a task from starting until stopping tasks of its project are gone."""
+    group = task.group
+    assert group is not None
+    wait = wait_for_quota(view, group, task)
+    return (
+        wait is not None
+        and wait.code is WaitCode.AT_LIMIT
+        and wait_for_quota(view, group, task, without=()) is None
+    )
+
+
+def at_limit_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
+    """Return the wait reason of a task at a limit that found no victims in its project: when it may
+    preempt, or when a victim is no longer protected; else `wait`.
+    """
+    return _wait_until(view, task) or wait
 
 
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
