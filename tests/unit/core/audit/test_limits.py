@@ -17,6 +17,9 @@ from tests.support.logs import (
     project,
     submitted,
 )
+from tests.support.logs import (
+    released as slots_released,
+)
 from yardmaster_core.audit import Finding, audit
 from yardmaster_schemas.events.admissions import EntitlementsChangedV1, Level
 from yardmaster_schemas.events.decisions import (
@@ -336,3 +339,26 @@ def test_a_start_in_a_pool_that_the_project_may_not_use_is_named(
     admit(log, JOBS[0])
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "project nlp limit in default, not one of its pools, 0")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_task_at_a_limit_starts_only_when_its_victim_is_gone(log: LogBuilder, gone: bool) -> None:
+    nested(log, nlp=Quota(deserved_milli=1000, over_quota=False))
+    admit(log, JOBS[0], JOBS[1])
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    stop = PreemptionRequestedV1(
+        task_id=A,
+        attempt=1,
+        nodes=("n1",),
+        stop=PolicyStop(policy="quota", rule="at_limit", for_task=B),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + 61_000,
+    )
+    log.scheduler.cycle(stop, reserved(B, placed("n1", 1)))
+    if gone:
+        log.claim(slots_released(A, "n1"))
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    if gone:
+        assert found(log) == ()
+    else:
+        expect_one(log, f"{B} attempt 1: project nlp deserved in default (over-quota off) 1000")

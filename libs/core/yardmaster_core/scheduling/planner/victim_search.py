@@ -102,13 +102,16 @@ class VictimSearch:
         """
         if permits([]):
             return []
-        shape, tried = task.job.shape, list[Task]()
+        shape, tried, permitted = task.job.shape, list[Task](), False
         changes = self._future.changes
         with self._draft.trial():
             for victim in islice(victims, MAX_AT_LIMIT):
                 self._remove(victim)
                 tried.append(victim)
-                if permits(tried) and self._find_placement(shape) is not None:
+                # Once a set is permitted, a larger one is too; only its capacity may be missing.
+                may_fit = not permitted or self._helps_on(victim, shape)
+                permitted = permitted or permits(tried)
+                if permitted and may_fit and self._find_placement(shape) is not None:
                     break
             else:
                 tried.clear()
