@@ -202,13 +202,13 @@ OPERATIONS = [
 ]
 
 
-class World:
+class TenantCell:
     """A cell with a job of project `nlp`, and an ended job of it with a checkpoint and output."""
 
     def __init__(self, cell: GatewayCell) -> None:
         self.cell = cell
 
-    async def create(self) -> "World":
+    async def create(self) -> "TenantCell":
         cell, by = self.cell, OPERATOR.name
         new = {"If-None-Match": "*"}
         await cell.call(
@@ -301,12 +301,12 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def tenant() -> AsyncIterator[TenantCell]:
     users = [person.file_user for person in PEOPLE]
     limits = {"rate_burst": 10_000, "stream_s": 0.01, "bookmark_s": 0.01}
     async with gateway_cell(file_users=users, **limits) as cell:
         await imported(cell)
-        made = await World(cell).create()
+        made = await TenantCell(cell).create()
         yield made
 
 
@@ -316,47 +316,51 @@ def test_every_operation_says_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("need", Need, ids=lambda one: one.name.lower())
-async def test_an_operation_answers_each_role_by_what_it_needs(world: World, need: Need) -> None:
+async def test_an_operation_answers_each_role_by_what_it_needs(
+    tenant: TenantCell, need: Need
+) -> None:
     wrong: list[str] = []
     for operation in OPERATIONS:
         if NEED[operation.id] is need:
-            wrong += [f"{operation.id}: {found}" for found in await wrong_answers(world, operation)]
+            wrong += [
+                f"{operation.id}: {found}" for found in await wrong_answers(tenant, operation)
+            ]
     assert wrong == []
-    await world.cell.run_until_idle()
+    await tenant.cell.run_until_idle()
 
 
-async def wrong_answers(world: World, operation: Operation) -> list[str]:
+async def wrong_answers(tenant: TenantCell, operation: Operation) -> list[str]:
     """The answers to all roles that differ from the rules."""
     need = NEED[operation.id]
     done = 404 if operation.id == "client_wheel" else 200 if operation.method == "GET" else 202
     wrong: list[str] = []
     for who in (None, *PEOPLE):
         name = "unknown" if who is None else who.name
-        before = await world.ends()
-        answer = await world.answer(operation, name)
+        before = await tenant.ends()
+        answer = await tenant.answer(operation, name)
         if answer.status_code != expected(need, who, done):
             wrong.append(f"{name}: {answer.status_code}, not {expected(need, who, done)}")
-        if answer.status_code >= 400 and await world.ends() != before:
+        if answer.status_code >= 400 and await tenant.ends() != before:
             wrong.append(f"{name}: a refused request was recorded")
-        found = world.confidential_in(operation, answer.text)
+        found = tenant.confidential_in(operation, answer.text)
         if found and (who is None or not who.inside):
             wrong.append(f"{name}: the answer contains {found}")
         if who == OWNER and need in (Need.READ, Need.SEES_OWN) and not found:
             assert operation.id in NOT_SHOWN, "otherwise nothing could leak"
         # Quota does not decide, so that every caller finds the same state.
-        await world.cell.follower.catch_up()
+        await tenant.cell.follower.catch_up()
     return wrong
 
 
 async def test_while_the_views_are_behind_no_answer_says_whether_a_job_of_another_project_exists(
-    world: World,
+    tenant: TenantCell,
 ) -> None:
-    recent = await world.cell.client(OWNER.name).post("/v1/jobs", json=BODIES["submit_job"])
-    jobs = (recent.json()["job_id"], world.live, "a" * 12)
+    recent = await tenant.cell.client(OWNER.name).post("/v1/jobs", json=BODIES["submit_job"])
+    jobs = (recent.json()["job_id"], tenant.live, "a" * 12)
     for who in PEOPLE:
         answers = []
         for job in jobs:
-            async with world.cell.client(who.name) as client:
+            async with tenant.cell.client(who.name) as client:
                 answer = await client.post(f"/v1/jobs/{job}/cancel", json={})
             answers.append((answer.status_code, answer.json().get("code")))
         if not who.inside:
@@ -365,9 +369,11 @@ async def test_while_the_views_are_behind_no_answer_says_whether_a_job_of_anothe
             assert [status for status, _ in answers] == [202, 202, 503]
 
 
-async def test_a_list_of_users_shows_an_operator_all_and_others_themselves(world: World) -> None:
+async def test_a_list_of_users_shows_an_operator_all_and_others_themselves(
+    tenant: TenantCell,
+) -> None:
     for who in PEOPLE:
-        page = await world.cell.call("GET", "/v1/users", token=who.name, run=False)
+        page = await tenant.cell.call("GET", "/v1/users", token=who.name, run=False)
         names = [one["name"] for one in page["items"]]
         assert names == (sorted(one.name for one in PEOPLE) if who == OPERATOR else [who.name])
 

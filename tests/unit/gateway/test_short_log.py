@@ -9,10 +9,18 @@ from tests.support.gateway import GatewayCell
 from tests.support.memory_cell import CELL
 from tests.support.views import telemetry
 from tests.unit.gateway.test_lost_views import lose
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.errors import DetailsUnreadable, LogTruncated
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.reader import read_details
 from yardmaster_gateway.app import create_app
-from yardmaster_schemas.topics import REQUESTS
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_schemas.events.details import JobDetailedV1
+from yardmaster_schemas.events.requests import TaskSubmittedV1
+from yardmaster_schemas.topics import DETAILS, REQUESTS
 from yardmaster_views.follower import Follower, Metrics, Views
 
 JOB: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
@@ -76,3 +84,38 @@ async def test_it_serves_once_the_views_are_those_of_the_log_again(cell: Gateway
     await cell.follower.catch_up()
     await cell.call("GET", "/v1/jobs", run=False)
     await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, run=False)
+
+
+async def test_lost_details_stop_their_readers_by_name_and_no_job_gets_the_command_of_another(
+    cell: GatewayCell,
+) -> None:
+    assert isinstance(cell.log, MemoryLog)
+    at = Partition(DETAILS.name)
+    ports = replace(cell.ports, log=cell.log.handle(), telemetry=telemetry("gateway"))
+    cell.app = create_app(ports, cell.settings)
+    jobs = [await cell.submit(resources={"gpus": 4}, run={"command": [name]}) for name in "abc"]
+    admitted = {
+        e.job_id: e for e in await cell.events("requests") if isinstance(e, TaskSubmittedV1)
+    }
+    cell.log.cut(at, await cell.log.handle().end(at) - 2)
+    named = "details/0 ends at 1"
+    # The gateway that wrote them, and the views that read them, continue on no shorter log.
+    for _ in range(2):
+        refused = await problem(cell, "POST", "/v1/jobs", token="nlp", json=JOB)
+        assert (refused["code"], named in refused["detail"]) == ("log_unavailable", True)
+    with pytest.raises(LogTruncated, match=named):
+        await cell.log.end(at)
+    # A gateway that has seen nothing records other details on the lost offsets.
+    fresh = cell.log.handle()
+    cell.app = create_app(replace(ports, log=fresh, telemetry=telemetry("gateway")), cell.settings)
+    for _ in range(2):
+        await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, run=False)
+    kept = (await read_details(fresh, admitted[jobs[0]].details)).data
+    assert isinstance(kept, JobDetailedV1)
+    assert kept.run.command == ("a",)
+    for job in jobs[1:]:
+        with pytest.raises(DetailsUnreadable, match="do not match"):
+            await read_details(fresh, admitted[job].details)
+    report = await verify(fresh, [QuotaMachine(check), SchedulerMachine()], CELL, promises=False)
+    lost = [found.found for found in report.findings if found.topic == DETAILS.name]
+    assert [any(job in found for found in lost) for job in jobs] == [False, True, True]

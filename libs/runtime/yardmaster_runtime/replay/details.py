@@ -48,7 +48,7 @@ async def check_details(log: EventLog, refs: DetailsRefs) -> DetailsProof:
             found.checked += 1
             text = ""
             if digest != ref.digest:
-                text = f"it is not what request {request} recorded"
+                text = f"it is not what request {request} about {subject} recorded"
             elif not as_written:
                 text = "its key or its headers do not match its value"
         elif request in refs.repeats or any(key.decode() in refs.erased for key in keys):
