@@ -27,7 +27,7 @@ from yardmaster_cli.errors import BadUsage, CliError, Exit, bad_setting
 from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.session import Session
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone, UnknownTopic
+from yardmaster_eventlog.errors import LogCorrupt, OffsetGone, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.reader import first_offset
 from yardmaster_eventlog.snapshots import SnapshotStore
@@ -216,11 +216,13 @@ async def identify(log: EventLog, source: LogSource) -> None:
 
 
 async def id_of(log: EventLog, requests: Partition) -> str | None:
-    """The id of the log, from a cell's first record; None if it is missing or has no id."""
+    """The id of the log, from a cell's first record; None if it is missing or has no id, or if it
+    is damaged, which the reader of the log reports.
+    """
     try:
         first = await log.read(requests, 0, max_records=1)
         event = decode(first[0].record).data if first else None
-    except (UnknownTopic, OffsetGone, SchemaError):
+    except (UnknownTopic, OffsetGone, SchemaError, LogCorrupt):
         return None
     return event.log_id if isinstance(event, LogCreatedV1) else None
 

@@ -121,6 +121,8 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
     task, run = run_of(state, event.task_id, event.attempt)
     state.dirty[task] = None
     if run.stop is None:
+        # Pending already, while the attempt holds its slots; once they are released, TaskRequeued
+        # ends the attempt.
         state.journal.put(task, "phase", Phase.PENDING)
         state.journal.put(run, "failed_nodes", run.failed_nodes_with(event.late))
         begin_stop(state, task, run, event.stop)
