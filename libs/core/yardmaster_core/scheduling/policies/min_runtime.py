@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.phases import Phase
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
@@ -46,3 +46,32 @@ def protected_wait(view: PoolView, task: Task) -> Wait | None:
         return None
     numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def first_protected(view: PoolView) -> Task | None:
+    """Return the first task of the pool whose victims are within their minimum run time."""
+    firsts = [queue_class.first_protected() for queue_class in view.pool.queue_classes]
+    return min((task for task in firsts if task is not None), default=None)
+
+
+def wait_behind_protected(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task behind the first one whose victims are within their minimum
+    run time; None if there is none, or the task is of its group.
+
+    For tasks that would be protected too once they run. Else such tasks, one after another, would
+    keep the first one pending without end.
+    """
+    ahead = first_protected(view)
+    if ahead is None or ahead.group is group:
+        return None
+    numbers = {
+        "submitted_at_ms": task.job.submitted_ms,
+        "submitted_ahead_at_ms": ahead.job.submitted_ms,
+    }
+    return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
+
+
+def groups_behind(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that wait behind others (`wait_behind_protected`)."""
+    for queue_class in view.pool.queue_classes:
+        yield from queue_class.behind

@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PreemptionAction,
     StopReason,
 )
-from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import first_protected, min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import victims_of
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues_of
 from yardmaster_core.scheduling.state.pools import Pool
@@ -64,8 +64,7 @@ def _first_protected(view: PoolView, group: Group) -> Task | None:
     """
     if not group.min_runtimes or not group.shape.preemptible:
         return None
-    firsts = [queue_class.first_protected() for queue_class in view.pool.queue_classes]
-    return min((task for task in firsts if task is not None), default=None)
+    return first_protected(view)
 
 
 def _pending_for_capacity(pool: Pool, follower: Group) -> Iterator[Task]:

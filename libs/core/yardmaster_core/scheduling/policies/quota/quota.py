@@ -111,7 +111,7 @@ def starts_on_idle(options: QuotaOptions) -> bool:
 
 def equivalence(view: PoolView, group: Group) -> Hashable:
     """Return the properties on which the result for a group depends, apart from its request."""
-    return group.shape.project, group.priority, group.shape.preemptible
+    return group.shape.project, group.priority, group.shape.preemptible, group.min_runtimes > 0
 
 
 def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:

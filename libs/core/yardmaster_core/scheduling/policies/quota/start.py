@@ -16,9 +16,9 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     requested,
     requested_for_limits,
 )
-from yardmaster_core.scheduling.policies.min_runtime import protected_wait
+from yardmaster_core.scheduling.policies.min_runtime import protected_wait, wait_behind_protected
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
-from yardmaster_core.scheduling.policies.quota.pool_sums import sum_over_pools
+from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum, sum_over_pools
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -29,7 +29,8 @@ def wait_for_quota(
     view: PoolView, group: Group, task: Task, *, without: Sequence[Task] | None = None
 ) -> Wait | None:
     """Return the wait reason of a task with which a queue would hold more than its limit; or more
-    than it deserves, if the task cannot be preempted; else None.
+    than it deserves, if the task cannot be preempted, or would be protected by a minimum run time
+    while another task waits for such victims; else None.
 
     Queues are checked from the project up, and the first one that refuses is named. Only resources
     that the task requests count: if a limit of GPUs was lowered below the GPUs held, tasks without
@@ -69,7 +70,25 @@ def wait_for_quota(
     if not group.shape.preemptible and reservation is None:
         # rule: sum over pools: bounds tasks that are not preemptible
         return _wait_for_sum(view, project_queue, task)
+    if reservation is None and is_protected_beyond_deserved(view, group, task):
+        return wait_behind_protected(view, group, task)
     return None
+
+
+def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bool:
+    """Whether a preemptible task would be protected by a minimum run time, and a queue above it
+    would hold more than it deserves.
+    """
+    shape, project_queue = group.shape, queue_of(view, task)
+    if not shape.preemptible:
+        return False
+    if not group.min_runtimes and not any(queue.reclaim_s for queue in project_queue.path):
+        return False
+    request = requested(view.pool, shape)
+    return not stays_within_sum(view, task.job.project, request) or any(
+        first_exceeded(plus(queue.allocated, request), queue.deserved, among=request) is not None
+        for queue in project_queue.path
+    )
 
 
 def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | None:

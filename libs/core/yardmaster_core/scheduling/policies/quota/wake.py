@@ -13,6 +13,7 @@ from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of,
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
+from yardmaster_core.scheduling.policies.min_runtime import groups_behind
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.consolidation import enough_to_move
 from yardmaster_core.scheduling.policies.quota.index import index_of, set_member
@@ -24,7 +25,11 @@ from yardmaster_core.scheduling.policies.quota.protections import delayed_until_
 from yardmaster_core.scheduling.policies.quota.queue_heap import QueueKey
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.reclaim import stays_within_share
-from yardmaster_core.scheduling.policies.quota.start import share_decides_now, wait_for_quota
+from yardmaster_core.scheduling.policies.quota.start import (
+    is_protected_beyond_deserved,
+    share_decides_now,
+    wait_for_quota,
+)
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group
@@ -52,7 +57,17 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     if "reclaim" in actions:
         groups.update(dict.fromkeys(_that_reclaim(view)))
         groups.update(dict.fromkeys(_with_stale_reason(view)))
+    groups.update(dict.fromkeys(_that_may_pass(view)))
     return groups
+
+
+def _that_may_pass(view: PoolView) -> Iterator[Group]:
+    """Yield the groups behind a task that waits for protected victims whose queues now deserve what
+    they would hold.
+    """
+    for group in groups_behind(view):
+        if group.queue.live and not is_protected_beyond_deserved(view, group, group.queue.first):
+            yield group
 
 
 def _check(view: PoolView, queues: Iterable[Queue]) -> None:

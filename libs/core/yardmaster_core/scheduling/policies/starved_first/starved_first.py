@@ -37,7 +37,11 @@ from yardmaster_core.scheduling.planner.policy import (
     StartRules,
     Wake,
 )
-from yardmaster_core.scheduling.policies.min_runtime import protected_wait
+from yardmaster_core.scheduling.policies.min_runtime import (
+    groups_behind,
+    protected_wait,
+    wait_behind_protected,
+)
 from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex, index_of
 from yardmaster_core.scheduling.policies.starved_first.order import OwnerOrder
 from yardmaster_core.scheduling.policies.starved_first.preempt import PREEMPT
@@ -82,6 +86,29 @@ def start_reason(view: PoolView, task: Task) -> Start:
     )
 
 
+def wait_behind_starved(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task that would be protected, beyond the equal part of its owner,
+    while another task waits for victims within their minimum run time; else None.
+    """
+    if task.reserved is not None or not is_protected_beyond_part(view, group, task):
+        return None
+    return wait_behind_protected(view, group, task)
+
+
+def is_protected_beyond_part(view: PoolView, group: Group, task: Task) -> bool:
+    """Whether a task could not be preempted at once, and its owner would hold more than its equal
+    part.
+    """
+    if not group.min_runtimes and group.shape.preemptible:
+        return False
+    asked = view.pool.most_milli(group.shape)
+    if not asked:
+        return False
+    index = index_of(view)
+    owner = index.owner(task.job)
+    return owner.allocated + asked > index.part(owner)
+
+
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task whose victims are within their minimum run time, else
     `wait`.
@@ -92,6 +119,9 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
 def groups_to_wake(view: PoolView) -> Iterator[Group]:
     """Yield the groups that did not fit and may find victims now."""
     index = index_of(view)
+    for group in groups_behind(view):
+        if group.queue.live and not is_protected_beyond_part(view, group, group.queue.first):
+            yield group
     most = next(index.above(), None) if index.take_news() else None
     if most is None:
         return
@@ -108,7 +138,8 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
 
 def equivalence(view: PoolView, group: Group) -> Hashable:
     """Return the properties on which the result for a group depends, apart from its request."""
-    return index_of(view).owner_of(group.queue.first.job), group.shape.project
+    owner = index_of(view).owner_of(group.queue.first.job)
+    return owner, group.shape.project, group.shape.preemptible, group.min_runtimes > 0
 
 
 def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
@@ -181,7 +212,7 @@ STARVED_FIRST: Final = Policy(
     version=1,
     options=StarvedFirstOptions,
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
-    start=StartRules(reason=start_reason),
+    start=StartRules(must_wait=wait_behind_starved, reason=start_reason),
     preemption=Preemption(
         actions=only(PREEMPT), no_victims_wait=no_victims_wait, precedence=owner_precedence
     ),

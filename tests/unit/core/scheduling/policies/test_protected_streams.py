@@ -1,0 +1,71 @@
+"""`quota` and `starved_first`: tasks with a minimum run time, one after another, do not keep a task
+pending that waits for their end.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.histories.static_problems import StaticCell
+from yardmaster_schemas.events.requests import Quota
+
+MIN_RUNTIME_S = 60
+
+
+def cell_of(policy: str, **of_queue: Any) -> StaticCell:
+    cell = StaticCell(policy=policy)
+    cell.node("n1", gpus=4)
+    if policy == "quota":
+        for project, deserved, more in (("p", 4000, {}), ("q", 0, of_queue)):
+            quotas = {"main": Quota(deserved_milli=deserved)}
+            cell.entitle(project, quotas=quotas, **more)
+    return cell
+
+
+def play(cell: StaticCell, gang: int, **stream: Any) -> int:
+    """Submit one task of a stream every 20 s, each of which runs for 80 s, and a gang; return after
+    how many seconds the gang runs.
+    """
+    begun: dict[str, int] = {}
+    for number in range(60):
+        name = f"s{number:03d}"
+        cell.submit(name, project="q", user="bob", gpus=1, **stream)
+        if number == 4:
+            cell.submit("gang", project="p", user="alice", gpus=gang)
+        for other in begun:
+            task = cell.state.tasks.get(f"{other.ljust(12, '0')}.0")
+            run = None if task is None else task.run
+            if run is not None and run.running_ms and cell.now_ms - run.running_ms >= 80_000:
+                cell.ends(other, done=True)
+        begun[name] = number
+        cell.step(20)
+        if number >= 4 and cell.phase("gang") == "running":
+            return (number - 4) * 20
+    raise AssertionError("the gang does not run")
+
+
+@pytest.mark.parametrize(("policy", "gang"), [("quota", 4), ("starved_first", 2)])
+def test_a_stream_of_tasks_with_a_minimum_run_time_does_not_pass_a_gang(
+    policy: str, gang: int
+) -> None:
+    assert play(cell_of(policy), gang, min_runtime_s=MIN_RUNTIME_S) <= 2 * MIN_RUNTIME_S
+
+
+def test_nor_does_a_stream_of_a_project_with_a_minimum_run_time() -> None:
+    cell = cell_of("quota", reclaim_min_runtime_s=MIN_RUNTIME_S)
+    assert play(cell, 4) <= 2 * MIN_RUNTIME_S
+
+
+def test_a_task_within_what_its_project_deserves_passes() -> None:
+    cell = cell_of("quota")
+    cell.entitle("r", quotas={"main": Quota(deserved_milli=1000)})
+    cell.submit("q", project="q", gpus=1, tasks=3, min_runtime_s=600)
+    cell.step()
+    cell.submit("gang", project="p", gpus=3)
+    cell.submit("beyond", project="q", gpus=1, min_runtime_s=600)
+    cell.submit("within", project="r", gpus=1, min_runtime_s=600)
+    cell.step()
+    cell.step()
+    assert cell.wait_code("gang") == "victims_protected"
+    assert cell.wait_code("beyond") == "behind_task"
+    assert cell.phase("within") == "running"
