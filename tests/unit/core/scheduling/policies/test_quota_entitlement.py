@@ -78,3 +78,24 @@ def test_no_set_of_victims_is_missed_in_small_clusters(first: int) -> None:
         cell, rests = problem(seed, "quota")
         assert rests
         assert not missed_claims(cell.state), seed
+
+
+def test_no_set_of_victims_is_tried_where_no_node_could_be_free() -> None:
+    nodes = 12
+    cell = StaticCell(policy="quota", max_moves=0)
+    for number in range(nodes):
+        cell.node(f"n{number}", gpus=8)
+    for project, deserved in (("a", 7 * nodes), ("b", 0), ("p", 8)):
+        cell.entitle(project, quotas=_quota(deserved))
+    for number in range(nodes):
+        cell.submit(f"a{number}x", project="a", gpus=7)
+    assert cell.come_to_rest()
+    cell.submit("b", project="b", gpus=1, tasks=nodes)
+    assert cell.come_to_rest()
+    cell.submit("p", project="p", gpus=8)
+    for index in range(nodes - 1):
+        cell.ends("b", index, done=True)
+    assert cell.come_to_rest()
+    group = cell.task("p").group
+    assert group is not None
+    assert "tries" not in group.waits["main"][0].numbers

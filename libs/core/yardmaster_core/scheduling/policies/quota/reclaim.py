@@ -41,6 +41,9 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, i
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
 
+#: More gpu_milli than any pool has.
+UNBOUNDED: Final = 1 << 60
+
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield the tasks that `task` may reclaim slots from, if its project stays within its share.
@@ -55,6 +58,8 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     victims = list(reclaimable_projects(view, project_queue, request, guaranteed=guaranteed))
     view.memo["others_above", task] = len(victims)
     if cannot_suffice(view, project_queue, task, request, victims, guaranteed=guaranteed):
+        return
+    if no_node_suffices(view, project_queue, task, request, victims, guaranteed=guaranteed):
         return
     tasks_by_queue = (
         (
@@ -119,6 +124,75 @@ def cannot_suffice(
     return missing > 0
 
 
+def no_node_suffices(
+    view: PoolView,
+    project_queue: Queue,
+    task: Task,
+    request: Amounts,
+    victims: Sequence[tuple[Queue, Project]],
+    *,
+    guaranteed: bool,
+) -> bool:
+    """Whether no node could hold a task of one replica without the tasks that may be reclaimed, and
+    those that may be moved to the free GPUs of other nodes.
+
+    The check costs a step per queue; the first one of a cycle for a set of projects costs one per
+    preemptible task of the pool, but the search would cost that for each task.
+    """
+    shape = task.job.shape
+    if shape.replicas > 1 or shape.whole_nodes or not view.pool.least_milli(shape):
+        return False
+    losing: dict[Queue, bool] = {}
+    projects: list[Project] = []
+    for queue, project in victims:
+        reclaimer, reclaimee = differing(project_queue, queue)
+        loses = losing.get(reclaimee)
+        if loses is None:
+            within_deserved = guaranteed and _is_within_deserved(
+                reclaimer, plus(reclaimer.allocated, request)
+            )
+            loses = losing[reclaimee] = _holds_enough(
+                view, reclaimee, NOTHING, within_deserved=within_deserved
+            )
+        if loses:
+            projects.append(project)
+    return _most_on_one_node(view, projects) < view.pool.least_milli(shape)
+
+
+def _most_on_one_node(view: PoolView, losing: Sequence[Project]) -> int:
+    """Return the most gpu_milli that could be free on one node without the tasks of these projects,
+    if other preemptible tasks were moved to free GPUs. Where gangs release more, UNBOUNDED.
+    """
+    pool = view.pool
+    key = ("most_on_one_node", *losing)
+    changes = pool.future.changes
+    known: tuple[int, int] | None = view.memo.get(key)
+    if known is None or known[0] != changes:
+        future = pool.future.capacities
+        free = {node.name: future[at].gpu_milli for at, node in pool.nodes.items() if at in future}
+        largest = max(free.values(), default=0)
+        gained, movable = dict(free), dict.fromkeys(free, 0)
+        index, losers = index_of(view), frozenset(losing)
+        for project in index.victims:
+            into = gained if project in losers else movable
+            for task in index.running(view, project):
+                shape, run = task.job.shape, task.run
+                held = UNBOUNDED if shape.replicas > 1 else pool.held_milli(task)
+                # A request of GPU memory is a smaller part of a larger GPU.
+                fits_elsewhere = held <= largest or shape.replicas > 1 or shape.gpu_memory_mib
+                if run is None or (into is movable and not fits_elsewhere):
+                    continue
+                for node in run.nodes:
+                    into[node] = into.get(node, 0) + held
+        total = pool.future.free_milli
+        most = (
+            milli + min(movable.get(node, 0), total - free.get(node, 0))
+            for node, milli in gained.items()
+        )
+        known = view.memo[key] = changes, max(most, default=0)
+    return known[1]
+
+
 def exceeds(reclaimee: Queue, resource: int, *, within_deserved: bool) -> bool:
     """Whether a queue holds more of a resource than its share; or, for a reclaimer that is
     `within_deserved`, than it deserves.
@@ -169,7 +243,7 @@ def reclaimable_projects(
     reclaimed, each with its queue.
 
     Two projects are compared by their first ancestors that differ, from the top: the reclaimer and
-    the reclaimee. The comparison costs a step per sibling of each queue on the path.
+    the reclaimee. The comparison costs a step per project with preemptible tasks.
 
     Args:
         view: the pool.
@@ -177,24 +251,25 @@ def reclaimable_projects(
         request: the amounts that the task requests.
         guaranteed: whether the task's project stays within what it deserves in all its pools.
     """
-    victims, projects = index_of(view).victims, view.state.projects
-    for reclaimer in project_queue.path:
-        within_deserved = guaranteed and _is_within_deserved(
-            reclaimer, plus(reclaimer.allocated, request)
-        )
-        assert reclaimer.parent is not None
-        for reclaimee in reclaimer.parent.children:
-            if reclaimee is reclaimer or not is_reclaimable_from(
+    index, state = index_of(view), view.state
+    reclaimable: dict[Queue, bool] = {}
+    for project, by_priority in index.victims.items():
+        queue = index.queue_of(state, project)
+        if queue is project_queue:
+            continue
+        reclaimer, reclaimee = differing(project_queue, queue)
+        known = reclaimable.get(reclaimee)
+        if known is None:
+            within_deserved = guaranteed and _is_within_deserved(
+                reclaimer, plus(reclaimer.allocated, request)
+            )
+            known = reclaimable[reclaimee] = is_reclaimable_from(
                 view, reclaimee, request, within_deserved=within_deserved
-            ):
-                continue
-            for queue in reclaimee.leaves():
-                project = projects.get(queue.name) if queue.is_project else None
-                if project is not None and any(
-                    next(tasks.in_order(), None) is not None
-                    for tasks in victims.get(project, {}).values()
-                ):
-                    yield queue, project
+            )
+        if known and any(
+            next(tasks.in_order(), None) is not None for tasks in by_priority.values()
+        ):
+            yield queue, project
 
 
 def is_reclaimable_from(
