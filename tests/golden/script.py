@@ -274,6 +274,8 @@ def trace_line(cell: Cell, event: Event) -> str:
         case dec.PreemptionRequestedV1() | dec.StopRequestedV1():
             words += [_name(cell, event.task_id), *_stop(cell, event.stop)]
             words += [f"grace={event.grace_s}s"]
+        case dec.StopOverdueV1():
+            words += [_name(cell, event.task_id)]
         case dec.AllocationRevokedV1():
             words += [_name(cell, event.task_id), *_stop(cell, event.stop)]
         case dec.TaskRequeuedV1():

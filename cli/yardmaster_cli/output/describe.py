@@ -203,7 +203,9 @@ def stop_words(out: Output, stop: Row, *, over: bool = False) -> str:
         text += f" ({stop['about']})"
     if stop.get("for_task"):
         text += f", for {stop['for_task']}"
-    if stop.get("deadline_at") and not over:
+    if stop.get("overdue_at") and not over:
+        text += f", overdue since {_at(out, stop['overdue_at'])}"
+    elif stop.get("deadline_at") and not over:
         text += f", grace until {_at(out, stop['deadline_at'])}"
     return text
 

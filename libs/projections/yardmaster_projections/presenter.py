@@ -106,6 +106,7 @@ def _stop(row: Stopping | None) -> api.StopShown | None:
         numbers=dict(row.stop.numbers),
         about=row.stop.about,
         deadline_at=optional_time(row.deadline_at_ms),
+        overdue_at=optional_time(row.overdue_at_ms),
         requested_at=rfc3339(row.at_ms),
     )
 

@@ -355,7 +355,10 @@ class Wait(Answer):
 
 
 class StopShown(Answer):
-    """Why an attempt must stop: the rule, and the task that preempts it."""
+    """Why an attempt must stop: the rule, and the task that preempts it.
+
+    `overdue_at`: since when its slots, which it did not release in time, count as held again.
+    """
 
     code: str
     rule: str | None
@@ -363,6 +366,7 @@ class StopShown(Answer):
     numbers: Numbers
     about: str | None
     deadline_at: At | None
+    overdue_at: At | None = None
     requested_at: At
 
 

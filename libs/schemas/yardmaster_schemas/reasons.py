@@ -94,10 +94,15 @@ class StopCode(StrEnum):
 
 @plain_members
 class DropCode(StrEnum):
-    """Why a reservation was dropped; `passed`: a task that comes first took over the slots."""
+    """Why a reservation was dropped.
+
+    `passed`: a task that comes first took over the slots. `stop_overdue`: the task on the slots did
+    not release them in time.
+    """
 
     STARTED_ELSEWHERE = "started_elsewhere"
     PASSED = "passed"
+    STOP_OVERDUE = "stop_overdue"
     ENDED = "ended"
     CANCELLED = "cancelled"
     PAUSED = "paused"

@@ -23,7 +23,11 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.envelope import Envelope, Event
-from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
+from yardmaster_schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopOverdueV1,
+)
 
 #: Pairs of pool and project that have series of their own. In each pool, all other projects share
 #: one series, which is named OTHER.
@@ -81,6 +85,9 @@ class WorkMetrics:
         self._preemptions = part.counter(
             "preemptions", "Tasks preempted for another task.", "pool", "policy", "rule"
         )
+        self._overdue = part.counter(
+            "stops_overdue", "Stops whose slots were not released 60 s after the deadline.", "pool"
+        )
 
     async def run(self) -> NoReturn:
         """Expose the metrics until cancelled."""
@@ -110,6 +117,8 @@ class WorkMetrics:
             if run is not None:
                 pool, rule = run.pool_name, event.stop.rule or str(event.stop.code)
                 self._preemptions.labels(pool, policies.get(pool, ""), rule).inc()
+        elif isinstance(event, StopOverdueV1):
+            self._overdue.labels(event.pool).inc()
 
     def _update(self) -> None:
         state = self._state()

@@ -330,6 +330,14 @@ async def test_a_preempted_task_is_pending_again_with_its_checkpoint() -> None:
     assert row.phase is Phase.STOPPING
     assert row.stopping is not None
     assert row.stopping.deadline_at_ms == 99
+    assert row.stopping.overdue_at_ms is None
+    log.scheduler.cycle(
+        d.StopOverdueV1(task_id=TASK, attempt=1, pool="default", nodes=("n1",), deadline_at_ms=99)
+    )
+    await followed.catch_up()
+    row = await task(store)
+    assert row.stopping is not None
+    assert row.stopping.overdue_at_ms == log.now_ms
     log.claim(
         n.CheckpointDoneV1(
             task_id=TASK,

@@ -97,6 +97,9 @@ class Attempt:
     processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
+    #: The deadline of its stop (ms), and whether a decision says that the stop is overdue.
+    deadline_ms: int = 0
+    overdue: bool = False
     #: Whether the task moves: its reserved slots count as held, and the slots of this attempt not.
     moved: bool = False
     #: The cycle in which the gang lost a replica, and how.

@@ -23,6 +23,7 @@ from yardmaster_schemas.events.decisions import (
     ReservationDroppedV1,
     SlotsAllocatedV1,
     SlotsReservedV1,
+    StopOverdueV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
@@ -31,6 +32,8 @@ from yardmaster_schemas.events.requests import Fence, Layout
 from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 
+#: A stop is overdue this long after its deadline.
+OVERDUE_MS: Final = 60_000
 #: After this many consecutive failed starts a task preempts no other task.
 NO_PREEMPTION_AFTER: Final = 2
 
@@ -45,6 +48,8 @@ class Decisions:
         self.reservations = Reservations(cluster)
         #: (victim, beneficiary) -> `Cluster.changes` at the time of the preemption.
         self.stopped_for: dict[tuple[str, str], int] = {}
+        #: Tasks whose stop is overdue since this cycle.
+        self._overdue_now: list[str] = []
 
     def decide(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
         """Check the next record of a counted cycle."""
@@ -64,6 +69,8 @@ class Decisions:
                 self._stopped(fed, body)
             case AllocationRevokedV1() as body:
                 self._revoked(fed, body)
+            case StopOverdueV1() as body:
+                self._overdue(fed, body)
             case TaskRequeuedV1() as body:
                 self._requeued(fed, body)
             case TaskEndedV1() as body:
@@ -76,8 +83,13 @@ class Decisions:
                 pass
 
     def end(self, commit: FedRecord) -> None:
-        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5)."""
+        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5), and
+        that nothing is reserved on slots of stops that are overdue since this cycle (S3).
+        """
         cluster = self.cluster
+        for task_id in self._overdue_now:
+            self.reservations.check_overdue(commit, task_id)
+        self._overdue_now.clear()
         for task_id, attempt in list(cluster.broken.items()):
             assert attempt.broken is not None
             since, how = attempt.broken
@@ -235,6 +247,7 @@ class Decisions:
         attempt = self._stop(fed, body.task_id, body.attempt, body.nodes, body.stop)
         if attempt is None:
             return
+        attempt.deadline_ms = body.deadline_at_ms
         task = cluster.task(body.task_id)
         match body.stop.code:
             case StopCode.TIME_LIMIT:
@@ -287,6 +300,24 @@ class Decisions:
                 f"start_timeout of {attempt.pool} is {config.start_timeout_s} s",
             )
 
+    def _overdue(self, fed: FedRecord, body: StopOverdueV1) -> None:
+        """Check that an attempt holds slots `OVERDUE_MS` after the deadline of its stop (S10)."""
+        attempt = self.cluster.attempt(body.task_id, body.attempt)
+        label = f"{body.task_id} attempt {body.attempt}"
+        if attempt is None or not attempt.stopped or attempt.overdue:
+            self.report.add("S4", fed, f"{label} is overdue, but not open and stopping in time")
+            return
+        overdue_ms = attempt.deadline_ms + OVERDUE_MS
+        if body.deadline_at_ms != attempt.deadline_ms or self.cluster.now_ms < overdue_ms:
+            self.report.add(
+                "S10",
+                fed,
+                f"{label} is overdue at {self.cluster.now_ms} ms, its deadline is "
+                f"{attempt.deadline_ms} ms",
+            )
+        attempt.overdue = True
+        self._overdue_now.append(body.task_id)
+
     def _stop(
         self,
         fed: FedRecord,
@@ -308,6 +339,7 @@ class Decisions:
         if missing:
             self.report.add("S5", fed, f"{label} is stopped, but not on its nodes {missing}")
         attempt.stopped = True
+        attempt.deadline_ms = self.cluster.now_ms
         return attempt
 
     # Ends

@@ -49,6 +49,15 @@ class Reservations:
                 self.report.add("S3", fed, f"{label} replica {placement.replica}: {fault}")
                 break
 
+    def check_overdue(self, commit: FedRecord, task_id: str) -> None:
+        """Check that nothing is reserved on slots that a task should have released (S3)."""
+        attempt = self.cluster.task(task_id).attempt
+        for placement in attempt.open.values() if attempt is not None else ():
+            fault = self._fault(placement, "")
+            if fault is not None:
+                self.report.add("S3", commit, f"{task_id} did not stop in time, but {fault}")
+                break
+
     def dropped(self, fed: FedRecord, body: ReservationDroppedV1) -> None:
         """Check that there was a reservation, and forget it."""
         known = self.cluster.reserved.get(body.task_id)
@@ -109,12 +118,14 @@ class Reservations:
         return None
 
     def _kept(self, slot: Slot) -> int:
-        """gpu_milli of a slot held by attempts that were not asked to stop."""
+        """gpu_milli of a slot held by attempts that were not asked to stop, or not in time."""
         node, _, index = slot
         held = 0
         for task_id, replica in self.cluster.on_node.get(node, {}):
             attempt = self.cluster.task(task_id).attempt
-            if attempt is not None and not attempt.stopped and replica in attempt.open:
+            if attempt is None or (attempt.stopped and not attempt.overdue):
+                continue
+            if replica in attempt.open:
                 placement = attempt.open[replica]
                 held += placement.gpu_milli * (index in placement.slots)
         return held

@@ -282,6 +282,16 @@ def _allocation_revoked_v1(
     draft.change_task(task, phase=Phase.PENDING, stopping=stopping)
 
 
+def _stop_overdue_v1(draft: Draft, envelope: Envelope[d.StopOverdueV1], _: object) -> None:
+    data = envelope.data
+    attempt = _attempt(draft, data.task_id, data.attempt, envelope.type)
+    if attempt.stopping is None:
+        return
+    stopping = replace(attempt.stopping, overdue_at_ms=draft.now_ms)
+    draft.put(replace(attempt, stopping=stopping))
+    draft.change_task(_task(draft, data, envelope.type), stopping=stopping)
+
+
 def _task_requeued_v1(draft: Draft, envelope: Envelope[d.TaskRequeuedV1], _: object) -> None:
     data = envelope.data
     attempt = _attempt(draft, data.task_id, data.attempt, envelope.type)
@@ -368,6 +378,7 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     d.PreemptionRequestedV1: _stop_requested_v1,
     d.StopRequestedV1: _stop_requested_v1,
     d.AllocationRevokedV1: _allocation_revoked_v1,
+    d.StopOverdueV1: _stop_overdue_v1,
     d.TaskRequeuedV1: _task_requeued_v1,
     d.TaskUnschedulableV1: _task_unschedulable_v1,
     d.TaskEndedV1: _task_ended_v1,

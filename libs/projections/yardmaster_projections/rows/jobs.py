@@ -31,11 +31,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """A requested stop, and the time of the request."""
+    """A requested stop, and the time of the request.
+
+    `overdue_at_ms`: when a decision said that the slots were not released in time.
+    """
 
     stop: Stop | PolicyStop
     at_ms: int
     deadline_at_ms: int | None
+    overdue_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

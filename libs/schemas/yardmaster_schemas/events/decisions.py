@@ -293,6 +293,21 @@ class AllocationRevokedV1(Event):
     late: Nodes = ()
 
 
+@event(DECISIONS, name="StopOverdue")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOverdueV1(Event):
+    """An attempt that must stop still holds slots long after its deadline `deadline_at_ms`.
+
+    From now on its slots count as held until they are released: nothing is reserved on them.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    pool: Name
+    nodes: Nodes
+    deadline_at_ms: Millis
+
+
 @event(DECISIONS, name="TaskRequeued")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequeuedV1(Event):

@@ -119,6 +119,7 @@ _STOP: Final = {
     "about": None,
     "deadline_at": _AT,
     "requested_at": _AT,
+    "overdue_at": None,
 }
 _WAIT: Final = {
     "code": "insufficient_free",
@@ -426,6 +427,7 @@ ANSWERS: Final[Texts] = {
         ],
     ),
     "dropped_at": ("When it lost the slots.", _AT),
+    "overdue_at": ("Since when the slots count as held again; null: not overdue.", None),
     "reserved_at": ("When the slots were reserved.", _AT),
     "reserved_for": ("The pending tasks for which it is reserved.", [_TASK]),
     "required": ("Not supported yet.", None),

@@ -254,7 +254,9 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             assert holding.releasing_milli == sum(releasing.values())
     _shares(state, pool)
     stopping = [
-        t for t in tasks if t.run and t.run.pool_name == pool.name and t.run.stop and t.run.open
+        t
+        for t in tasks
+        if t.run and t.run.pool_name == pool.name and t.run.frees_slots and t.run.open
     ]
     assert pool.stopping == len(stopping)
     assert pool.stopping_non_preemptible == sum(not t.job.spec.preemptible for t in stopping)
@@ -456,7 +458,7 @@ def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, 
         run = task.run
         assert run is not None
         placement = run.placements[replica]
-        if placement.node != node.name or (label == "future" and run.stop is not None):
+        if placement.node != node.name or (label == "future" and run.frees_slots):
             continue
         if label == "non_preemptible" and task.job.spec.preemptible:
             continue

@@ -8,6 +8,7 @@ from heapq import heapify, heappop
 from typing import Final
 
 from yardmaster_core.scheduling.state.appliers.attempts import (
+    OVERDUE_MS,
     enqueue_if_ready,
     schedule_decision,
 )
@@ -127,6 +128,8 @@ def _still_applies(state: ClusterState, when_ms: int, due: int, name: str, attem
     if due == Due.HOLD:
         return task.run is None and task.group is None and task.phase is Phase.PENDING
     run = task.run
+    if due == Due.STOP:
+        return run is not None and run.frees_slots and run.stop_deadline_ms + OVERDUE_MS <= when_ms
     if run is None or run.stop is not None:
         return False
     return due == Due.TIME_LIMIT or task.phase is Phase.STARTING

@@ -3,7 +3,8 @@
 A reservation is valid for the task's shape and priority, the pool's configuration, and nodes that
 could take the task. If one of these changed, the reservation is dropped, and the planner considers
 the task as any other. It is also dropped for a task that comes first in the policy's order and does
-not fit otherwise (`plan.py`).
+not fit otherwise (`plan.py`), and where the task that holds the slots does not release them in
+time.
 """
 
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
@@ -25,7 +26,7 @@ def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
     if reason is None:
         for placement in reservation.placements:
             node = state.nodes[placement.node]
-            code = _of_node(node, placement)
+            code = _of_node(node, placement) or _of_holders(node, placement)
             if task.job.spec.image and not node.runs_images:
                 code = code or DropCode.NODE_UNAVAILABLE
             if code is not None:
@@ -105,3 +106,18 @@ def _of_node(node: Node, placement: Placement) -> DropCode | None:
     if not node.disabled_slots or set(placement.slots).isdisjoint(node.disabled_slots):
         return None
     return DropCode.SLOT_DISABLED
+
+
+def _of_holders(node: Node, placement: Placement) -> DropCode | None:
+    """The code if an attempt whose stop is overdue holds what is reserved, else None."""
+    runs = (task.run for task in node.open.values())
+    if not any(run is not None and run.overdue for run in runs):
+        return None
+    future = node.future
+    short = (
+        any(future.slots[slot] < 0 for slot in placement.slots)
+        or (placement.cpu_milli and future.cpu_milli < 0)
+        or (placement.memory_mib and future.memory_mib < 0)
+        or (not placement.slots and future.gpuless_left < 0)
+    )
+    return DropCode.STOP_OVERDUE if short else None

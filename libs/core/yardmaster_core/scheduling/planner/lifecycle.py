@@ -8,6 +8,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.kept_reservations import drop_of, dropped
+from yardmaster_core.scheduling.state.appliers.attempts import OVERDUE_MS
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
@@ -18,6 +19,7 @@ from yardmaster_schemas.events.decisions import (
     LossCause,
     NodeLostV1,
     Outcome,
+    StopOverdueV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
@@ -56,6 +58,20 @@ def _advance_task(draft: Draft, task: Task) -> None:
     # A task may take two steps at once: requeued, then ended because it was cancelled meanwhile.
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)
+        if isinstance(event, StopOverdueV1):
+            _drop_reserved_on(draft, event.nodes)
+
+
+def _drop_reserved_on(draft: Draft, nodes: tuple[str, ...]) -> None:
+    """Drop what is reserved on these nodes for slots that a task did not release in time.
+
+    Also for tasks about which this cycle has decided already.
+    """
+    state = draft.state
+    for name in nodes:
+        for owner in sorted(state.nodes[name].reserved):
+            if (drop := drop_of(state, owner)) is not None:
+                draft.record(drop, owner.id, owner.cause)
 
 
 def _next_of_node(state: ClusterState, node: Node) -> Event | None:
@@ -127,8 +143,21 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
     if run.stop is not None:
         if task.cancel_now and run.stop_deadline_ms > state.now_ms:
             return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=0)
-        return None
+        return _overdue(state, task, run)
     return _stop_of_attempt(state, task, run)
+
+
+def _overdue(state: ClusterState, task: Task, run: Attempt) -> StopOverdueV1 | None:
+    """Return the decision that a stop is overdue, or None."""
+    if not run.frees_slots or state.now_ms < run.stop_deadline_ms + OVERDUE_MS:
+        return None
+    return StopOverdueV1(
+        task_id=task.id,
+        attempt=run.number,
+        pool=run.pool_name,
+        nodes=run.nodes,
+        deadline_at_ms=run.stop_deadline_ms,
+    )
 
 
 def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | None:

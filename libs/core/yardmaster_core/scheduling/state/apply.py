@@ -78,6 +78,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.PreemptionRequestedV1: decisions.preemption_requested_v1,
     dec.StopRequestedV1: decisions.stop_requested_v1,
     dec.AllocationRevokedV1: decisions.allocation_revoked_v1,
+    dec.StopOverdueV1: decisions.stop_overdue_v1,
     dec.TaskRequeuedV1: decisions.task_requeued_v1,
     dec.TaskUnschedulableV1: decisions.task_unschedulable_v1,
     dec.TaskEndedV1: decisions.task_ended_v1,

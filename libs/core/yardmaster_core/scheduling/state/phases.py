@@ -62,3 +62,4 @@ class Due(IntEnum):
     HOLD = 2
     DRAIN = 3
     PROTECTION = 4
+    STOP = 5

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from yardmaster_core.errors import CoreError, SnapshotUnreadable
-from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start
+from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start, watch_stop
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.appliers.reservations import restore
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -222,6 +222,7 @@ def _dump_run(run: Attempt) -> Plain:
         "done": run.done,
         "stop": _or_none(run.stop),
         "stop_deadline_ms": run.stop_deadline_ms,
+        "overdue": run.overdue,
         "failure": run.failure,
         "failed_nodes": list(run.failed_nodes),
         "passed_others": run.passed_others,
@@ -461,6 +462,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     stop = row["stop"]
     run.stop = _maybe(PolicyStop if stop is not None and "policy" in stop else Stop, stop)
     run.stop_deadline_ms = row["stop_deadline_ms"]
+    run.overdue = row["overdue"]
     failure = row["failure"]
     run.failure = None if failure is None else StartFailure(failure)
     run.failed_nodes = tuple(row["failed_nodes"])
@@ -471,6 +473,8 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
         state.may_be_preempted(task, pool)
     if task.phase is Phase.STARTING and pool.config is not None:
         watch_start(state, task, run)
+    if run.frees_slots:
+        watch_stop(state, task, run)
     if run.running_ms and spec.time_limit_s is not None:
         when = run.running_ms + max(0, spec.time_limit_s * 1000 - task.ran_ms)
         state.deadline(when, Due.TIME_LIMIT, task.id, run.number)
@@ -520,7 +524,7 @@ def _fill(node: Node) -> None:
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
-        (placed if run.stop is None else stopping).append(run.placements[replica])
+        (stopping if run.frees_slots else placed).append(run.placements[replica])
         if not task.job.spec.preemptible:
             unpreemptible.append(run.placements[replica])
     node.max_free.fill(node.gpus, node.cpu_milli, node.memory_mib, unpreemptible)

@@ -24,7 +24,8 @@ class Attempt:
 
     __slots__ = (
         *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
-        *("open", "out_of_memory", "passed_others", "placements", "pool_name", "port", "replicas"),
+        *("open", "out_of_memory", "overdue", "passed_others", "placements", "pool_name", "port"),
+        "replicas",
         *("running_ms", "signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
     )
 
@@ -58,6 +59,8 @@ class Attempt:
         self.done = False
         self.stop: Stop | PolicyStop | None = None
         self.stop_deadline_ms = 0
+        #: Whether it did not release its slots in time, so that they count as held again.
+        self.overdue = False
         #: The first reason that an agent gave for not starting a replica.
         self.failure: StartFailure | None = None
         #: The nodes on which a replica could not start, or did not start in time.
@@ -90,7 +93,14 @@ class Attempt:
         )
         if self.failed_nodes:
             facts = (*facts, self.failure, self.failed_nodes)
+        if self.overdue:
+            facts = (*facts, "overdue")
         return (*facts, "on reserved slots") if self.passed_others else facts
+
+    @property
+    def frees_slots(self) -> bool:
+        """Whether its slots count as free in the future: it stops, and is not overdue."""
+        return self.stop is not None and not self.overdue
 
     @property
     def failed(self) -> bool:

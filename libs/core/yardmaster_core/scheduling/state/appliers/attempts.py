@@ -1,6 +1,7 @@
 """Steps that several appliers share: enqueue tasks, close replicas, stop attempts."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -8,6 +9,9 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
 from yardmaster_core.scheduling.state.tasks import Attempt, Job, Task
 from yardmaster_schemas.reasons import PolicyStop, Stop
+
+#: A stop is overdue this long after its deadline: agents have killed the processes at the deadline.
+OVERDUE_MS: Final = 60_000
 
 
 def release_next(state: ClusterState, job: Job) -> None:
@@ -97,7 +101,10 @@ def reopen(state: ClusterState, task: Task, run: Attempt) -> None:
         hold_port(state.nodes[run.placements[0].node], run.port)
     stop = run.stop
     if stop is not None and run.open:
+        overdue, run.overdue = run.overdue, False
         begin_stop(state, task, run, stop)
+        if overdue:
+            hold_overdue(state, task, run)
 
 
 def run_of(state: ClusterState, task_id: str, attempt: int) -> tuple[Task, Attempt]:
@@ -118,6 +125,11 @@ def watch_start(state: ClusterState, task: Task, run: Attempt) -> None:
     config = state.pools[run.pool_name].config
     limit_s = config.start_timeout_s if config is not None else 300
     state.deadline(run.allocated_ms + limit_s * 1000, Due.START, task.id, run.number)
+
+
+def watch_stop(state: ClusterState, task: Task, run: Attempt) -> None:
+    """Set the time at which an attempt that stops is overdue."""
+    state.deadline(run.stop_deadline_ms + OVERDUE_MS, Due.STOP, task.id, run.number)
 
 
 def is_over(state: ClusterState, task_id: str, attempt: int) -> bool:
@@ -152,7 +164,7 @@ def close_replica(
     run.open -= 1
     milli = placement.gpu_milli * len(placement.slots)
     if node.pool_name is not None and node.incarnation == placement.incarnation:
-        state.vacate(node, task, placement, stopping=run.stop is not None)
+        state.vacate(node, task, placement, stopping=run.frees_slots)
     else:
         node.open.pop((task.id, replica), None)
     if replica == 0 and run.port is not None:
@@ -179,7 +191,7 @@ def _reopen_replica(
     if replica == 0 and run.port is not None:
         hold_port(node, run.port)
     if node.pool_name is not None and node.incarnation == placement.incarnation:
-        state.occupy(node, task, placement, stopping=run.stop is not None)
+        state.occupy(node, task, placement, stopping=run.frees_slots)
     else:
         node.open[task.id, replica] = task
     run.open += 1
@@ -190,7 +202,7 @@ def _count_closed(state: ClusterState, task: Task, run: Attempt, sign: int) -> N
     """Count the end of an attempt, or with `sign` -1 that the end is undone."""
     if run.running_ms:
         task.ran_ms += sign * (state.now_ms - run.running_ms)
-    if run.stop is not None:
+    if run.frees_slots:
         _count_stopping(state, task, run, -sign)
 
 
@@ -215,6 +227,20 @@ def _undo_stop(state: ClusterState, task: Task, run: Attempt) -> None:
     state.note_releasing(task)
     _count_stopping(state, task, run, -1)
     _shift_future(state, run, release=False)
+
+
+def hold_overdue(state: ClusterState, task: Task, run: Attempt) -> None:
+    """Count the slots of an attempt that stops as held again, because its stop is overdue."""
+    run.overdue = True
+    _count_stopping(state, task, run, -1)
+    _shift_future(state, run, release=False)
+    state.journal.record(_undo_overdue, state, task, run)
+
+
+def _undo_overdue(state: ClusterState, task: Task, run: Attempt) -> None:
+    run.overdue = False
+    _count_stopping(state, task, run, 1)
+    _shift_future(state, run, release=True)
 
 
 def _shift_future(state: ClusterState, run: Attempt, *, release: bool) -> None:

@@ -4,6 +4,7 @@ from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
     begin_stop,
     enqueue_if_ready,
+    hold_overdue,
     hold_port,
     is_over,
     leave_places,
@@ -12,8 +13,9 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     run_of,
     schedule_decision,
     watch_start,
+    watch_stop,
 )
-from yardmaster_core.scheduling.state.appliers.reservations import drop
+from yardmaster_core.scheduling.state.appliers.reservations import check_reservations, drop
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -102,10 +104,12 @@ def _stop(
     if run.stop is not None:
         # The task is stopping already; the cancellation only shortens its grace period.
         state.journal.put(run, "stop_deadline_ms", deadline_ms)
+        watch_stop(state, task, run)
         return
     state.journal.put(task, "phase", Phase.STOPPING)
     state.journal.put(run, "stop_deadline_ms", deadline_ms)
     begin_stop(state, task, run, stop)
+    watch_stop(state, task, run)
     if stop.for_task is not None and state.pools[run.pool_name].index.traits.counts_preemptions:
         state.journal.put(task, "preemptions", task.preemptions + 1)
     # The groups behind a higher-priority task were considered before it. A preemption for an equal
@@ -125,8 +129,26 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
         # ends the attempt.
         state.journal.put(task, "phase", Phase.PENDING)
         state.journal.put(run, "failed_nodes", run.failed_nodes_with(event.late))
+        state.journal.put(run, "stop_deadline_ms", state.now_ms)
         begin_stop(state, task, run, event.stop)
+        watch_stop(state, task, run)
         state.pools[run.pool_name].recheck = True
+
+
+def stop_overdue_v1(state: ClusterState, event: dec.StopOverdueV1, _: str) -> None:
+    if is_over(state, event.task_id, event.attempt):
+        return
+    task, run = run_of(state, event.task_id, event.attempt)
+    if not run.frees_slots:
+        return  # a repeat
+    state.dirty[task] = None
+    hold_overdue(state, task, run)
+    for name in run.nodes:
+        check_reservations(state, state.nodes[name])
+    pool = state.pools[run.pool_name]
+    # Groups that would have got these slots look for others.
+    pool.recheck = True
+    pool.index.input_changed(from_next_cycle=True)
 
 
 def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> None:
