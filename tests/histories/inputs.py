@@ -58,6 +58,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "backfill": (True, True, False),
     "variant": ("demand_proportional", "max_min"),
     "among": ("job", "project"),
+    "release": ("for_others",),
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
     "order": ("document", "document", "kai"),

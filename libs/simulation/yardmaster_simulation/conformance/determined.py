@@ -220,7 +220,11 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
         stated = {"preemption": options.preemption, "backfill": options.backfill}
         jobs = list(_by_priority(given))
     else:
-        stated = {"variant": options.variant, "among": "project" if projects else "job"}
+        stated = {
+            "variant": options.variant,
+            "release": options.release,
+            "among": "project" if projects else "job",
+        }
         jobs = list(_by_weight(given, projects=projects))
     # Options that the scenario omits keep the policy's defaults.
     policy = {name: value for name, value in stated.items() if value is not None}

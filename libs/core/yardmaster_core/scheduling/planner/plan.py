@@ -23,10 +23,12 @@ It is one file because `PoolPass` is one algorithm over one set of caches.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Final
 
+from yardmaster_core.scheduling.planner.budgeted_search import BudgetedSearch
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue
@@ -140,12 +142,8 @@ class PoolPass:
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
         self.offers_groups = resolved.policy.wake.offer is not None
         self.victim_search = MovingSearch(draft, pool, self.strategy)
-        self.view = PoolView(
-            draft.state,
-            pool,
-            resolved.options,
-            find_victims=self.victim_search.for_tasks,
-        )
+        self.budgeted_search = BudgetedSearch(draft, pool, self.strategy)
+        self.view = PoolView(draft.state, pool, resolved.options)
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self._must_wait = self.policy.start.must_wait
         self._starts_on_idle = self.policy.start.on_idle(resolved.options)
@@ -426,17 +424,28 @@ class PoolPass:
                 if found is not None:
                     self._move_for(task, found, action)
                     return GroupResult.RESERVED
-            elif victims := self.victim_search.for_task(
-                task,
-                chain(owners, candidates) if action.drop_unneeded else candidates,
-                drop_unneeded=action.drop_unneeded,
-            ):
+            elif victims := self._victims(task, action, owners, candidates):
                 self._preempt_for(task, victims, action.stop_reason)
                 return GroupResult.RESERVED
             if turn < len(self.actions):
                 return GroupResult.NO_CAPACITY
         self._wait_for_capacity(group, task)
         return GroupResult.WAITS
+
+    def _victims(
+        self,
+        task: Task,
+        action: PreemptionAction,
+        owners: Sequence[Task],
+        candidates: Iterable[Task],
+    ) -> list[Task]:
+        """Return those of `owners`, of reserved slots, and of the candidates without which the task
+        fits; empty: there are none.
+        """
+        if action.budget is not None:
+            return self.budgeted_search.within(task, candidates, partial(action.budget, self.view))
+        some = chain(owners, candidates) if action.drop_unneeded else candidates
+        return self.victim_search.for_task(task, some, drop_unneeded=action.drop_unneeded)
 
     def _wait_for_capacity(self, group: Group, task: Task) -> None:
         """Record that a task did not fit and found no victims."""

@@ -87,12 +87,10 @@ class CandidateOrder(Protocol):
 class PreemptionBudget(Protocol):
     """Limits which victims may be preempted together."""
 
-    def permits(self, victim: Task) -> bool:
-        """Whether `victim` may be preempted in addition to the victims spent so far."""
-        ...
-
     def spend(self, victims: Sequence[Task]) -> bool:
-        """Whether all of `victims` may be preempted too; if so, count them as spent."""
+        """Whether all of `victims` may be preempted in addition to the victims spent so far; if so,
+        count them as spent.
+        """
         ...
 
 
@@ -104,10 +102,6 @@ class VictimSelection(Protocol):
         was added.
         """
         ...
-
-
-#: From pending tasks, possible victims and a budget to the victims to preempt.
-FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[Task]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +128,6 @@ class PoolView:
     options: Any
     #: Values that the policy keeps for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
-    #: See `VictimSearch.for_tasks`.
-    find_victims: FindVictims | None = None
     #: Tasks that this cycle placed; the cycle does not preempt them.
     placed: set[Task] = field(default_factory=set)
 
@@ -224,6 +216,7 @@ class PreemptionAction:
             permitted together, but for what `permits` compares over all of them. None: `permits`
             alone decides.
         max_moves: all victims must be moved, and at most this number of them.
+        budget: victims are searched node by node, without moves, within a new budget.
         applies: at little cost, whether there may be victims for a task; it gets no turn of an
             action that does not apply.
     """
@@ -234,6 +227,7 @@ class PreemptionAction:
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
     selection: Callable[[PoolView, Task], VictimSelection] | None = None
     max_moves: int | None = None
+    budget: Callable[[PoolView], PreemptionBudget] | None = None
     applies: Callable[[PoolView, Task], bool] = may_apply
 
 

@@ -3,8 +3,7 @@
 Removing a victim is tried on the pool's index of future capacity and rolled back afterwards.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -16,13 +15,12 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
     replicas_on,
 )
-from yardmaster_core.scheduling.planner.policy import PreemptionBudget
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.journal import Undo
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 
@@ -32,9 +30,6 @@ MAX_AT_LIMIT: Final = 256
 #: Arguments of `CapacityIndex.take` and `release`: capacity, slots, gpu_milli, cpu_milli and
 #: memory_mib.
 SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
-#: The position of a victim in the list of victims, the victim, and the gpu_milli that it holds on
-#: one node.
-NodeVictim = tuple[int, Task, int]
 
 
 class VictimSearch:
@@ -59,39 +54,6 @@ class VictimSearch:
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         return needed
-
-    def for_tasks(
-        self, tasks: Iterable[Task], victims: Sequence[Task], budget: PreemptionBudget
-    ) -> set[Task]:
-        """Return the victims whose removal lets the tasks fit, in order, up to the first task that
-        no victim helps.
-
-        Among the nodes that could hold a task, or a part of it, the node comes first that needs the
-        shortest prefix of `victims`. Costs one step for each victim and requested fit, then one for
-        each trial.
-        """
-        changes = self._future.changes
-        by_node = VictimsByNode(self._future, self._by_node(victims), budget)
-        with self._draft.trial():
-            for task in tasks:
-                shape = task.job.shape
-                placement = self._find_placement(shape)
-                while placement is None:
-                    mark = len(self._draft.undo_log)
-                    needed = self._try(shape, by_node.victims_for(shape))
-                    if not needed:
-                        break
-                    if budget.spend(needed):
-                        by_node.choose(shape, needed)
-                        placement = self._find_placement(shape)
-                        break
-                    self._draft.roll_back(mark)
-                    by_node.skip_first_node(shape)
-                if placement is None:
-                    break
-                self.reserve(shape, placement)
-        self._future.changes = changes
-        return by_node.chosen
 
     def under_limit(
         self, task: Task, victims: Iterable[Task], permits: Callable[[list[Task]], bool]
@@ -126,24 +88,6 @@ class VictimSearch:
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         return tried
-
-    def _by_node(self, victims: Iterable[Task]) -> dict[int, list[NodeVictim]]:
-        """Return, by the ordinal of a node, each replica of a victim that still holds slots on it:
-        the victim's position among `victims`, the victim, and the replica's gpu_milli.
-        """
-        nodes, capacities = self._draft.state.nodes, self._future.capacities
-        found: dict[int, list[NodeVictim]] = {}
-        for position, victim in enumerate(victims):
-            run = victim.run
-            assert run is not None
-            for replica, held in enumerate(run.placements):
-                if run.replicas[replica] >= ReplicaState.RELEASED:
-                    continue
-                ordinal = nodes[held.node].ordinal
-                if ordinal in capacities:
-                    milli = held.gpu_milli * len(held.slots)
-                    found.setdefault(ordinal, []).append((position, victim, milli))
-        return found
 
     def _try(
         self, shape: Shape, victims: Iterable[Task], *, drop_unneeded: bool = True
@@ -296,93 +240,3 @@ class HeldReplicas:
         now = replicas_on(self._index.capacities[ordinal], self._shape)
         self.total += now - self._by_node.get(ordinal, 0)
         self._by_node[ordinal] = now
-
-
-class VictimsByNode:
-    """The victims of several tasks, node by node.
-
-    For each fit, a heap orders the nodes by how many victims (a prefix of the list of victims) must
-    be considered until a part of the task fits there. Reservations only move a node back, so its
-    position is computed again when it comes to the front.
-    """
-
-    def __init__(
-        self, future: CapacityIndex, nodes: Mapping[int, list[NodeVictim]], budget: PreemptionBudget
-    ) -> None:
-        self._future = future
-        self._nodes = nodes
-        self._budget = budget
-        self._heaps: dict[Fit, list[tuple[int, int]]] = {}
-        #: Nodes whose victims were returned last.
-        self._visited: list[tuple[int, int]] = []
-        #: Victims that will be preempted.
-        self.chosen: set[Task] = set()
-
-    def victims_for(self, shape: Shape) -> Iterator[Task]:
-        """Yield the victims of one node after another, until the caller stops."""
-        heap = self._heap(shape)
-        self._visited = []
-        yielded: set[Task] = set()
-        while heap:
-            position, ordinal = heappop(heap)
-            now = self._victims_needed(shape, ordinal)
-            if now is None:
-                continue
-            if now > position:
-                heappush(heap, (now, ordinal))
-                continue
-            self._visited.append((position, ordinal))
-            for number, victim, _ in self._nodes[ordinal]:
-                if number <= position and victim not in yielded and self._usable(victim):
-                    yielded.add(victim)
-                    yield victim
-
-    def choose(self, shape: Shape, victims: Iterable[Task]) -> None:
-        """Keep `victims`: they will be preempted."""
-        self.chosen.update(victims)
-        self._return(shape, self._visited)
-
-    def skip_first_node(self, shape: Shape) -> None:
-        """Drop the first visited node for tasks of this fit."""
-        self._return(shape, self._visited[1:])
-
-    def _return(self, shape: Shape, visited: list[tuple[int, int]]) -> None:
-        for entry in visited:
-            heappush(self._heaps[shape.fit], entry)
-
-    def _heap(self, shape: Shape) -> list[tuple[int, int]]:
-        heap = self._heaps.get(shape.fit)
-        if heap is None:
-            fitting = self._future.available & self._future.matching(shape)
-            nodes = [ordinal for ordinal in self._nodes if fitting >> ordinal & 1]
-            found = ((self._victims_needed(shape, ordinal), ordinal) for ordinal in nodes)
-            heap = [(position, ordinal) for position, ordinal in found if position is not None]
-            heapify(heap)
-            self._heaps[shape.fit] = heap
-        return heap
-
-    def _victims_needed(self, shape: Shape, ordinal: int) -> int | None:
-        """Return the position of the last victim whose removal gives the node enough GPUs for a
-        part of the task.
-
-        -1: the node has enough now. None: all of its victims are not enough.
-        """
-        capacity = self._future.capacities[ordinal]
-        if helps(capacity, shape):
-            return -1
-        gpus = min(shape.gpus, capacity.size) if shape.whole_nodes else shape.gpus
-        each = capacity.milli_of(shape)
-        free = capacity.whole * WHOLE if each == WHOLE else capacity.gpu_milli
-        missing = gpus * each - free
-        last = None
-        for number, victim, milli in self._nodes[ordinal]:
-            if self._usable(victim):
-                last = number
-                missing -= milli
-                if 0 >= missing > -milli:
-                    return number
-        # The node lacks no GPU but another resource: its victims may hold it.
-        return last if missing <= 0 else None
-
-    def _usable(self, victim: Task) -> bool:
-        return victim not in self.chosen and self._budget.permits(victim)

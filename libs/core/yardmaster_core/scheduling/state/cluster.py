@@ -189,6 +189,20 @@ class ClusterState:
         pool.index.wait_changed(group)
         self.dirty[group] = None
 
+    def limits_changed_elsewhere(self, job: Job, pool: Pool, *, from_next_cycle: bool) -> None:
+        """Tell the policies of the other pools that a limit over several pools leaves another
+        amount there, because the job holds another amount of `pool`.
+
+        `from_next_cycle`: see `input_changed`.
+        """
+        config = job.project.config
+        names: Iterable[str] = job.shape.pools if job.max_slots_milli is not None else ()
+        if config is not None and config.limit_milli is not None:
+            names = self.pools
+        for name in names:
+            if name != pool.name:
+                self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)
+
     def enqueue(self, task: Task) -> None:
         """Put `task` into the queue of its group, in all pools that it may use."""
         job = task.job

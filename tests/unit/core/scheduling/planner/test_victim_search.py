@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from yardmaster_core.scheduling.planner.budgeted_search import BudgetedSearch
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import strategy_named
-from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.tasks import Task
@@ -89,9 +89,6 @@ def test_the_number_of_trials_grows_with_the_request_and_not_with_the_cell(
 class Unlimited:
     """A budget that permits every victim."""
 
-    def permits(self, victim: Task) -> bool:
-        return True
-
     def spend(self, victims: Sequence[Task]) -> bool:
         return True
 
@@ -110,5 +107,5 @@ def test_slots_that_a_gang_released_already_do_not_count_again() -> None:
     cell.cycle()
     victims = [cell.task("gang"), cell.task("late", 0), cell.task("late", 1)]
     with Draft(cell.state, 1000) as draft:
-        search = VictimSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
-        assert search.for_tasks([cell.task("wide")], victims, Unlimited()) == set(victims)
+        search = BudgetedSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
+        assert search.within(cell.task("wide"), victims, Unlimited) == victims

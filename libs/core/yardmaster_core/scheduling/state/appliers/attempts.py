@@ -171,6 +171,7 @@ def close_replica(
         release_port(node, run.port)
     state.charge(task, pool, -milli)
     pool.index.input_changed(from_next_cycle=False)
+    state.limits_changed_elsewhere(task.job, pool, from_next_cycle=False)
     if run.open == 0:
         _count_closed(state, task, run, 1)
     schedule_decision(state, task)
@@ -219,6 +220,8 @@ def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop | Polic
     _count_stopping(state, task, run, 1)
     _shift_future(state, run, release=True)
     state.note_releasing(task)
+    pool = state.pools[run.pool_name]
+    state.limits_changed_elsewhere(task.job, pool, from_next_cycle=True)
     state.journal.record(_undo_stop, state, task, run)
 
 

@@ -59,6 +59,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
         # Its demand ends in the other pools, and what a non-preemptible task holds stays.
         if name != pool.name or not shape.preemptible:
             state.pools[name].index.input_changed(from_next_cycle=True)
+    state.limits_changed_elsewhere(task.job, pool, from_next_cycle=True)
     state.dirty[task] = None
     # rule: victims: only preemptible tasks
     if task.job.spec.preemptible:

@@ -412,14 +412,14 @@ def test_the_preempted_tasks_make_the_receivers_fit(gangs: int) -> None:
     assert cell.run_until_idle() == []
 
 
-def test_as_in_determineds_code_the_oldest_are_preempted_whether_or_not_the_receiver_fits() -> None:
-    cell = scattered("max_min")
+def test_as_in_determineds_code_the_oldest_stop_at_once_whether_or_not_another_task_fits() -> None:
+    cell = scattered("max_min", release="at_once")
     cell.submit("pairs", gpus=2, tasks=2)
     assert stopped(cell.run_until_idle()) == ["singles", "singles.1", "singles.2", "singles.3"]
 
 
-def test_as_in_determineds_code_tasks_above_a_share_are_preempted_without_a_receiver() -> None:
-    cell = shared(variant="max_min")
+def test_as_in_determineds_code_tasks_above_a_share_stop_at_once_without_a_receiver() -> None:
+    cell = shared(variant="max_min", release="at_once")
     cell.submit("free", tasks=8)
     cell.cycle()
     all_start(cell)
@@ -434,11 +434,74 @@ def test_as_in_determineds_code_tasks_above_a_share_are_preempted_without_a_rece
     assert cell.run_until_idle() == []
 
 
-def scattered(variant: str) -> Cell:
+def test_an_unrelated_job_stops_no_task_without_a_receiver() -> None:
+    cell = shared(variant="max_min")
+    cell.submit("free", gpus=2, tasks=4)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    # Its limit counts as a demand, but its task can never start.
+    cell.submit("huge", gpus=8, max_slots_milli=3000)
+    assert stopped(cell.run_until_idle()) == []
+    cell.submit("cpu", resources=Resources(cpu_milli=10))
+    assert stopped(cell.run_until_idle()) == []
+
+
+@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
+def test_no_task_is_preempted_for_one_that_starts_in_its_other_pool(variant: str) -> None:
+    cell = shared(6, variant=variant, among="project")
+    cell.pool("side", policy="fair_share", variant=variant, among="project")
+    cell.node("s1", gpus=4, pool="side")
+    both = ("side", "main")
+    cell.submit("r0", project="r", pools=both)
+    cell.submit("q0", project="q", tasks=2, pools=both)
+    cell.submit("q1", project="q", pools=("side",))
+    obeyed(cell)
+    all_start(cell)
+    cell.submit("r1", project="r", pools=both)
+    cell.submit("r2", project="r", tasks=5)
+    for _ in range(5):
+        assert stopped(cell.cycle(after_s=1)) == []
+        all_start(cell)
+    assert all(task.run is not None for task in cell.state.tasks.values())
+
+
+def test_a_victim_that_may_not_be_taken_hides_none_that_may() -> None:
+    """Each of two claimants has one GPU to release, on one node where two are needed."""
+    cell = shared(8)
+    cell.submit("one", tasks=4, weight=4)
+    cell.submit("two", tasks=4, weight=4)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("pair", gpus=2, weight=4)
+    assert sorted(stopped(cell.cycle())) == ["one.3", "two.3"]
+
+
+def test_what_a_project_holds_in_one_pool_changes_shares_in_another() -> None:
+    cell = shared(2, among="project")
+    cell.pool("side", policy="fair_share", among="project")
+    cell.entitle("p", weight=10, limit_milli=2000)
+    cell.submit("first", project="q")
+    cell.run_until_idle()
+    all_start(cell)
+    cell.node("n2", gpus=1)
+    cell.submit("pair", gpus=2, project="p")
+    cell.submit("other", project="q", tasks=2)
+    assert started(cell.run_until_idle()) == []
+    assert waits(cell, "pair").code == "fragmented"
+    assert waits(cell, "other").code == "over_fair_share"
+    cell.node("s1", gpus=2, pool="side")
+    cell.submit("there", project="p", pools=("side",), tasks=2)
+    # Now the limit of the project leaves it nothing of pool `main`.
+    assert started(cell.run_until_idle()) == ["there", "there.1", "other", "other.1"]
+
+
+def scattered(variant: str, **options: str) -> Cell:
     """Return four nodes of two GPUs with eight tasks of one GPU; consecutive tasks are on different
     nodes.
     """
-    cell = Cell(policy="fair_share", placement="worst_fit", variant=variant)
+    cell = Cell(policy="fair_share", placement="worst_fit", variant=variant, **options)
     for number in range(4):
         cell.node(f"n{number}", gpus=2)
     cell.submit("singles", tasks=8)
