@@ -17,3 +17,8 @@ def test_a_cell_comes_to_rest_with_few_preemptions_and_no_missed_wake_up(first: 
 @pytest.mark.parametrize("seed", [748])
 def test_a_limit_over_two_pools_wakes_what_it_leaves_to_others(seed: int) -> None:
     play(seed, "fair_share")
+
+
+@pytest.mark.parametrize("seed", [907, 3044, 4859, 8860])
+def test_tasks_that_list_two_pools_do_not_take_turns(seed: int) -> None:
+    play(seed, "fair_share")

@@ -40,6 +40,8 @@ def apply(state: ClusterState, event: Event, record_id: str = "") -> ClusterStat
     applier = APPLIERS.get(type(event))
     if applier is not None:
         applier(state, event, record_id)
+        if type(event) in DISTURBING:
+            state.disturb()
     elif type(event) not in IGNORED:
         raise ImpossibleEvent(event=event.TYPE, found="the scheduler has no applier for it")
     return state
@@ -86,6 +88,19 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.NodeSilenceObservedV1: nodes.node_silence_observed_v1,
     dec.NodeLostV1: nodes.node_lost_v1,
 }
+
+#: Events that change what tasks may get, other than the starts and stops that cycles decide and the
+#: answers to them.
+DISTURBING: Final[frozenset[type[Event]]] = frozenset(
+    {
+        *(applied for applied in APPLIERS if applied.__module__ == adm.__name__),
+        nev.NodeJoinedV1,
+        nev.NodeDrainedV1,
+        dec.NodeSilenceObservedV1,
+        dec.NodeLostV1,
+        dec.TaskEndedV1,
+    }
+)
 
 #: Events of the scheduler's topics that do not affect its decisions.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(

@@ -203,6 +203,11 @@ class ClusterState:
             if name != pool.name:
                 self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)
 
+    def disturb(self) -> None:
+        """Tell the policies of all pools that something changed that is no answer to decisions."""
+        for pool in self.pools.values():
+            pool.index.disturbed()
+
     def enqueue(self, task: Task) -> None:
         """Put `task` into the queue of its group, in all pools that it may use."""
         job = task.job

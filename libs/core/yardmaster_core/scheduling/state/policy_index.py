@@ -103,6 +103,11 @@ class PolicyIndex:
     def usages_changed(self) -> None:
         """A minute has passed, and the decayed usages of projects have changed."""
 
+    def disturbed(self) -> None:
+        """Something changed in any pool that is not an answer of agents to decisions: a job, a
+        limit, a node, or a task ended.
+        """
+
     def input_changed(self, *, from_next_cycle: bool) -> None:
         """An input changed on which the result for other tasks may depend.
 

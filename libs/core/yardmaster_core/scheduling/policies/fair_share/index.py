@@ -1,6 +1,7 @@
 """The index that `fair_share` keeps of its pool."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.carried_over import CarriedOverFlag
@@ -54,6 +55,9 @@ class FairShareIndex(PolicyIndex):
         #: Whether an input of the division changed.
         self._due = CarriedOverFlag("due")
         self._due.set_for_this_cycle()
+        #: The tasks that were preempted since the last change that was no answer to decisions. They
+        #: are not preempted again before the next one, so that no two tasks take turns.
+        self.preempted: dict[str, None] = {}
 
     def current_demands(self, state: CellView) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
@@ -98,6 +102,9 @@ class FairShareIndex(PolicyIndex):
 
     def allocation_changed(self, task: Task) -> list[OrderedTasks[Task]]:
         changed: list[OrderedTasks[Task]] = []
+        stop = task.run.stop if task.run is not None else None
+        if stop is not None and stop.for_task is not None:
+            self.preempted[task.id] = None
         if not self.reclaimable or not task.job.shape.queue_class:
             return changed
         job, project = task.job, task.job.project
@@ -116,6 +123,11 @@ class FairShareIndex(PolicyIndex):
     def owners_changed(self) -> None:
         self.demands = None
 
+    def disturbed(self) -> None:
+        if self.preempted:
+            self.preempted = {}
+            self._due.set_for_this_cycle()
+
     def input_changed(self, *, from_next_cycle: bool) -> None:
         if from_next_cycle:
             self._due.set()
@@ -129,11 +141,12 @@ class FairShareIndex(PolicyIndex):
     def cycle_ended(self) -> None:
         self._due.cycle_ended()
 
-    def dump(self) -> Mapping[str, bool]:
-        return self._due.dump()
+    def dump(self) -> Mapping[str, Any]:
+        return {**self._due.dump(), "preempted": list(self.preempted)}
 
-    def load(self, dump: Mapping[str, bool]) -> None:
+    def load(self, dump: Mapping[str, Any]) -> None:
         self._due.load(dump)
+        self.preempted = dict.fromkeys(dump["preempted"])
 
 
 def index_of(view: PoolView) -> FairShareIndex:

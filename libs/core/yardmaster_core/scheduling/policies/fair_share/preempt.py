@@ -66,15 +66,19 @@ def may_preempt(view: PoolView, task: Task) -> bool:
 
 
 def victims(view: PoolView, _: Task) -> Iterator[Task]:
-    """Yield the preemptible tasks of the claimants above their shares.
+    """Yield the preemptible tasks of the claimants above their shares, without those that were
+    preempted since the last change that was no answer to decisions.
 
     The ends of the minimum run times that protect the others are added to the memo, for
     `min_runtime_wait`.
     """
+    preempted = index_of(view).preempted
     for claimant in _above(view):
         if _surplus(view, claimant) <= 0:
             continue
         for task in _in_reclaim_order(view, claimant):
+            if task.id in preempted:
+                continue
             until_ms = min_runtime_until_ms(view.state, task)
             if until_ms <= view.state.now_ms:
                 yield task

@@ -62,6 +62,8 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory
+    if run.stop is None:
+        state.disturb()
     state.note_releasing(task)
     task.cause = record_id
     schedule_decision(state, task)

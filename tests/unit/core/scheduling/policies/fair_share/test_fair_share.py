@@ -536,6 +536,24 @@ def test_a_claimant_does_not_start_the_tasks_it_releases() -> None:
     assert [held(cell, name) for name in ("first", "second", "third")] == [2, 1, 1]
 
 
+def test_preempted_tasks_are_noted_until_something_else_changes() -> None:
+    cell = shared(4)
+    cell.submit("first", tasks=4)
+    cell.cycle()
+    all_start(cell)
+    cell.submit("second", tasks=4)
+    assert stopped(cell.cycle()) == ["first.3", "first.2"]
+    noted = [cell.task("first", index).id for index in (3, 2)]
+    assert cell.state.pools["main"].index.dump()["preempted"] == noted
+    obeyed(cell)
+    all_start(cell)
+    cell.restart()
+    assert cell.state.pools["main"].index.dump()["preempted"] == noted
+    cell.set_weight("first", 3)
+    assert stopped(cell.cycle()) == ["second.1"]
+    assert cell.state.pools["main"].index.dump()["preempted"] == [cell.task("second", 1).id]
+
+
 def test_a_changed_weight_changes_shares_at_once() -> None:
     cell = shared(8, variant="max_min")
     cell.submit("one", tasks=8)
