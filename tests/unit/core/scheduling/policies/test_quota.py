@@ -399,3 +399,16 @@ def test_a_task_at_a_limit_waits_until_a_victim_may_be_preempted() -> None:
     cell.cycle(after_s=600)
     cell.run()
     assert cell.task("notebook").run is not None
+
+
+def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("p", 4)
+    cell.entitle_to("q", 0)
+    cell.submit("small", project="q", tasks=2)
+    cell.run()
+    cell.submit("gang", project="q", gpus=3, replicas=2)
+    cell.run()
+    cell.submit("urgent", project="p")
+    preempted = [event for event in cell.run() if isinstance(event, PreemptionRequestedV1)]
+    assert [event.task_id for event in preempted] == [cell.task("small", 1).id]

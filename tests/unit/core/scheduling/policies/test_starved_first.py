@@ -400,3 +400,13 @@ def test_an_owner_that_would_hold_nothing_keeps_its_tasks_if_it_could_take_slots
     cell.submit("gang", user="alice", resources=gang, replicas=4)
     assert not stopped(cell.run())
     assert cell.gpus_of("bob", "alice") == [3.7, 0]
+
+
+def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit("small", user="bob", tasks=2)
+    cell.run()
+    cell.submit("gang", user="bob", gpus=3, replicas=2)
+    cell.run()
+    cell.submit("one", user="alice")
+    assert stopped(cell.run()) == ["small.1"]

@@ -24,6 +24,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
+from yardmaster_core.scheduling.policies.quota.price import by_price
 from yardmaster_core.scheduling.policies.quota.protections import (
     delayed_until_ms,
     queue_min_runtime_s,
@@ -47,7 +48,7 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     tasks = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
     # rule: protections: preempt has its own
     least_s = queue_min_runtime_s(queue_of(view, task), reclaim=False)
-    yield from unprotected(view, task, tasks, least_s)
+    yield from by_price(view, task, unprotected(view, task, tasks, least_s))
 
 
 def _priority_above(view: PoolView, task: Task) -> int | None:

@@ -33,6 +33,7 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import (
     stays_within_sum,
     sum_over_pools,
 )
+from yardmaster_core.scheduling.policies.quota.price import by_price
 from yardmaster_core.scheduling.policies.quota.protections import (
     delayed_until_ms,
     queue_min_runtime_s,
@@ -64,11 +65,15 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
     tasks_by_queue = (
         (
             queue,
-            unprotected(
+            by_price(
                 view,
                 task,
-                index.running(view, project),
-                _protected_s(view, project_queue, queue),
+                unprotected(
+                    view,
+                    task,
+                    index.running(view, project),
+                    _protected_s(view, project_queue, queue),
+                ),
             ),
         )
         for queue, project in victims

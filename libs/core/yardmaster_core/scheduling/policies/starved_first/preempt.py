@@ -22,6 +22,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
+from yardmaster_core.scheduling.policies.price import least_beyond_first
 from yardmaster_core.scheduling.policies.starved_first.index import Owner, index_of
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -44,7 +45,8 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Yield the tasks that `task` may preempt.
 
     Each belongs to the owner that would hold the most without the tasks yielded before. Of one
-    owner, the lowest priority comes first, then the latest submission.
+    owner, the lowest priority comes first, then the fewest GPUs beyond the request, then the latest
+    submission.
     """
     if not may_claim(view, task):
         return
@@ -58,7 +60,8 @@ def victims(view: PoolView, task: Task) -> Iterator[Task]:
     while heap:
         negative, name, owner = heappop(heap)
         if owner is following:
-            tasks[owner] = unprotected(view, task, index.running(view, name))
+            unprotected_tasks = unprotected(view, task, index.running(view, name))
+            tasks[owner] = least_beyond_first(view, task, unprotected_tasks)
             following = next(owners, None)
             if following is not None:
                 heappush(heap, (-following.allocated, following.name, following))
