@@ -7,6 +7,7 @@ the reclaimee.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
@@ -178,9 +179,10 @@ def _most_on_one_node(view: PoolView, losing: Sequence[Project]) -> int:
         largest = max(free.values(), default=0)
         gained, movable = dict(free), dict.fromkeys(free, 0)
         index, losers = index_of(view), frozenset(losing)
-        for project in index.victims:
+        for project, by_priority in index.victims.items():
             into = gained if project in losers else movable
-            for task in index.running(view, project):
+            # Also those that this cycle placed: a later cycle may preempt them.
+            for task in chain.from_iterable(tasks.in_order() for tasks in by_priority.values()):
                 shape, run = task.job.shape, task.run
                 held = UNBOUNDED if shape.replicas > 1 else pool.held_milli(task)
                 # A request of GPU memory is a smaller part of a larger GPU.
