@@ -147,7 +147,7 @@ _OPTIONS_OF: Final = {
     "starved_first": ("owners",),
     "fair_share": ("variant", "among"),
     "priority": ("backfill",),
-    "fitgpp": ("s_milli", "p"),
+    "fitgpp": ("s_milli", "p", "backfill_s"),
 }
 
 

@@ -61,6 +61,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "release": ("for_others",),
     "s_milli": (0, 500, 4000),
     "p": (1, 2, None),
+    "backfill_s": (None, None, 5, 600),
     "order": ("document", "document", "kai"),
     "actions": (*[None] * 5, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
     "over_quota": ("deserved", "weight"),

@@ -89,13 +89,14 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
     "--te-share",
     type=click.IntRange(0, 1000),
     metavar="N",
-    help="Share of trial-and-error jobs, in thousandths.",
+    help="Share of trial-and-error jobs, which are not preemptible, in thousandths; those of a "
+    "trace are drawn by the seed.",
 )
 @click.option(
     "--load",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Load relative to the capacity, in thousandths.",
+    help="Load relative to the capacity, in thousandths; a trace is submitted faster or slower.",
 )
 @click.option(
     "--grace",
@@ -166,6 +167,7 @@ def simulate(
         cadence_ms=_ms(options, "every"),
         faults=_faults(options),
         behavior=_behavior(options),
+        **_changes_of_trace(workload, options),
         organization=_organization(org),
     )
     cases = simulated.cases(
@@ -217,6 +219,13 @@ def _mix(workload: str, jobs: int | None, options: Mapping[str, Any]) -> Mix:
     given = {"te_share": "te_permille", "load": "load_permille", "grace": "grace_permille"}
     said = {field: options[name] for name, field in given.items() if options[name] is not None}
     return Mix(demands=workload, jobs=jobs or DEFAULT_JOBS, **said)
+
+
+def _changes_of_trace(workload: str, options: Mapping[str, Any]) -> dict[str, int | None]:
+    """The kinds and the load of the jobs of a trace; a synthetic workload has its own (`_mix`)."""
+    if workload in DEMAND_SETS:
+        return {}
+    return {"te_permille": options["te_share"], "load_permille": options["load"]}
 
 
 def _ms(options: Mapping[str, Any], name: str) -> int | None:

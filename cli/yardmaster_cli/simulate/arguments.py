@@ -34,7 +34,8 @@ WORKLOADS: Final = (
 )
 #: Options for some workloads only, the start of their error, and the workloads.
 _ONLY_FOR: Final = (
-    (("te_share", "load", "grace"), "--te-share, --load and --grace are", tuple(DEMAND_SETS)),
+    (("te_share", "load"), "--te-share and --load are", (*DEMAND_SETS, "philly", "csv")),
+    (("grace",), "--grace is", tuple(DEMAND_SETS)),
     (("preemptible",), "--preemptible and --not-preemptible are", ("waves",)),
     (("since", "until"), "--from and --to are", ("philly", "csv")),
     (("columns", "where"), "--columns and --where are", ("csv",)),

@@ -3,11 +3,12 @@
 `Changed` modifies another source: fewer jobs, other nodes, other behavior.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from yardmaster_simulation.distributions import Chance
 from yardmaster_simulation.errors import BadWorkload
 from yardmaster_simulation.recorded import read_log
 from yardmaster_simulation.synthetic import Mix, trial_and_error, waves
@@ -17,6 +18,7 @@ from yardmaster_simulation.workload import (
     Listed,
     NodeFaults,
     Organization,
+    SimJob,
     Workload,
 )
 
@@ -125,6 +127,10 @@ class Changed:
     faults: NodeFaults | None = None
     #: Fields of `Behavior`.
     behavior: Mapping[str, Any] = field(default_factory=dict)
+    #: Of the jobs of a trace, in thousandths: the share that is not preemptible, drawn by the seed,
+    #: and the GPU time that they request relative to that of the nodes. None: as in the trace.
+    te_permille: int | None = None
+    load_permille: int | None = None
     organization: Organization = field(default_factory=Organization)
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
@@ -137,6 +143,10 @@ class Changed:
         if self.jobs is not None and isinstance(arrivals, Listed):
             workload = replace(workload, jobs=workload.jobs[: self.jobs])
             arrivals = Listed(workload.jobs)
+        if self.te_permille is not None or self.load_permille is not None:
+            jobs = _with_kinds(workload.jobs, self.te_permille, seed)
+            workload = replace(workload, jobs=_with_load(workload, jobs, self.load_permille))
+            arrivals = Listed(workload.jobs)
         return (
             replace(
                 workload,
@@ -146,6 +156,34 @@ class Changed:
             ),
             arrivals,
         )
+
+
+def _with_kinds(jobs: Sequence[SimJob], te_permille: int | None, seed: int) -> Sequence[SimJob]:
+    """The jobs, of which a share drawn at random is not preemptible and the others are."""
+    if te_permille is None:
+        return jobs
+    chance = Chance(seed)
+    drawn = (chance.below(1000, "te", at) >= te_permille for at in range(len(jobs)))
+    return [
+        replace(job, spec=replace(job.spec, preemptible=preemptible))
+        for job, preemptible in zip(jobs, drawn, strict=True)
+    ]
+
+
+def _with_load(
+    workload: Workload, jobs: Sequence[SimJob], load_permille: int | None
+) -> Sequence[SimJob]:
+    """The jobs, submitted faster or slower: the GPU time that they request is this part (in
+    thousandths) of the GPU time of the nodes from the first submission to the last.
+    """
+    span_ms = jobs[-1].submit_ms if jobs else 0
+    capacity = workload.capacity[2] * span_ms
+    if load_permille is None or not capacity:
+        return jobs
+    requested = sum(
+        job.task_amounts[2] * sum(run_ms or 0 for run_ms in job.runs_ms) for job in jobs
+    )
+    return [job.at(job.submit_ms * requested * 1000 // (capacity * load_permille)) for job in jobs]
 
 
 def listed(workload: Workload) -> tuple[Workload, Arrivals]:

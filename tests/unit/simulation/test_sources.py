@@ -116,6 +116,18 @@ def test_equal_nodes_join_the_pool_of_a_log_and_have_its_node_type(tmp_path: Pat
     assert result.left == 0
 
 
+def test_jobs_of_a_trace_get_the_kinds_and_the_load_of_the_options() -> None:
+    changed = Changed(PHILLY, te_permille=300, load_permille=1500)
+    workload, arrivals = changed.workload(7)
+    jobs = workload.jobs
+    assert arrivals.left == len(jobs)
+    urgent = sum(job.spec.preemptible is False for job in jobs)
+    assert 0.28 < urgent / len(jobs) < 0.32
+    assert [job.spec for job in jobs] != [job.spec for job in changed.workload(8)[0].jobs]
+    requested = sum(job.task_amounts[2] * (job.runs_ms[0] or 0) for job in jobs)
+    assert requested / (workload.capacity[2] * jobs[-1].submit_ms) == pytest.approx(1.5, rel=1e-3)
+
+
 def test_equal_nodes_are_refused_for_a_log_with_several_pools(tmp_path: Path) -> None:
     nodes = [in_pool("a", "batch"), in_pool("b", "dev")]
     source = recorded(tmp_path / "main.db", nodes, ("batch", "dev"))

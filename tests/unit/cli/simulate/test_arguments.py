@@ -16,11 +16,11 @@ TRACES = Path(__file__).parents[3] / "data" / "traces"
     [
         (
             ("waves:1", "--load", "1000"),
-            "--te-share, --load and --grace are only for calibrated",
+            "--te-share and --load are only for calibrated",
         ),
         (
             ("waves:1", "--grace", "0"),
-            "--te-share, --load and --grace are only for calibrated",
+            "--grace is only for calibrated",
         ),
         (("calibrated", "--not-preemptible"), "--not-preemptible are only for waves"),
         (("calibrated", "--preemptible"), "--not-preemptible are only for waves"),

@@ -17,6 +17,10 @@ The planner asks, in this order: `must_wait` (is an earlier task of the queue wa
 capacity?), then for a task that does not fit the victims of its action (qualifying tasks by score,
 then random ones) and why each of them is stopped.
 
+With `backfill_s`, which the paper does not have, a task that waits for capacity lets later tasks of
+its queue pass until it is overdue, and tasks that are not preemptible preempt at once, whatever
+waits ahead of them (`bounded_queues.py`).
+
 The paper leaves these questions open, and this module answers them so:
 
 - There are two strict queues (`non_preemptible_first`). A task that is not preemptible and comes
@@ -31,7 +35,7 @@ The paper leaves these questions open, and this module answers them so:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import ClassVar, Final
 
@@ -42,8 +46,10 @@ from yardmaster_core.scheduling.planner.placement import helps
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
     Order,
+    OrderKey,
     Policy,
     PoolView,
+    Precedence,
     Preemption,
     PreemptionAction,
     StartRules,
@@ -54,15 +60,21 @@ from yardmaster_core.scheduling.policies.baselines import (
     non_preemptible_first,
     non_preemptible_place,
 )
+from yardmaster_core.scheduling.policies.bounded_queues import (
+    BoundedQueues,
+    overdue_ahead,
+    passes_another,
+)
+from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
 from yardmaster_core.scheduling.policies.strict import (
     allowed_victims,
-    by_queue_position,
     first_in_queue,
     min_runtime_wait,
     only,
-    queue_precedence,
+    protected_ahead,
     running_victims,
     wait_behind_first,
+    wait_behind_task,
 )
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -70,11 +82,14 @@ from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.tasks import Attempt, Task
+from yardmaster_core.scheduling.state.tasks import Attempt, Group, Task
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.fields import CLOSED, Count, Positive
+from yardmaster_schemas.reasons import Start, Wait
 
 ONE: Final = 1_000_000
+#: The rule by which a task starts that passes one of its queue.
+BACKFILL: Final = Start(rule="backfill")
 
 #: cpu_milli, memory_mib, gpu_milli.
 Amounts = tuple[int, int, int]
@@ -83,13 +98,15 @@ Amounts = tuple[int, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitGppOptions:
     """`s_milli`: the weight of the grace period against the size, in thousandths. `p`: how often
-    one task may be preempted while others qualify; None: no limit.
+    one task may be preempted while others qualify; None: no limit. `backfill_s`: how long (s) after
+    its submission a waiting task lets later ones of its queue pass; None: it lets none pass.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     s_milli: Count = 4000
     p: Positive | None = 1
+    backfill_s: Positive | None = None
 
 
 class Scores:
@@ -235,17 +252,50 @@ def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     )
 
 
+def by_position(_: PoolView, __: Group, task: Task) -> OrderKey:
+    """Order queue by queue, and by position within a queue, as `by_queue_position`."""
+    return (non_preemptible_first(task),)
+
+
+def position_precedence(_: PoolView, task: Task) -> Precedence:
+    """Return the queue and the position in it: slots reserved for a later task go to an earlier."""
+    return None, non_preemptible_first(task)
+
+
+def wait_behind(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task that must not pass another one of its queue; else None."""
+    if view.options.backfill_s is None:
+        return wait_behind_first(view, group, task)
+    ahead = overdue_ahead(view, task, view.options.backfill_s) or protected_ahead(view, group)
+    return None if ahead is None else wait_behind_task(task, ahead)
+
+
+def start_rule(view: PoolView, task: Task) -> Start:
+    """Return the rule by which a task starts: whether it passes another one of its queue."""
+    if view.options.backfill_s is None:
+        return first_in_queue(view, task)
+    return BACKFILL if passes_another(view, task) else first_in_queue(view, task)
+
+
+def fitgpp_index(pool: Pool, options: FitGppOptions) -> PreemptibleIndex:
+    """Return a new index of a pool with this policy."""
+    traits = Traits(preempts=True, counts_preemptions=True)
+    if options.backfill_s is None:
+        return strict_queues(non_preemptible_first, traits)(pool, options)
+    return BoundedQueues(pool, replace(traits, behind_one=True))
+
+
 FITGPP: Final = Policy(
     name="fitgpp",
     version=1,
     options=FitGppOptions,
-    order=Order(key=by_queue_position),
-    start=StartRules(must_wait=wait_behind_first, reason=first_in_queue),
+    order=Order(key=by_position),
+    start=StartRules(must_wait=wait_behind, reason=start_rule),
     preemption=Preemption(
         actions=only(PreemptionAction(victims=best_victims, stop_reason=fitgpp_stop_reason)),
         no_victims_wait=min_runtime_wait,
-        precedence=queue_precedence,
+        precedence=position_precedence,
     ),
-    index=strict_queues(non_preemptible_first, Traits(preempts=True, counts_preemptions=True)),
+    index=fitgpp_index,
     listing=Listing(place=non_preemptible_place),
 )

@@ -46,9 +46,12 @@ def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
     """
     ahead = strict_queues_of(view).first_ahead(task, _pending_for_capacity(view.pool, group))
     if ahead is None:
-        ahead = _first_protected(view, group)
-    if ahead is None:
-        return None
+        ahead = protected_ahead(view, group)
+    return None if ahead is None else wait_behind_task(task, ahead)
+
+
+def wait_behind_task(task: Task, ahead: Task) -> Wait:
+    """Return the wait reason of a task that must not pass the task `ahead`."""
     numbers = {
         "submitted_at_ms": task.job.submitted_ms,
         "submitted_ahead_at_ms": ahead.job.submitted_ms,
@@ -56,7 +59,7 @@ def wait_behind_first(view: PoolView, group: Group, task: Task) -> Wait | None:
     return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
 
 
-def _first_protected(view: PoolView, group: Group) -> Task | None:
+def protected_ahead(view: PoolView, group: Group) -> Task | None:
     """Return the first task whose victims are within their minimum run time, if `group` has tasks
     with such a time; else None.
 

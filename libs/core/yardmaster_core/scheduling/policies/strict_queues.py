@@ -107,7 +107,7 @@ def strict_queues(
     position_of: PositionOf, traits: Traits = PLAIN
 ) -> Callable[[Pool, Any], StrictQueues]:
     """Return the `Policy.index` of a policy with such queues and these other traits."""
-    strict = replace(traits, strict=True)
+    strict = replace(traits, strict=True, behind_one=True)
 
     def index(pool: Pool, _: Any) -> StrictQueues:
         return StrictQueues(pool, position_of, strict)

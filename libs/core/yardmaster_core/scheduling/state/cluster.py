@@ -172,7 +172,7 @@ class ClusterState:
         queue_class = pool.queue_classes[group.shape.queue_class]
         before = queue_class.barriers
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
-        passed = pool.index.traits.strict and wait.code not in IN_STRICT_QUEUE
+        passed = pool.index.traits.behind_one and wait.code not in IN_STRICT_QUEUE
         if passed or before & ~queue_class.barriers:
             self.wake_index.wake_behind(pool)
 
@@ -249,11 +249,11 @@ class ClusterState:
         self.input_changed(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            if pool.index.traits.strict:
+            if pool.index.traits.behind_one:
                 self.wake_index.wake_behind(pool)
-                if name not in group.waits:
-                    # Its tasks waited for one of them to leave its reserved slots.
-                    self.wake_index.wake(pool, group)
+            if pool.index.traits.strict and name not in group.waits:
+                # Its tasks waited for one of them to leave its reserved slots.
+                self.wake_index.wake(pool, group)
 
     def leave_and_wake(self, task: Task) -> OrderedTasks[Task]:
         """Remove `task` from its group, and wake the groups that this group blocks no longer.

@@ -23,6 +23,7 @@ class Traits:
         equal_within: tasks with equal requests are equal within the pool, or only if they are of
             one user or of one job.
         strict: no task passes the first one of its queue.
+        behind_one: a group behind others waits for one task, not for all of a priority.
         preempts: a task may preempt others.
         preempts_equals: a task may preempt others of its own priority.
         counts_preemptions: the preemptions of each task are counted (`Task.preemptions`).
@@ -35,6 +36,7 @@ class Traits:
 
     equal_within: Literal["pool", "user", "job"] = "pool"
     strict: bool = False
+    behind_one: bool = False
     preempts: bool = False
     preempts_equals: bool = False
     counts_preemptions: bool = False

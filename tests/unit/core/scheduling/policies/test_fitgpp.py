@@ -9,9 +9,11 @@ from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
+    SlotsAllocatedV1,
     TaskRequeuedV1,
 )
 from yardmaster_schemas.events.requests import Layout, PolicyRef
+from yardmaster_schemas.reasons import WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -34,7 +36,7 @@ def leaves(cell: Cell, name: str) -> None:
 
 def test_without_options_it_is_as_in_the_paper() -> None:
     options = options_of(PolicyRef(name="fitgpp"))
-    assert (options.s_milli, options.p) == (4000, 1)
+    assert (options.s_milli, options.p, options.backfill_s) == (4000, 1, None)
 
 
 def test_non_preemptible_tasks_come_first() -> None:
@@ -447,3 +449,68 @@ def test_of_two_tasks_that_wait_for_each_others_pool_the_first_of_a_queue_starts
     cell.submit("te", preemptible=False, pools=("side", "main"))
     assert started(cell.cycle()) == ["te"]
     assert cell.run_until_idle() == []
+
+
+def with_a_large_task_waiting(**options: Any) -> Cell:
+    """A task holds one of the 2 GPUs of a node, and a task of 2 GPUs waits."""
+    cell = fitgpp(**options)
+    cell.node("n1", gpus=2)
+    best_effort(cell, "runs")
+    cell.cycle()
+    cell.starts("runs")
+    best_effort(cell, "large", gpus=2)
+    cell.cycle()
+    return cell
+
+
+def test_with_backfilling_a_waiting_task_is_passed_until_it_is_overdue() -> None:
+    cell = with_a_large_task_waiting(backfill_s=60)
+    best_effort(cell, "small")
+    decided = cell.cycle(after_s=50)
+    assert started(decided) == ["small"]
+    assert only(decided, SlotsAllocatedV1).start.rule == "backfill"
+    leaves(cell, "small")
+    best_effort(cell, "late")
+    assert started(cell.cycle(after_s=20)) == []
+    group = cell.task("late").group
+    assert group is not None
+    wait = group.waits["main"][0]
+    assert (wait.code, wait.about) == (WaitCode.BEHIND_TASK, cell.task("large").id)
+
+
+def test_tasks_behind_an_overdue_one_start_once_it_has_started() -> None:
+    cell = with_a_large_task_waiting(backfill_s=60)
+    best_effort(cell, "small")
+    best_effort(cell, "other", gpus=1, priority=60)
+    cell.cycle(after_s=70)
+    assert cell.task("small").run is None
+    leaves(cell, "runs")
+    assert started(cell.cycle()) == ["large"]
+    leaves(cell, "large")
+    assert started(cell.cycle()) == ["small", "other"]
+
+
+def test_a_task_behind_an_overdue_one_starts_when_that_is_cancelled() -> None:
+    cell = with_a_large_task_waiting(backfill_s=60)
+    best_effort(cell, "larger", gpus=2, priority=60)
+    best_effort(cell, "small")
+    cell.cycle(after_s=70)
+    cell.cancel("large")
+    # `larger` is overdue too, and of another group.
+    assert started(cell.cycle()) == []
+    cell.cancel("larger")
+    assert started(cell.cycle()) == ["small"]
+
+
+def test_with_backfilling_a_task_preempts_while_an_earlier_one_waits_for_its_victims() -> None:
+    cell = fitgpp(backfill_s=60)
+    cell.node("n1", gpus=2)
+    for name in ("one", "two"):
+        best_effort(cell, name)
+    cell.cycle()
+    for name in ("one", "two"):
+        cell.starts(name)
+    urgent(cell, "first")
+    assert len(stopped(cell.cycle())) == 1
+    urgent(cell, "second")
+    assert len(stopped(cell.cycle())) == 1

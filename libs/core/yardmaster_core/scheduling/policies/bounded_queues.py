@@ -1,0 +1,111 @@
+"""Two queues in which a task is passed by later ones for a limited time.
+
+A task that waits for capacity lets later tasks of its queue pass, until it was submitted so long
+ago that it is overdue: then none passes it, and what they release is left to it.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
+from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
+from yardmaster_core.scheduling.state.policy_index import Traits
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
+
+#: The key of the first task of a group, a serial number that keeps groups from being compared, and
+#: the group.
+Entry = tuple[QueueKey, int, Group]
+
+
+class BoundedQueues(PreemptibleIndex):
+    """The groups of one pool that wait for capacity, by submission: those that are preemptible and
+    those that are not.
+
+    An entry is stale when its group waits no longer or has another first task. Stale entries are
+    removed at the front, and everywhere once they may be the majority.
+    """
+
+    def __init__(self, pool: Pool, traits: Traits) -> None:
+        super().__init__(pool, traits)
+        self._pool = pool
+        self._entries: dict[bool, list[Entry]] = {False: [], True: []}
+        self._added = 0
+        self._clean_up_at = 64
+        for group in pool.groups.values():
+            self._add(group)
+
+    def group_changed(self, group: Group, _: Job) -> None:
+        self._add(group)
+
+    def wait_changed(self, group: Group) -> None:
+        self._add(group)
+
+    def first_waiting(self, *, preemptible: bool) -> Task | None:
+        """Return the task of a queue that waits for capacity and was submitted first, or None."""
+        entries = self._entries[preemptible]
+        while entries and not self._is_current(entries[0]):
+            heappop(entries)
+        return entries[0][2].queue.first if entries else None
+
+    def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterator[Group]:
+        """Yield the groups behind others that do not wait for the same task as before."""
+        firsts = [self.first_waiting(preemptible=False), self.first_waiting(preemptible=True)]
+        firsts += [each.first_protected() for each in self._pool.queue_classes]
+        same = {task.id for task in firsts if task is not None}
+        for queue_class in queue_classes:
+            for group in queue_class.behind:
+                if group.waits[self._pool.name][0].about not in same:
+                    yield group
+
+    def _add(self, group: Group) -> None:
+        if not self._waits(group):
+            return
+        heappush(
+            self._entries[group.shape.preemptible], (group.queue.first.key, self._added, group)
+        )
+        self._added += 1
+        if self._added > self._clean_up_at:
+            for entries in self._entries.values():
+                entries[:] = [entry for entry in entries if self._is_current(entry)]
+                heapify(entries)
+            self._clean_up_at = self._added + 64 + sum(map(len, self._entries.values()))
+
+    def _is_current(self, entry: Entry) -> bool:
+        key, _, group = entry
+        return self._waits(group) and group.queue.first.key == key
+
+    def _waits(self, group: Group) -> bool:
+        """Whether a group waits for capacity.
+
+        A task that may not preempt others, because its last starts failed, holds up none.
+        """
+        record = group.waits.get(self._pool.name)
+        if record is None or not group.queue.live or record[0].code not in BLOCKING:
+            return False
+        return group.shape.preemptible or not group.shape.start_failed
+
+
+def _first_ahead(view: PoolView, task: Task) -> Task | None:
+    index = view.pool.index
+    assert isinstance(index, BoundedQueues), "the pool's policy has no bounded queues"
+    first = index.first_waiting(preemptible=task.job.spec.preemptible)
+    return first if first is not None and first.key < task.key else None
+
+
+def passes_another(view: PoolView, task: Task) -> bool:
+    """Whether a task of the queue of `task` that was submitted earlier waits for capacity."""
+    return _first_ahead(view, task) is not None
+
+
+def overdue_ahead(view: PoolView, task: Task, after_s: int) -> Task | None:
+    """Return the first task that waits in the queue of `task`, if it comes before `task` and was
+    submitted at least `after_s` (s) ago; else None.
+    """
+    first = _first_ahead(view, task)
+    if first is None or first.job.submitted_ms + after_s * 1000 > view.state.now_ms:
+        return None
+    return first
