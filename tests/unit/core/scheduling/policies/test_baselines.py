@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, only, started, stopped
 from yardmaster_core.scheduling.policies import POLICIES, check
-from yardmaster_core.scheduling.policies.strict import by_queue_position
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
@@ -13,7 +13,11 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
-STRICT = sorted(name for (name, _), p in POLICIES.items() if p.order.key is by_queue_position)
+STRICT = sorted(
+    name
+    for (name, _), policy in POLICIES.items()
+    if policy.index(Pool("main"), policy.options()).traits.strict
+)
 
 
 def test_which_policies_are_strict() -> None:
