@@ -131,6 +131,9 @@ async def open_ports(
     Raises: the errors of `open_log`; SnapshotsUnavailable: the snapshots' URL names no store.
     """
     clock = process.clock
+    # A log that opens is no machine that runs: until then the process is not ready.
+    for cell in settings.served():
+        process.health.report(_part(cell), "starting")
 
     def election(partition: int) -> Election:
         if membership is None:
@@ -161,8 +164,13 @@ def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> C
         election=ports.elections(settings.partition),
         snapshots=ports.snapshots,
         on_restored=ports.on_restored,
-        on_status=partial(ports.health.report, f"cell {settings.cell}"),
+        on_status=partial(ports.health.report, _part(settings)),
     )
+
+
+def _part(settings: RuntimeSettings) -> str:
+    """Return the name by which the health of a process shows the machine of a cell."""
+    return f"cell {settings.cell}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,12 @@ async def test_the_ports_of_a_process_are_the_real_ones(tmp_path: Path) -> None:
     assert ports.telemetry.service == "toy"
 
 
+async def test_a_process_whose_log_opened_is_not_ready_before_its_machines(tmp_path: Path) -> None:
+    process = a_process()
+    await open_ports(process, RuntimeSettings(data=tmp_path, log="memory:"))
+    assert process.health.reasons == {"cell main": "starting"}
+
+
 def test_the_exit_code_of_a_process_names_the_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
