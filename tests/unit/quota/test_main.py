@@ -211,7 +211,8 @@ async def test_a_request_is_judged_although_the_fence_of_the_service_is_wrong(
     async with cell.served(snapshots=store):
         await cell.has(5)
         said = "fence_foreign" if wrong == "another machine" else "fence_unreadable"
-        assert [line["path"] for line in cell.logged(said)] == [str(fence)]
+        # Each write of the fence reads it first, until it is whole again.
+        assert {line["path"] for line in cell.logged(said)} == {str(fence)}
         await until(lambda: b'"machine": "quota"' in fence.read_bytes(), cell.clock)
     async with cell.served(snapshots=store):
         await cell.submits(job(job_id(2)))
