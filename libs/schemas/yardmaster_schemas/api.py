@@ -59,6 +59,7 @@ __all__ = [
     "CycleInput",
     "Department",
     "DepartmentConfig",
+    "DropShown",
     "End",
     "Enrollment",
     "EventRecord",

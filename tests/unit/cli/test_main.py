@@ -13,7 +13,6 @@ import pytest
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.output.test_describe import task
 from yardmaster.local_cluster import DevServer
-from yardmaster_cli import main as main_module
 from yardmaster_cli.commands import doctor
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
@@ -344,16 +343,18 @@ def test_commands_that_call_a_server_need_no_extra() -> None:
     assert codes == [Exit.UNREACHABLE] * 12, lines
 
 
-def test_a_second_interrupt_ends_the_command_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(args: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(main_module, "run", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main_module.main()
-    assert ended.value.code == Exit.INTERRUPTED
+def test_a_second_interrupt_ends_the_command_without_a_traceback() -> None:
+    program = """
+from yardmaster_cli import main
+def interrupted(args):
+    raise KeyboardInterrupt
+main.run = interrupted
+main.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
 
 
 def test_an_option_without_its_value_names_the_help_of_its_command(
