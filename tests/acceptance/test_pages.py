@@ -53,7 +53,7 @@ STAYS: Final = {
 NO_COMMANDS: Final = ("json", "nginx", "properties", "python", "sql", "text", "yaml")
 #: Blocks of `shell` show commands that cannot run here. How many each page has, and why.
 NOT_HERE: Final = {
-    "explanation/fitgpp.md": (1, "hours of simulation"),
+    "explanation/fitgpp.md": (2, "hours of simulation"),
     "how-to/install.md": (1, "an environment that another project has changed"),
     "how-to/tls.md": (4, "a broker, Redis and a proxy with TLS"),
     "how-to/nodes.md": (1, "a GPU with the control daemon of MPS"),
