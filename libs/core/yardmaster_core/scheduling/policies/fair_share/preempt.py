@@ -52,8 +52,12 @@ def _surplus(view: PoolView, claimant: Claimant) -> int:
 
 
 def may_preempt(view: PoolView, task: Task) -> bool:
-    """Whether a claimant is above its share; tasks without GPUs preempt nothing."""
-    if not task.job.shape.queue_class:
+    """Whether a claimant is above its share.
+
+    A task without GPUs preempts nothing, and neither does one that was preempted since the last
+    change that was no answer to decisions.
+    """
+    if not task.job.shape.queue_class or task.id in index_of(view).preempted:
         return False
     above = _above(view)
     while above:
