@@ -598,20 +598,21 @@ class PoolPass:
         state, pool, view = self.draft.state, self.pool, self.view
         leaving_milli = pool.index.leaving_milli(state, task.job)
 
-        def permits(victims: list[Task]) -> bool:
+        def hold(victims: list[Task]) -> bool:
             freed_milli = leaving_milli + sum(map(pool.held_milli, victims))
             limited = limit_reached(state, pool, task, freed_milli=freed_milli)
-            return limited is None and rules.permits(view, task, victims)
+            return limited is None and rules.hold_without(view, task, victims)
 
         candidates = (
             v
             for v in rules.victims(view, task)
             if v not in self.decisions.placed and not v.starts_past_others
         )
-        victims = self.victim_search.under_limit(task, candidates, permits)
-        if victims:
-            self._preempt_for(task, victims, rules.stop_reason)
-        return bool(victims)
+        victims = self.victim_search.under_limit(task, candidates, hold)
+        if not victims or not rules.permits(view, task, victims):
+            return False
+        self._preempt_for(task, victims, rules.stop_reason)
+        return True
 
     def _move_for(self, task: Task, found: Preemption, action: PreemptionAction) -> None:
         """Preempt the victims for the task, and reserve slots for it and for those that move."""

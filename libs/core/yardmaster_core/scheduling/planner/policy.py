@@ -238,14 +238,16 @@ class AtLimit:
     Attributes:
         victims: the running tasks that may be preempted, in the order in which they are tried.
         stop_reason: why a victim is stopped for a task.
-        permits: whether the victims may be preempted for the task, and the policy lets it start
-            once they, and all tasks that are stopping already, are gone.
+        hold_without: whether the policy's limits let the task start once these victims, and all
+            tasks that are stopping already, are gone.
+        permits: whether the victims, of which each is needed, may be preempted for the task.
         waits: whether the policy lets the task start once these are gone, but not yet.
         wait: the wait reason of a task that found no victims, made from the one about the limit.
     """
 
     victims: Callable[[PoolView, Task], Iterable[Task]]
     stop_reason: Callable[[PoolView, Task, Task], StopReason]
+    hold_without: Callable[[PoolView, Task, Sequence[Task]], bool]
     permits: Callable[[PoolView, Task, Sequence[Task]], bool]
     waits: Callable[[PoolView, Task], bool]
     wait: Callable[[PoolView, Task, Wait], Wait]

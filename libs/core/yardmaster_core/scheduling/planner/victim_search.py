@@ -56,24 +56,24 @@ class VictimSearch:
         return needed
 
     def under_limit(
-        self, task: Task, victims: Iterable[Task], permits: Callable[[list[Task]], bool]
+        self, task: Task, victims: Iterable[Task], limits_hold: Callable[[list[Task]], bool]
     ) -> list[Task]:
         """Return the shortest prefix of `victims`, at most `MAX_AT_LIMIT`, without which the task
-        fits and `permits` holds, without those that turned out unnecessary; empty: none does, or no
+        fits and the limits hold, without those that turned out unnecessary; empty: none does, or no
         victim is needed.
         """
-        if permits([]):
+        if limits_hold([]):
             return []
-        shape, tried, permitted = task.job.shape, list[Task](), False
+        shape, tried, hold = task.job.shape, list[Task](), False
         changes = self._future.changes
         with self._draft.trial():
             for victim in islice(victims, MAX_AT_LIMIT):
                 self._remove(victim)
                 tried.append(victim)
-                # Once a set is permitted, a larger one is too; only its capacity may be missing.
-                may_fit = not permitted or self._helps_on(victim, shape)
-                permitted = permitted or permits(tried)
-                if permitted and may_fit and self._find_placement(shape) is not None:
+                # Once they hold, they also do without more victims; only capacity may be missing.
+                may_fit = not hold or self._helps_on(victim, shape)
+                hold = hold or limits_hold(tried)
+                if hold and may_fit and self._find_placement(shape) is not None:
                     break
             else:
                 tried.clear()
@@ -81,7 +81,7 @@ class VictimSearch:
             for victim in tried[-2::-1]:
                 others = [other for other in tried if other is not victim]
                 self._remove(victim, undo=True)
-                if permits(others) and self._find_placement(shape) is not None:
+                if limits_hold(others) and self._find_placement(shape) is not None:
                     tried = others
                 else:
                     self._remove(victim)

@@ -401,6 +401,26 @@ def test_a_task_at_a_limit_waits_until_a_victim_may_be_preempted() -> None:
     assert cell.task("notebook").run is not None
 
 
+def test_a_task_preempts_nothing_at_a_limit_that_stopping_tasks_will_make_room_under() -> None:
+    cell = QuotaCell({"n1": 6})
+    cell.entitle_to("a", 0, limit=3)
+    cell.entitle_to("c", 3)
+    cell.submit("keeps", project="c", gpus=3, preemptible=False)
+    cell.submit("ends", project="a", gpus=2)
+    cell.submit("low", project="a", priority=60)
+    cell.run()
+    # With it, `a` has no share for another task.
+    cell.submit("wide", project="c", gpus=6)
+    cell.cancel("ends")
+    cell.cycle()
+    cell.submit("high", project="a", priority=40)
+    cell.cycle()
+    low = cell.task("low").run
+    assert low is not None
+    assert low.stop is None
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+
+
 def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None:
     cell = QuotaCell({"n1": 8})
     cell.entitle_to("p", 4)

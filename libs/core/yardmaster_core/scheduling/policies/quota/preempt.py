@@ -104,13 +104,6 @@ def has_own_victims(view: PoolView, task: Task) -> bool:
     return next(running, None) is not None
 
 
-def permits_at_limit(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted for a task of their project that is at a limit, and no
-    limit and no quota refuses the task without them.
-    """
-    return may_preempt(view, task, victims) and starts_without(view, task, victims)
-
-
 def limit_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
     """Return why `victim` is preempted for `task` of its project, which is at a limit."""
     return replace(own_stop_reason(view, victim, task), rule="at_limit")
@@ -120,7 +113,8 @@ def limit_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 AT_LIMIT: Final = AtLimit(
     victims=own_victims,
     stop_reason=limit_stop_reason,
-    permits=permits_at_limit,
+    hold_without=starts_without,
+    permits=may_preempt,
     waits=waits_at_limit,
     wait=at_limit_wait,
 )
