@@ -155,7 +155,7 @@ def test_weights_and_max_slots_change_the_running_tasks_under_fair_share(dev: De
         until_runs(dev, second, 2)
         assert holds(dev, first) == 2
         assert {(stop["code"], stop["for_task"]) for stop in stops(dev, first)} == {
-            ("fair_share", f"{second}.0")
+            ("fair_share", f"{second}.{index}") for index in range(2)
         }
         dev.yard("set", "weight", first, "3")
         until_runs(dev, first, 3)

@@ -7,6 +7,8 @@ not fit otherwise (`plan.py`), and where the task that holds the slots does not 
 time.
 """
 
+from functools import partial
+
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
@@ -91,11 +93,9 @@ def _of_pool(
 
 
 def _exceeds_limit(state: ClusterState, pool: Pool, task: Task) -> bool:
-    """Whether a limit refuses the task also once the stopping tasks of its project are gone."""
-    if limit_reached(state, pool, task) is None:
-        return False
-    freed_milli = pool.index.leaving_milli(state, task.job)
-    return not freed_milli or bool(limit_reached(state, pool, task, freed_milli=freed_milli))
+    """Whether a limit refuses the task also once tasks that are stopping are gone."""
+    leaving = partial(pool.index.leaving_milli, state, task.job)
+    return limit_reached(state, pool, task, freed=leaving) is not None
 
 
 def _of_node(node: Node, placement: Placement) -> DropCode | None:

@@ -6,7 +6,7 @@ project that may not use a pool any more has the limit 0 there. A request by GPU
 its fraction of the pool's largest GPUs until it is placed, and then as the amount that it holds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.pools import Pool
@@ -21,12 +21,20 @@ def is_allowed(project: Project, pool: Pool) -> bool:
     return config is None or not config.pools or pool.name in config.pools
 
 
-def limit_reached(state: CellView, pool: Pool, task: Task, *, freed_milli: int = 0) -> Wait | None:
-    """Return the wait reason for the first limit that the task would exceed in a pool, or None.
+#: The gpu_milli that are held in a pool but do not count towards limits: of the project of a task
+#: (None), or of a department above it, by name.
+Freed = Callable[[str | None], int]
 
-    `freed_milli`: what tasks of its project hold in the pool that does not count towards the limits
-    of the project and the departments above it.
-    """
+
+def nothing_freed(_: str | None) -> int:
+    """All that is held counts towards limits."""
+    return 0
+
+
+def limit_reached(
+    state: CellView, pool: Pool, task: Task, *, freed: Freed = nothing_freed
+) -> Wait | None:
+    """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
     job = task.job
     project = job.project
     config = project.config
@@ -45,13 +53,13 @@ def limit_reached(state: CellView, pool: Pool, task: Task, *, freed_milli: int =
             return _wait(now, never, limit, used, requested, "job")
     if config is not None:
         if config.limit_milli is not None:
-            used = sum(project.used_milli.values()) + _reserved(state, task, project) - freed_milli
+            used = sum(project.used_milli.values()) + _reserved(state, task, project) - freed(None)
             if used + requested > config.limit_milli:
                 return _limit(config.limit_milli, used, requested, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
             used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
-            used -= freed_milli
+            used -= freed(None)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, project.name)
     for department in _departments(state, project):
@@ -61,7 +69,7 @@ def limit_reached(state: CellView, pool: Pool, task: Task, *, freed_milli: int =
                 each.used_milli.get(pool.name, 0) + pool.reserved_milli.get(each, 0)
                 for each in department.within
             ) - _reserved_for_task(pool, task)
-            used -= freed_milli
+            used -= freed(department.name)
             if used + requested > quota.limit_milli:
                 return _limit(quota.limit_milli, used, requested, department.name)
     return None

@@ -596,11 +596,14 @@ class PoolPass:
         if task.shape.start_failed or self.preference.starts_in_later(task, self.pool.name):
             return False
         state, pool, view = self.draft.state, self.pool, self.view
-        leaving_milli = pool.index.leaving_milli(state, task.job)
 
         def hold(victims: list[Task]) -> bool:
-            freed_milli = leaving_milli + sum(map(pool.held_milli, victims))
-            limited = limit_reached(state, pool, task, freed_milli=freed_milli)
+            victims_milli = sum(map(pool.held_milli, victims))
+
+            def freed(department: str | None) -> int:
+                return victims_milli + pool.index.leaving_milli(state, task.job, department)
+
+            limited = limit_reached(state, pool, task, freed=freed)
             return limited is None and rules.hold_without(view, task, victims)
 
         candidates = (

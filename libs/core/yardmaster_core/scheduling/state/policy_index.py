@@ -126,9 +126,10 @@ class PolicyIndex:
         """Whether the pool must be planned although no group was woken."""
         return False
 
-    def leaving_milli(self, state: Any, job: Job) -> int:
-        """The gpu_milli that stopping tasks of the job's project hold, if slots may be reserved for
-        a task that a limit allows it only once those are gone; else 0.
+    def leaving_milli(self, state: Any, job: Job, department: str | None = None) -> int:
+        """The gpu_milli that stopping tasks of the job's project hold, or those of a department
+        above it, if slots may be reserved for a task that a limit allows it only once those are
+        gone; else 0.
 
         `state`: a `CellView`, which this module must not import.
         """

@@ -421,6 +421,28 @@ def test_a_task_preempts_nothing_at_a_limit_that_stopping_tasks_will_make_room_u
     assert cell.wait_of("high") is WaitCode.AT_LIMIT
 
 
+def test_stopping_tasks_of_other_projects_make_room_under_the_limit_of_a_department() -> None:
+    cell = QuotaCell({"n1": 6})
+    cell.entitle_to("d", 0, department=True, limit=3)
+    cell.entitle_to("a", 0)
+    cell.entitle_to("b", 0)
+    cell.entitle_to("c", 3, of="e")
+    cell.submit("keeps", project="c", department="e", gpus=3, preemptible=False)
+    cell.submit("ends", project="b", gpus=2)
+    cell.submit("low", project="a", priority=60)
+    cell.run()
+    # With it, `a` has no share for another task.
+    cell.submit("wide", project="c", department="e", gpus=6)
+    cell.cancel("ends")
+    cell.cycle()
+    cell.submit("high", project="a", priority=40)
+    cell.cycle()
+    low = cell.task("low").run
+    assert low is not None
+    assert low.stop is None
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+
+
 def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None:
     cell = QuotaCell({"n1": 8})
     cell.entitle_to("p", 4)

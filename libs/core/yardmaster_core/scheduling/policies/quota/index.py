@@ -517,8 +517,12 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().cycle_ended()
         self.changed_leaves.clear()
 
-    def leaving_milli(self, state: CellView, job: Job) -> int:
-        return self.queue_of(state, job.project).leaving[0]
+    def leaving_milli(self, state: CellView, job: Job, department: str | None = None) -> int:
+        project = self.queue_of(state, job.project)
+        if department is None:
+            return project.leaving[0]
+        above = (queue for queue in project.path if not queue.is_project)
+        return next(queue.leaving[0] for queue in above if queue.name == department)
 
     def dump(self) -> Mapping[str, Any]:
         return {**super().dump(), "shares_stale": self.shares_stale}
