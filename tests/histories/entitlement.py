@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
+from tests.histories.capacity import fits_without
 from tests.histories.quota_properties import NONE, Queues, lost_with, minus, plus, request_of
 from yardmaster_core.scheduling.planner.limits import limit_reached
-from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -40,7 +39,7 @@ def _assert_in(state: ClusterState, pool: Pool) -> None:
         if limit_reached(state, pool, task) or not _deserves(queues, task):
             continue
         for victims in _sets(queues, task):
-            if _fits_without(state, pool, task, victims):
+            if fits_without(state, pool, task, victims):
                 names = [victim.id for victim in victims]
                 wait = group.waits.get(pool.name)
                 raise AssertionError(f"{task.id} waits ({wait}), but {names} could go for it")
@@ -84,23 +83,3 @@ def _may_go(queues: Queues, victim: Task, claimant: Task) -> bool:
     if any(queues.deserved(queue)[0] is None for queue in queues.path(job.project)):
         return False
     return min_runtime_until_ms(queues.state, victim) <= queues.state.now_ms
-
-
-def _fits_without(state: ClusterState, pool: Pool, task: Task, victims: tuple[Task, ...]) -> bool:
-    assert pool.config is not None
-    changes = pool.future.changes
-    _shift(state, pool, victims, 1)
-    found = any_placement(pool.future, task.job.shape, pool.config)
-    _shift(state, pool, victims, -1)
-    pool.future.changes = changes
-    return found is not None
-
-
-def _shift(state: ClusterState, pool: Pool, victims: tuple[Task, ...], sign: int) -> None:
-    for victim in victims:
-        run = victim.run
-        assert run is not None
-        for was, p in zip(run.replicas, run.placements, strict=True):
-            if was < ReplicaState.RELEASED:
-                amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
-                pool.future.shift(state.nodes[p.node].future, p.slots, *amounts)

@@ -6,16 +6,13 @@ deserves, the scheduler has found one: the task runs.
 
 from itertools import combinations
 
+from tests.histories.capacity import fits_without
 from yardmaster_core.scheduling.planner.limits import limit_reached
-from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.quota.reclaim import may_reclaim, reclaim_victims
 from yardmaster_core.scheduling.policies.quota.start import wait_for_quota
-from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 
 #: Among more tasks the sets are too many.
@@ -50,27 +47,6 @@ def _set_for(view: PoolView, task: Task) -> list[Task] | None:
         return None
     for size in range(1, len(victims) + 1):
         for some in combinations(victims, size):
-            if may_reclaim(view, task, some) and _fits_without(view, task, some):
+            if may_reclaim(view, task, some) and fits_without(view.state, view.pool, task, some):
                 return list(some)
     return None
-
-
-def _fits_without(view: PoolView, task: Task, victims: tuple[Task, ...]) -> bool:
-    pool = view.pool
-    assert pool.config is not None
-    changes = pool.future.changes
-    _shift(view.state, pool, victims, 1)
-    found = any_placement(pool.future, task.job.shape, pool.config)
-    _shift(view.state, pool, victims, -1)
-    pool.future.changes = changes
-    return found is not None
-
-
-def _shift(state: CellView, pool: Pool, victims: tuple[Task, ...], sign: int) -> None:
-    for victim in victims:
-        run = victim.run
-        assert run is not None
-        for was, p in zip(run.replicas, run.placements, strict=True):
-            if was < ReplicaState.RELEASED:
-                amounts = (sign * p.gpu_milli, sign * p.cpu_milli, sign * p.memory_mib, sign)
-                pool.future.shift(state.nodes[p.node].future, p.slots, *amounts)

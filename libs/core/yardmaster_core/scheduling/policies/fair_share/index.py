@@ -56,7 +56,7 @@ class FairShareIndex(PolicyIndex):
         self._due = CarriedOverFlag("due")
         self._due.set_for_this_cycle()
         #: The tasks that were preempted since the last change that was no answer to decisions. They
-        #: are not preempted again before the next one, so that no two tasks take turns.
+        #: are not preempted again, and preempt none, before the next one: else tasks take turns.
         self.preempted: dict[str, None] = {}
 
     def current_demands(self, state: CellView) -> DemandTracker:
