@@ -5,7 +5,7 @@ places. So no two tasks take slots from each other, and each reservation that mo
 that comes earlier.
 """
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Hashable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -24,9 +24,10 @@ class LaterOwners:
     def __init__(self, view: PoolView, policy: Policy) -> None:
         self._view = view
         self._precedence = policy.preemption.precedence
-        self._changes = -1
-        #: By scope, and by whether they request GPUs: the owners, in order.
-        self._rows: dict[tuple[Hashable, int], list[_Row]] = {}
+        #: By scope, and by whether they request GPUs: the owners, in order. None: not sorted yet.
+        #: Those that lost their reservations in this cycle may still be there.
+        self._rows: dict[tuple[Hashable, int], list[_Row]] | None = None
+        self._known: set[Task] = set()
         #: Scope and fit -> the change count of the capacity and the number of owners behind a task
         #: that did not suffice then.
         self._insufficient: dict[tuple[Hashable, Fit], tuple[int, int]] = {}
@@ -43,15 +44,24 @@ class LaterOwners:
         if found is None:
             return ()
         scope, place = found
-        if self._changes != pool.future.changes:
-            self._sort()
+        if self._rows is None:
+            self._rows = self._sorted()
         behind: list[_Row] = []
         for queue_class in range(task.job.shape.queue_class + 1):
             rows = self._rows.get((scope, queue_class))
             if rows is not None and rows[-1][0] > place:
                 behind += rows[bisect_right(rows, place, key=_place) :]
         behind.sort(key=_place_and_key, reverse=True)
-        return [owner for *_, owner in behind]
+        return [owner for *_, owner in behind if owner in pool.reserved]
+
+    def add(self, owner: Task) -> None:
+        """Add a task for which slots were reserved in this cycle."""
+        if self._rows is None or owner in self._known:
+            return
+        row = self._row(owner)
+        if row is not None:
+            key, place_and_owner = row
+            insort(self._rows.setdefault(key, []), place_and_owner, key=_place_and_key)
 
     def known_insufficient(self, task: Task, owners: Sequence[Task]) -> bool:
         """Whether the slots of as many owners did not suffice for an equal request.
@@ -70,18 +80,25 @@ class LaterOwners:
         assert found is not None
         return found[0], task.job.shape.fit
 
-    def _sort(self) -> None:
-        pool = self._view.pool
-        self._changes = pool.future.changes
-        self._rows = {}
-        for owner in pool.reserved:
-            found = self._precedence(self._view, owner) if owner.run is None else None
-            if found is not None:
-                scope, place = found
-                rows = self._rows.setdefault((scope, owner.job.shape.queue_class), [])
-                rows.append((place, owner.key, owner))
-        for rows in self._rows.values():
+    def _sorted(self) -> dict[tuple[Hashable, int], list[_Row]]:
+        found: dict[tuple[Hashable, int], list[_Row]] = {}
+        for owner in self._view.pool.reserved:
+            row = self._row(owner)
+            if row is not None:
+                key, place_and_owner = row
+                found.setdefault(key, []).append(place_and_owner)
+        for rows in found.values():
             rows.sort(key=_place_and_key)
+        return found
+
+    def _row(self, owner: Task) -> tuple[tuple[Hashable, int], _Row] | None:
+        """Return the key and the row of an owner; None: it is moved, and so keeps its slots."""
+        self._known.add(owner)
+        found = self._precedence(self._view, owner) if owner.run is None else None
+        if found is None:
+            return None
+        scope, place = found
+        return (scope, owner.job.shape.queue_class), (place, owner.key, owner)
 
 
 _place = itemgetter(0)

@@ -539,7 +539,7 @@ class PoolPass:
         placement = self._find_placement(self.pool.future, task)
         if placement is None:
             return False
-        self.decisions.reserve(task, placement)
+        self._reserve(task, placement)
         return True
 
     def _take_over(self, task: Task, owners: Sequence[Task]) -> GroupResult | None:
@@ -587,7 +587,11 @@ class PoolPass:
         """Reserve slots for the task, which fits once the tasks that stop are gone."""
         placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
+        self._reserve(task, placement, victims)
+
+    def _reserve(self, task: Task, placement: list[ReplicaSlots], victims: int = 0) -> None:
         self.decisions.reserve(task, placement, victims)
+        self.later_owners.add(task)
 
     def _preempt_at_limit(self, rules: AtLimit, task: Task) -> bool:
         """Preempt tasks of the project with which the task would exceed a limit. Reserve slots for
@@ -632,9 +636,9 @@ class PoolPass:
                 self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
         for victim, reason in moves.items():
             self.decisions.stop(victim, reason)
-        self.decisions.reserve(task, found.placement, len(found.victims))
+        self._reserve(task, found.placement, len(found.victims))
         for victim, placement in found.moved.items():
-            self.decisions.reserve(victim, placement)
+            self._reserve(victim, placement)
 
 
 def _name(claimant: Job | Project) -> str:

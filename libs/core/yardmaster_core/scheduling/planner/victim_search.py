@@ -3,7 +3,7 @@
 Removing a victim is tried on the pool's index of future capacity and rolled back afterwards.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -175,16 +175,15 @@ class VictimSearch:
         return {capacity.ordinal for capacity, _ in self._find_placement(shape) or ()}
 
     def _ordinals(self, victim: Task) -> list[int]:
-        nodes = self._draft.state.nodes
-        found = (nodes[placement.node].ordinal for placement in _kept(victim))
-        return [ordinal for ordinal in found if ordinal in self._future.capacities]
+        nodes, capacities = self._draft.state.nodes, self._future.capacities
+        found = [nodes[placement.node].ordinal for placement in _kept(victim)]
+        return [ordinal for ordinal in found if ordinal in capacities]
 
     def _remove(self, victim: Task, *, undo: bool = False) -> None:
+        nodes = self._draft.state.nodes
         for held in _kept(victim):
-            amounts = (
-                *(self._draft.state.nodes[held.node].future, held.slots),
-                *(held.gpu_milli, held.cpu_milli, held.memory_mib),
-            )
+            future = nodes[held.node].future
+            amounts = future, held.slots, held.gpu_milli, held.cpu_milli, held.memory_mib
             if undo:
                 self._take(amounts)
             else:
@@ -202,16 +201,19 @@ class VictimSearch:
         self._draft.undo_log.append(undo)
 
 
-def _kept(task: Task) -> Iterator[Placement]:
-    """Yield what is reserved for a task; else what it holds, without released replicas."""
+def _kept(task: Task) -> Sequence[Placement]:
+    """Return what is reserved for a task; else what it holds, without released replicas."""
     if task.reserved is not None:
-        yield from task.reserved.placements
-        return
+        return task.reserved.placements
     run = task.run
     assert run is not None
-    for replica, placement in enumerate(run.placements):
-        if run.replicas[replica] < ReplicaState.RELEASED:
-            yield placement
+    if run.open == len(run.placements):
+        return run.placements
+    return [
+        placement
+        for replica, placement in enumerate(run.placements)
+        if run.replicas[replica] < ReplicaState.RELEASED
+    ]
 
 
 class HeldReplicas:
