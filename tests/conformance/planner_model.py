@@ -124,9 +124,6 @@ class ByPriority:
             )
             # A task that may not start reserves nothing and preempts nothing.
             may = [task for task in waiting if not behind or self._may_be_lent_to(task)]
-            if stopping:
-                # Those ahead may all have reserved slots by now, and block none.
-                self.unsure |= {task.id for task in waiting if task not in may}
             left = []
             for task in may:
                 fit = fits(self.agents, task, self.options)

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.scheduling.planner.wait_reasons import never_fits
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
@@ -24,6 +25,7 @@ jobs = st.lists(
             "replicas": st.sampled_from([1, 1, 1, 2]),
             "tasks": st.integers(1, 4),
             "preemptible": st.sampled_from([True, True, True, False]),
+            "min_runtime_s": st.sampled_from([0, 0, 0, 60]),
         }
     ),
     min_size=2,
@@ -44,7 +46,7 @@ waves = st.lists(
 
 def job(priority: int, gpus: int, *, preemptible: bool = True) -> dict[str, Any]:
     each = {"priority": priority, "gpus": gpus, "preemptible": preemptible}
-    return {**each, "replicas": 1, "tasks": 1}
+    return {**each, "replicas": 1, "tasks": 1, "min_runtime_s": 0}
 
 
 def tasks_of(cell: Cell) -> list[Task]:
@@ -71,10 +73,14 @@ def act(cell: Cell, *, obey: bool = True, every: int = 0) -> bool:
 
 
 def passes_no_pending_task(
-    cell: Cell, decided: list[Event], *, preemption: bool, backfill: bool
+    cell: Cell, decided: list[Event], reserved: set[str], *, preemption: bool, backfill: bool
 ) -> None:
-    """Compare a cycle's starts with the tasks that are pending and those being stopped."""
+    """Compare a cycle's starts with the tasks that are pending and those being stopped.
+
+    `reserved`: the tasks that had reserved slots before the cycle; they start on these.
+    """
     tasks = tasks_of(cell)
+    pool = cell.state.pools["main"]
     for event in decided:
         if not isinstance(event, SlotsAllocatedV1):
             continue
@@ -85,10 +91,13 @@ def passes_no_pending_task(
         ahead = [
             t.id
             for t in queue_class
-            if t.group is not None and t.reserved is None and t.job.priority < job.priority
+            if t.group is not None
+            and t.job.priority < job.priority
+            and not never_fits(pool, t.job.shape)
         ]
-        lent = preemption and backfill and job.spec.preemptible
-        assert lent or not ahead, f"{event.task_id} starts past {ahead}"
+        at_once = job.spec.preemptible and not job.spec.min_runtime_s
+        may_pass = (preemption and backfill and at_once) or event.task_id in reserved
+        assert may_pass or not ahead, f"{event.task_id} starts past {ahead}"
         given = {(p.node, slot) for p in event.placements for slot in p.slots}
         for task in tasks:
             kept = task.reserved.placements if task.reserved is not None else ()
@@ -111,7 +120,9 @@ def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) ->
 
 
 def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -> Iterator[Any]:
-    """Yield the decisions of each cycle while jobs arrive and end."""
+    """Yield the decisions of each cycle while jobs arrive and end, and the tasks that had reserved
+    slots before it.
+    """
     for number, count in enumerate(gpus):
         cell.node(f"n{number}", gpus=count)
     number = 0
@@ -120,7 +131,8 @@ def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -
             cell.submit(f"job{chr(ord('a') + number)}", **spec)
             number += 1
         for obey, every in cycles:
-            yield cell.cycle()
+            reserved = {task.id for task in tasks_of(cell) if task.reserved is not None}
+            yield cell.cycle(), reserved
             act(cell, obey=obey, every=every)
 
 
@@ -137,12 +149,12 @@ def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -
         ([job(99, 1)], [(False, 9)]),
     ],
 )
-def test_no_lower_priority_task_starts_past_one_pending_for_capacity_or_on_its_slots(
+def test_no_lower_priority_task_starts_past_a_pending_one_or_on_its_slots(
     preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
 ) -> None:
     cell = Cell(policy="priority", preemption=preemption, backfill=backfill)
-    for decided in play(cell, gpus, come):
-        passes_no_pending_task(cell, decided, preemption=preemption, backfill=backfill)
+    for decided, reserved in play(cell, gpus, come):
+        passes_no_pending_task(cell, decided, reserved, preemption=preemption, backfill=backfill)
         is_rightly_stopped(cell, decided, preemption=preemption)
     assert_sound(cell.state)
 

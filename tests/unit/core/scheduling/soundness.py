@@ -573,8 +573,11 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert group.first is min(members[key])
     for number, queue_class in enumerate(pool.queue_classes):
         blocked: dict[int, set[Group]] = {}
+        with_reserved: dict[int, set[Group]] = {}
         behind, limited, protected = set(), set(), set()
         for group in pool.groups.values():
+            if group.shape.queue_class == number and group.reserved.live:
+                with_reserved.setdefault(group.priority, set()).add(group)
             record = group.waits.get(pool.name)
             if record is None or group.shape.queue_class != number or not group.queue.live:
                 continue
@@ -588,9 +591,14 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
                 protected.add(group)
         assert {p: set(groups) for p, groups in queue_class.blocked.items()} == blocked
         assert queue_class.mask == sum(1 << priority for priority in blocked)
+        assert {p: set(groups) for p, groups in queue_class.reserved.items()} == with_reserved
+        assert queue_class.reserved_mask == sum(1 << priority for priority in with_reserved)
         kept = dict(queue_class.first_by_priority)
+        kept_pending = dict(queue_class.first_pending_by_priority)
         queue_class.first_by_priority.clear()
+        queue_class.first_pending_by_priority.clear()
         assert all(p in blocked and queue_class.first(p) is first for p, first in kept.items())
+        assert all(queue_class.first_pending(p) is first for p, first in kept_pending.items())
         assert set(queue_class.behind) == behind
         assert {g for g in pool.protected if g.shape.queue_class == number} == protected
         for waits_in, group in limited:

@@ -7,11 +7,9 @@ nothing but the slots of a task's victims is kept from other tasks.
 
 - Of equal priority, the earlier submission comes first; a requeued task keeps its position. A task
   that does not fit lets tasks of equal priority behind it pass.
-- While a higher-priority task is pending for capacity, no lower-priority task starts, even if no
-  node could ever fit the pending one. With `backfill`, lower-priority tasks may start if they are
-  preemptible; that needs `preemption`, so that they can be preempted again. Tasks with a minimum
-  run time start behind no task whose victims are within theirs (`victims_protected`): else such
-  tasks, one after another, would pass it without end.
+- While a higher-priority task is pending for capacity or for its reserved slots, no lower-priority
+  task starts. With `backfill`, lower-priority tasks may start if they can be preempted at once:
+  they are preemptible and have no minimum run time. That needs `preemption`.
 - With `preemption`, a task that does not fit may preempt tasks of lower priority, the lowest
   priority first and the latest submission first; of its own priority only tasks of jobs submitted
   later, and only once they run: one that is starting was just let pass. It preempts only if it fits
@@ -61,8 +59,8 @@ from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityOptions:
-    """`preemption`: tasks may preempt running tasks of lower priority. `backfill`: preemptible
-    tasks may start on capacity that a waiting higher-priority task cannot use.
+    """`preemption`: tasks may preempt running tasks of lower priority. `backfill`: tasks that can
+    be preempted at once may start on capacity that a waiting higher-priority task cannot use.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -87,31 +85,29 @@ def priority_first(traits: QueueTraits) -> Rank:
 
 
 def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait | None:
-    """Return the wait reason of a group behind a higher-priority task that waits for capacity, or
-    None.
+    """Return the wait reason of a group behind a higher-priority task that waits for capacity or
+    for its reserved slots; None: it may start.
     """
-    own_class = group.shape.queue_class
-    queue_class = view.pool.queue_classes[own_class]
-    better = queue_class.mask & ((1 << group.priority) - 1)
-    if view.options.preemption and view.options.backfill and group.shape.preemptible:
-        if not group.min_runtimes:
-            return None
-        # Tasks with GPUs may wait for tasks without GPUs, but not the other way round.
-        classes = view.pool.queue_classes[own_class:]
-        rows = [(priority, each) for each in classes for priority in sorted(each.protected)]
-        ahead, queue_class = min(rows, key=_first, default=(group.priority, queue_class))
-        if ahead >= group.priority:
-            return None
-    elif better:
-        ahead = (better & -better).bit_length() - 1
-    else:
+    shape, options = group.shape, view.options
+    backfills = options.preemption and options.backfill and shape.preemptible
+    if backfills and not group.min_runtimes:
         return None
-    code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
-    first = queue_class.first(ahead)
+    queue_classes = view.pool.queue_classes
+    own_class = queue_classes[shape.queue_class]
+    rows = [(own_class.highest_pending, own_class)]
+    if backfills:
+        # Tasks with GPUs may wait for tasks without GPUs, but not the other way round.
+        later = queue_classes[shape.queue_class + 1 :]
+        rows += [(min(each.protected), each) for each in later if each.protected]
+    ahead, queue_class = min(rows, key=_first)
+    if ahead >= group.priority:
+        return None
+    first = queue_class.first_pending(ahead)
+    assert first is not None
     return Wait(
-        code=code,
+        code=WaitCode.BACKFILL_NOT_ALLOWED if options.preemption else WaitCode.BEHIND_TASK,
         numbers={"priority": group.priority, "priority_ahead": ahead},
-        about=first.id if first is not None else None,
+        about=first.id,
     )
 
 
@@ -257,7 +253,7 @@ def _stop(task_id: str, for_priority: int, requested: int, priority: int, held: 
 def start_reason(view: PoolView, task: Task) -> Start:
     """Return the rule by which `task` starts."""
     queue_class = view.pool.queue_classes[task.job.shape.queue_class]
-    backfilled = queue_class.mask & ((1 << task.job.priority) - 1)
+    backfilled = queue_class.highest_pending < task.job.priority
     rule = "backfill" if backfilled else "priority"
     return _start(rule, task.job.priority)
 

@@ -263,21 +263,17 @@ class ClusterState:
         group, queue = task.group, task.queue
         assert group is not None
         assert queue is not None
-        if queue is group.reserved or queue.live > 1:
-            min_runtimes = group.min_runtimes
-            self.leave_group(task)
-            if min_runtimes > group.min_runtimes == 0:
-                # Its other tasks may pass those that wait for protected victims.
-                for name in group.shape.pools:
-                    self.wake_index.wake(self.pools[name], group)
-            return queue
-        # The queue is empty then, so the groups behind it may be next.
-        queue_class = group.shape.queue_class
-        pools = [self.pools[name] for name in group.shape.pools]
-        before = [pool.queue_classes[queue_class].barriers for pool in pools]
+        shape, min_runtimes = group.shape, group.min_runtimes
+        # The groups behind it may be next once the queue is empty.
+        pools = [self.pools[name] for name in shape.pools] if queue.live == 1 else []
+        before = [pool.queue_classes[shape.queue_class].barriers for pool in pools]
         self.leave_group(task)
-        for pool, mask in zip(pools, before, strict=True):
-            if mask & ~pool.queue_classes[queue_class].barriers:
+        if group.queue.live and min_runtimes > group.min_runtimes == 0:
+            # Its other tasks may pass those that they waited for.
+            for name in shape.pools:
+                self.wake_index.wake(self.pools[name], group)
+        for pool, barriers in zip(pools, before, strict=True):
+            if barriers & ~pool.queue_classes[shape.queue_class].barriers:
                 self.wake_index.wake_behind(pool)
         return queue
 
@@ -296,10 +292,11 @@ class ClusterState:
         if queue.live:
             return
         for name in group.shape.pools:
+            pool = self.pools[name]
             if reserved:
-                self.pools[name].reserved_groups.pop(group, None)
+                del pool.reserved_groups[group]
+                pool.queue_classes[group.shape.queue_class].release(group)
             else:
-                pool = self.pools[name]
                 self.wake_index.remove_wait(pool, group)
                 pool.index.wait_changed(group)
 
@@ -318,10 +315,11 @@ class ClusterState:
         if queue.live > 1:
             return
         for name in group.shape.pools:
+            pool = self.pools[name]
             if reserved:
-                self.pools[name].reserved_groups[group] = None
+                pool.reserved_groups[group] = None
+                pool.queue_classes[group.shape.queue_class].reserve(group)
             else:
-                pool = self.pools[name]
                 self.wake_index.store_wait(pool, group)
                 pool.index.wait_changed(group)
 

@@ -1,4 +1,4 @@
-"""The pending tasks of one pool that did not fit, by priority.
+"""The pending tasks of one pool that did not fit or wait for their reserved slots, by priority.
 
 Tasks with GPUs and tasks without GPUs form two classes that never block each other.
 """
@@ -12,9 +12,15 @@ PRIORITIES: Final = 100
 
 
 class QueueClass:
-    """The groups of one class that did not fit, and the groups behind them."""
+    """The groups of one class that did not fit or have reserved slots, and the groups behind them.
 
-    __slots__ = ("_first_protected", "behind", "blocked", "first_by_priority", "mask", "protected")
+    A task whose slots are reserved is still pending: it may lose them before it starts.
+    """
+
+    __slots__ = (
+        *("_first_protected", "behind", "blocked", "first_by_priority"),
+        *("first_pending_by_priority", "mask", "protected", "reserved", "reserved_mask"),
+    )
 
     def __init__(self) -> None:
         #: Groups that did not fit, by priority.
@@ -27,6 +33,12 @@ class QueueClass:
         self.protected: dict[int, dict[Group, None]] = {}
         #: The first task of these; empty: not known.
         self._first_protected: list[Task | None] = [None]
+        #: Groups with tasks that wait for their reserved slots, by priority.
+        self.reserved: dict[int, dict[Group, None]] = {}
+        #: Bit p is set while a task of priority p waits for its reserved slots.
+        self.reserved_mask = 0
+        #: Cache of `first_pending`, by priority.
+        self.first_pending_by_priority: dict[int, Task | None] = {}
         #: Groups that wait for other groups to go first.
         self.behind: dict[Group, None] = {}
 
@@ -37,6 +49,24 @@ class QueueClass:
             self.first_by_priority[priority] = min(tasks, default=None)
         return self.first_by_priority[priority]
 
+    @property
+    def highest_pending(self) -> int:
+        """The highest priority of the tasks that did not fit or wait for their reserved slots;
+        `PRIORITIES` if there is none.
+        """
+        mask = self.mask | self.reserved_mask
+        return (mask & -mask).bit_length() - 1 if mask else PRIORITIES
+
+    def first_pending(self, priority: int) -> Task | None:
+        """The first task of `priority` that did not fit or waits for its reserved slots."""
+        if priority not in self.first_pending_by_priority:
+            blocked = self.first(priority) if priority in self.blocked else None
+            tasks = [group.reserved.first for group in self.reserved.get(priority, ())]
+            if blocked is not None:
+                tasks.append(blocked)
+            self.first_pending_by_priority[priority] = min(tasks, default=None)
+        return self.first_pending_by_priority[priority]
+
     def first_protected(self) -> Task | None:
         """The first of the tasks that wait until victims may be preempted."""
         if not self._first_protected:
@@ -45,8 +75,8 @@ class QueueClass:
         return self._first_protected[0]
 
     def first_changed(self, priority: int) -> None:
-        """Drop the cached first task of `priority`, because the first task of a group changed."""
-        self.first_by_priority.pop(priority, None)
+        """Drop the cached first tasks of `priority`, because the first task of a group changed."""
+        self._forget_first(priority)
         if priority in self.protected:
             self._first_protected.clear()
 
@@ -55,10 +85,11 @@ class QueueClass:
         """The priorities whose groups keep others behind them; when a bit is cleared, the groups
         behind are woken.
 
-        Bit p is set while a group of priority p did not fit, and bit p + `PRIORITIES` while one
-        waits until victims may be preempted.
+        Bit p is set while a task of priority p did not fit or waits for its reserved slots, and bit
+        p + `PRIORITIES` while one waits until victims may be preempted.
         """
-        return self.mask | sum(1 << priority for priority in self.protected) << PRIORITIES
+        pending = self.mask | self.reserved_mask
+        return pending | sum(1 << priority for priority in self.protected) << PRIORITIES
 
     def block(self, group: Group, *, protected: bool) -> None:
         """Note that `group` did not fit; `protected`: it waits until victims may be preempted."""
@@ -66,7 +97,7 @@ class QueueClass:
             self.protected.setdefault(group.priority, {})[group] = None
             self._first_protected.clear()
         self.blocked.setdefault(group.priority, {})[group] = None
-        self.first_by_priority.pop(group.priority, None)
+        self._forget_first(group.priority)
         self.mask |= 1 << group.priority
 
     def remove(self, group: Group) -> None:
@@ -74,7 +105,7 @@ class QueueClass:
         blocked = self.blocked.get(group.priority)
         if blocked is not None and group in blocked:
             del blocked[group]
-            self.first_by_priority.pop(group.priority, None)
+            self._forget_first(group.priority)
             if not blocked:
                 del self.blocked[group.priority]
                 self.mask &= ~(1 << group.priority)
@@ -85,3 +116,22 @@ class QueueClass:
             if not protected:
                 del self.protected[group.priority]
         self.behind.pop(group, None)
+
+    def reserve(self, group: Group) -> None:
+        """Note that tasks of `group` wait for their reserved slots."""
+        self.reserved.setdefault(group.priority, {})[group] = None
+        self.reserved_mask |= 1 << group.priority
+        self._forget_first(group.priority)
+
+    def release(self, group: Group) -> None:
+        """Note that no task of `group` waits for reserved slots any more."""
+        reserved = self.reserved[group.priority]
+        del reserved[group]
+        self._forget_first(group.priority)
+        if not reserved:
+            del self.reserved[group.priority]
+            self.reserved_mask &= ~(1 << group.priority)
+
+    def _forget_first(self, priority: int) -> None:
+        self.first_by_priority.pop(priority, None)
+        self.first_pending_by_priority.pop(priority, None)

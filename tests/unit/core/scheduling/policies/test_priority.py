@@ -174,12 +174,113 @@ def test_a_lower_priority_starts_on_what_is_idle_and_not_reserved() -> None:
     cell.submit("top", gpus=2, priority=5)
     assert stopped(cell.cycle()) == ["low"]
     cell.ends("hold")
-    cell.submit("next", priority=50, preemptible=False)
-    assert started(cell.cycle()) == ["next"]
-    cell.submit("late", priority=50, preemptible=False)
+    cell.submit("next", priority=50)
+    decided = cell.cycle()
+    assert started(decided) == ["next"]
+    start = next(e for e in decided if isinstance(e, SlotsAllocatedV1)).start
+    assert start.rule == "backfill"
+    cell.submit("late", priority=50)
     assert started(cell.cycle()) == []
     cell.ends("low")
     assert started(cell.run_until_idle()) == ["top"]
+
+
+def with_slots_reserved(**options: Any) -> Cell:
+    """Return a cell in which `hi` waits for the 4 GPUs of its victim `low` on n1, and one GPU is
+    idle on n2.
+    """
+    cell = Cell(**options)
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=4, priority=60)
+    cell.cycle()
+    cell.node("n2", gpus=4)
+    cell.submit("held", gpus=3, priority=1, preemptible=False)
+    cell.cycle()
+    cell.starts("low")
+    cell.starts("held")
+    cell.submit("hi", gpus=4, priority=10)
+    assert stopped(cell.cycle()) == ["low"]
+    return cell
+
+
+NOT_AT_ONCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"backfill": False}, {}),
+    ({}, {"preemptible": False}),
+    ({}, {"min_runtime_s": 60}),
+]
+
+
+@pytest.mark.parametrize(("options", "spec"), NOT_AT_ONCE)
+def test_a_task_whose_slots_are_reserved_is_passed_by_none_that_cannot_be_preempted_at_once(
+    options: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    cell = with_slots_reserved(**options)
+    cell.submit("mid", priority=40, **spec)
+    decided = cell.cycle()
+    assert started(decided) == []
+    wait = next(e for e in decided if isinstance(e, TaskUnschedulableV1)).wait
+    assert (wait.code, wait.about) == ("backfill_not_allowed", cell.task("hi").id)
+    assert wait.numbers == {"priority": 40, "priority_ahead": 10}
+    cell.ends("low")
+    assert started(cell.cycle()) == ["hi", "mid"]
+
+
+def test_without_preemption_none_of_lower_priority_passes_a_task_with_reserved_slots() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=2)
+    cell.submit("one", gpus=1)
+    cell.cycle()
+    cell.starts("one")
+    cell.cancel("one")
+    cell.cycle()
+    cell.submit("pair", gpus=2, priority=10)
+    cell.cycle()
+    assert cell.wait_code("pair") == "waiting_for_victims"
+    cell.node("n2", gpus=1)
+    cell.submit("mid", priority=40)
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("mid") == "behind_task"
+    cell.cancel("pair")
+    assert started(cell.cycle()) == ["mid"]
+
+
+@pytest.mark.parametrize("spec", [{"preemptible": False}, {"min_runtime_s": 60}])
+def test_a_task_that_loses_its_reserved_slots_finds_no_lower_one_in_its_way(
+    spec: dict[str, Any],
+) -> None:
+    cell = with_slots_reserved()
+    cell.submit("mid", priority=40, **spec)
+    cell.cycle()
+    cell.cordon("n1")
+    cell.ends("held")
+    assert started(cell.cycle()) == ["hi"]
+
+
+def test_slots_reserved_in_one_pool_keep_lower_priorities_pending_in_the_other_pools() -> None:
+    cell = with_slots_reserved()
+    cell.pool("side")
+    cell.node("s1", gpus=1, pool="side")
+    cell.submit("top", gpus=4, priority=5, pools=("main", "side"))
+    cell.cycle()
+    assert cell.wait_code("top") == "waiting_for_victims"
+    cell.submit("mid", priority=40, preemptible=False, pools=("side",))
+    assert started(cell.cycle()) == []
+    cell.ends("low")
+    assert started(cell.cycle()) == ["top", "mid"]
+
+
+def test_a_task_with_a_minimum_run_time_passes_no_task_of_higher_priority() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("held", priority=1, preemptible=False)
+    cell.cycle()
+    cell.submit("pair", gpus=2, priority=10)
+    cell.submit("low", priority=50, min_runtime_s=60)
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("low") == "backfill_not_allowed"
+    cell.starts("held")
+    cell.ends("held")
+    assert started(cell.cycle()) == ["pair"]
 
 
 def test_slots_of_victims_are_reserved_for_the_task_that_preempted_them() -> None:
