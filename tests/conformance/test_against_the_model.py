@@ -44,6 +44,7 @@ options = st.fixed_dictionaries(
         "fitting_policy": st.sampled_from(["best", "worst"]),
         "allow_heterogeneous_fits": st.sampled_from([False, False, True]),
         "preemption": st.sampled_from([True, True, False]),
+        "impossible_block": st.just(True),
     }
 )
 

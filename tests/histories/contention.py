@@ -146,7 +146,7 @@ _OPTIONS_OF: Final = {
     "quota": ("order", "over_quota", "max_moves", "saturation_permille", "min_runtime_of"),
     "starved_first": ("owners",),
     "fair_share": ("variant", "among"),
-    "priority": ("backfill",),
+    "priority": ("backfill", "impossible_block"),
     "fitgpp": ("s_milli", "p", "backfill_s"),
 }
 

@@ -56,6 +56,7 @@ DISTURBANCES: Final = (
 OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "preemption": (True, True, True, False),
     "backfill": (True, True, False),
+    "impossible_block": (False, False, True),
     "variant": ("demand_proportional", "max_min"),
     "among": ("job", "project"),
     "release": ("for_others",),

@@ -217,7 +217,11 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
     projects = given.policy == "fair_share" and _are_projects(given)
     stated: dict[str, Any]
     if given.policy == "priority":
-        stated = {"preemption": options.preemption, "backfill": options.backfill}
+        stated = {
+            "preemption": options.preemption,
+            "backfill": options.backfill,
+            "impossible_block": options.impossible_block,
+        }
         jobs = list(_by_priority(given))
     else:
         stated = {

@@ -88,6 +88,7 @@ class Options:
     allow_heterogeneous_fits: bool = False
     preemption: bool | None = None
     backfill: bool | None = None
+    impossible_block: bool | None = None
     variant: Literal["max_min", "demand_proportional"] | None = None
     release: Literal["for_others", "at_once"] | None = None
     queue_positions: dict[str, Decimal] = field(default_factory=dict)

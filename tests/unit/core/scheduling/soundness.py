@@ -581,7 +581,8 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             record = group.waits.get(pool.name)
             if record is None or group.shape.queue_class != number or not group.queue.live:
                 continue
-            if blocks(group.shape, record[0].code):
+            impossible = pool.index.traits.impossible_block
+            if blocks(group.shape, record[0].code, impossible=impossible):
                 blocked.setdefault(group.priority, set()).add(group)
             if record[0].code in BEHIND:
                 behind.add(group)

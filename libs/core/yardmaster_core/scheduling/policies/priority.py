@@ -10,6 +10,8 @@ nothing but the slots of a task's victims is kept from other tasks.
 - While a higher-priority task is pending for capacity or for its reserved slots, no lower-priority
   task starts. With `backfill`, lower-priority tasks may start if they can be preempted at once:
   they are preemptible and have no minimum run time. That needs `preemption`.
+- A task that could never fit on the present nodes, or only on nodes that are cordoned or lost, lets
+  lower priorities pass. With `impossible_block` it keeps them pending too, as in Determined.
 - With `preemption`, a task that does not fit may preempt tasks of lower priority, the lowest
   priority first and the latest submission first; of its own priority only tasks of jobs submitted
   later, and only once they run: one that is starting was just let pass. It preempts only if it fits
@@ -61,12 +63,15 @@ from yardmaster_schemas.reasons import Start, Wait, WaitCode
 class PriorityOptions:
     """`preemption`: tasks may preempt running tasks of lower priority. `backfill`: tasks that can
     be preempted at once may start on capacity that a waiting higher-priority task cannot use.
+    `impossible_block`: tasks that fit on no node, or only on cordoned or lost ones, keep tasks of
+    lower priority pending.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     preemption: bool = True
     backfill: bool = True
+    impossible_block: bool = False
 
 
 def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
@@ -274,7 +279,12 @@ def actions(options: PriorityOptions) -> tuple[PreemptionAction, ...]:
 def priority_index(pool: Pool, options: PriorityOptions) -> PreemptibleIndex:
     """Return a new index of a pool with this policy."""
     preempts = options.preemption
-    return PreemptibleIndex(pool, Traits(preempts=preempts, preempts_equals=preempts))
+    traits = Traits(
+        preempts=preempts,
+        preempts_equals=preempts,
+        impossible_block=options.impossible_block,
+    )
+    return PreemptibleIndex(pool, traits)
 
 
 PRIORITY: Final = Policy(

@@ -1,9 +1,9 @@
 """Functions that strict policies share: no task passes the first task of its strict queue
 (`strict_queues.py`).
 
-Only a task that waits for capacity blocks the tasks behind it. A task that waits for a limit, or
-that could never fit on the present nodes, is passed: else one job with too large a request would
-block the pool.
+Only a task that waits for capacity blocks the tasks behind it. A task that waits for a limit, that
+could never fit on the present nodes, or that fits only on nodes that are cordoned or lost is
+passed: else one job with too large a request, or one lost node, would block the pool.
 """
 
 from collections.abc import Callable, Iterator

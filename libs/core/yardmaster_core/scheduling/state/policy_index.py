@@ -26,6 +26,8 @@ class Traits:
         behind_one: a group behind others waits for one task, not for all of a priority.
         preempts: a task may preempt others.
         preempts_equals: a task may preempt others of its own priority.
+        impossible_block: a task that fits on no node, or only on cordoned or lost ones, keeps
+            those behind it pending.
         counts_preemptions: the preemptions of each task are counted (`Task.preemptions`).
         finds_fitting_groups: the policy finds the groups that released slots may help (`Wake`), so
             that a release wakes none.
@@ -39,6 +41,7 @@ class Traits:
     behind_one: bool = False
     preempts: bool = False
     preempts_equals: bool = False
+    impossible_block: bool = False
     counts_preemptions: bool = False
     finds_fitting_groups: bool = False
     follows_pools: bool = False

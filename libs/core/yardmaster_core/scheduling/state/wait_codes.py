@@ -10,7 +10,6 @@ BLOCKING: Final = frozenset(
     {
         WaitCode.INSUFFICIENT_FREE,
         WaitCode.FRAGMENTED,
-        WaitCode.NODES_UNAVAILABLE,
         WaitCode.WAITING_FOR_VICTIMS,
         WaitCode.VICTIMS_PROTECTED,
         WaitCode.PREEMPTION_DELAY,
@@ -46,12 +45,15 @@ LIMITED: Final = frozenset(
 )
 
 
-def blocks(shape: Shape, code: WaitCode) -> bool:
+def blocks(shape: Shape, code: WaitCode, *, impossible: bool) -> bool:
     """Whether tasks of `shape` that wait with `code` go before tasks of lower priority.
 
-    Tasks that no node can ever fit also block while they have no other pool: nodes may join.
+    With `impossible`, tasks that fit only on cordoned or lost nodes do too, and tasks that fit on
+    no node while they have no other pool: nodes may return or join.
     """
-    return code in BLOCKING or (code in IMPOSSIBLE and len(shape.pools) == 1)
+    if code in BLOCKING or not impossible:
+        return code in BLOCKING
+    return code is WaitCode.NODES_UNAVAILABLE or (code in IMPOSSIBLE and len(shape.pools) == 1)
 
 
 def class_of(waits: dict[str, tuple[Wait, int, int]], pools: tuple[str, ...]) -> WaitClass | None:

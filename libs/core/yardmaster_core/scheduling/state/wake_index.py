@@ -136,7 +136,7 @@ class WakeIndex:
             return
         code = record[0].code
         queue_class = pool.queue_classes[group.shape.queue_class]
-        if blocks(group.shape, code):
+        if blocks(group.shape, code, impossible=pool.index.traits.impossible_block):
             queue_class.block(group, protected=code is WaitCode.VICTIMS_PROTECTED)
         elif code in BEHIND:
             queue_class.behind[group] = None

@@ -148,7 +148,7 @@ def test_a_task_at_a_limit_blocks_no_other() -> None:
 def test_a_task_behind_one_that_reached_its_limit_preempts_those_that_passed_once_they_run() -> (
     None
 ):
-    cell = Cell()
+    cell = Cell(impossible_block=True)
     cell.node("n1", gpus=3)
     cell.submit("front", gpus=3)
     cell.cycle()
@@ -480,7 +480,7 @@ def test_a_limit_has_room_again_when_a_reservation_is_dropped() -> None:
 
 
 def test_a_group_that_reached_a_limit_meanwhile_blocks_no_other() -> None:
-    cell = Cell()
+    cell = Cell(impossible_block=True)
     cell.pool("side")
     cell.entitle("q", limit_milli=4000)
     cell.submit("own", project="q", gpus=4, priority=1, preemptible=False)

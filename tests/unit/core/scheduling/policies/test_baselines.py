@@ -1,5 +1,7 @@
 """The policies that FitGpp is compared with: fifo, lrtp, rand and sjf."""
 
+from typing import Any
+
 import pytest
 
 from tests.unit.core.scheduling.reading import all_of, only, started, stopped
@@ -105,6 +107,40 @@ def test_a_task_that_can_never_fit_blocks_no_other(policy: str) -> None:
     assert cell.wait_code("huge") == "exceeds_every_node"
     cell.node("n2", gpus=4)
     assert started(cell.cycle()) == ["huge"]
+
+
+@pytest.mark.parametrize("how", ["cordoned", "lost", "disabled"])
+@pytest.mark.parametrize(
+    ("policy", "options"), [*((policy, {}) for policy in STRICT), ("fitgpp", {"backfill_s": 1})]
+)
+def test_a_gang_that_needs_an_unavailable_node_blocks_no_other(
+    policy: str, options: dict[str, Any], how: str
+) -> None:
+    cell = Cell(policy=policy, **options)
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.submit("held")
+    cell.cycle()
+    cell.submit("gang", gpus=2, replicas=2)
+    cell.cycle(after_s=10)
+    cell.submit("tiny")
+    assert started(cell.cycle()) == []
+    heard_ms = cell.now_ms
+    if how == "cordoned":
+        cell.cordon("n2")
+    elif how == "disabled":
+        cell.disable("n2", 0)
+    silent = {"n2": heard_ms} if how == "lost" else {}
+    assert started(cell.cycle(after_s=60, silent=silent)) == ["tiny"]
+    assert cell.wait_code("gang") == "nodes_unavailable"
+    if how != "cordoned":
+        return
+    cell.ends("held")
+    cell.cycle()
+    cell.uncordon("n2")
+    cell.submit("last")
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("last") == "behind_task"
 
 
 @pytest.mark.parametrize("policy", STRICT)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.reading import started, stopped
+from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
@@ -467,25 +468,97 @@ def test_slots_that_a_victim_releases_beyond_the_need_are_not_preempted_for_twic
     assert cell.run_until_idle() == []
 
 
-@pytest.mark.parametrize("options", [{"preemption": False}, {"backfill": False}])
-def test_a_task_that_no_node_can_hold_still_blocks_lower_priorities(
-    options: dict[str, Any],
-) -> None:
+STRICT_OPTIONS: list[dict[str, Any]] = [{}, {"preemption": False}, {"backfill": False}]
+
+
+@pytest.mark.parametrize("options", STRICT_OPTIONS)
+def test_a_task_that_no_node_can_hold_blocks_no_lower_priority(options: dict[str, Any]) -> None:
     cell = Cell(**options)
     cell.node("n1", gpus=2)
     cell.submit("huge", gpus=4, priority=10)
-    cell.submit("low", priority=50)
-    assert started(cell.cycle()) == []
-    assert [cell.wait_code(name) for name in ("huge", "low")] == [
-        "exceeds_every_node",
-        "behind_task" if options == {"preemption": False} else "backfill_not_allowed",
-    ]
+    cell.submit("low", priority=50, preemptible=False)
+    assert started(cell.cycle()) == ["low"]
+    assert cell.wait_code("huge") == "exceeds_every_node"
+    cell.submit("late", priority=50, preemptible=False)
     cell.node("n2", gpus=4)
-    assert started(cell.cycle()) == ["huge", "low"]
+    assert started(cell.cycle()) == ["huge", "late"]
 
 
-def test_a_task_that_one_pool_can_never_hold_blocks_no_task_there_if_it_has_another_pool() -> None:
-    cell = Cell(preemption=False)
+@pytest.mark.parametrize("options", STRICT_OPTIONS)
+@pytest.mark.parametrize("how", ["cordoned", "lost", "disabled"])
+def test_a_task_that_needs_an_unavailable_node_blocks_no_lower_priority(
+    how: str, options: dict[str, Any]
+) -> None:
+    cell = Cell(**options)
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.submit("held", priority=1, preemptible=False)
+    cell.cycle()
+    cell.submit("gang", gpus=2, replicas=2, priority=10)
+    cell.submit("low", priority=50, preemptible=False)
+    assert started(cell.cycle()) == []
+    take_away(cell, "n2", how)
+    assert started(cell.cycle(after_s=60, silent=silent(cell, how))) == ["low"]
+    assert cell.wait_code("gang") == "nodes_unavailable"
+
+
+def take_away(cell: Cell, node: str, how: str) -> None:
+    """Cordon a node, or disable its slots; a node is lost by the silence of its agent."""
+    if how == "cordoned":
+        cell.cordon(node)
+    elif how == "disabled":
+        cell.disable(node, 0)
+
+
+def silent(cell: Cell, how: str) -> dict[str, int]:
+    """Return the silence by which n2 is lost, if that is `how` it becomes unavailable."""
+    return {"n2": cell.now_ms} if how == "lost" else {}
+
+
+def test_with_impossible_block_a_task_that_no_node_can_hold_blocks_lower_priorities() -> None:
+    for options in STRICT_OPTIONS:
+        cell = Cell(impossible_block=True, **options)
+        cell.node("n1", gpus=2)
+        cell.submit("huge", gpus=4, priority=10)
+        cell.submit("low", priority=50, preemptible=False)
+        assert started(cell.cycle()) == []
+        assert [cell.wait_code(name) for name in ("huge", "low")] == [
+            "exceeds_every_node",
+            "behind_task" if options == {"preemption": False} else "backfill_not_allowed",
+        ]
+        cell.node("n2", gpus=4)
+        assert started(cell.cycle()) == ["huge", "low"]
+
+
+def test_with_impossible_block_a_task_that_needs_a_cordoned_node_blocks_lower_priorities() -> None:
+    cell = Cell(impossible_block=True)
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.cordon("n2")
+    cell.submit("gang", gpus=2, replicas=2, priority=10)
+    cell.submit("low", priority=50, preemptible=False)
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("gang") == "nodes_unavailable"
+
+
+def test_impossible_block_takes_effect_when_it_changes() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("huge", gpus=4, priority=10)
+    cell.submit("one", priority=50, preemptible=False)
+    assert started(cell.cycle()) == ["one"]
+    cell.pool("main", impossible_block=True)
+    cell.submit("two", priority=50, preemptible=False)
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("two") == "backfill_not_allowed"
+    assert_sound(cell.state)
+    cell.pool("main")
+    assert started(cell.cycle()) == ["two"]
+    assert_sound(cell.state)
+
+
+def test_with_impossible_block_a_task_that_has_another_pool_blocks_no_task() -> None:
+    cell = Cell(preemption=False, impossible_block=True)
     cell.node("n1", gpus=2)
     cell.submit("huge", gpus=4, priority=10, pools=("main", "side"))
     cell.submit("low", priority=50)

@@ -195,7 +195,9 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
     if known is not None and known[0] == event.wait:
         return  # a repeat, which does not change since when the group waits
     state.set_wait(pool, group, event.wait)
-    if known is not None and blocks(group.shape, known[0].code) and event.wait.code in LIMITED:
+    impossible = pool.index.traits.impossible_block
+    blocked = known is not None and blocks(group.shape, known[0].code, impossible=impossible)
+    if blocked and event.wait.code in LIMITED:
         _let_pass(state, pool)
     if event.wait.code in UNTIL:
         until = event.wait.numbers.get("until_at_ms", 0)

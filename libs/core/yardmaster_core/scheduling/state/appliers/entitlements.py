@@ -43,6 +43,10 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     former = pool.index.traits
     pool.index = state.policies.index(pool)
     follow_half_life(state, pool, former.usage_half_life_ms)
+    if pool.index.traits.impossible_block != former.impossible_block:
+        for group in pool.groups.values():
+            state.wake_index.remove_wait(pool, group)
+            state.wake_index.store_wait(pool, group)
     if former.follows_pools or pool.index.traits.follows_pools:
         for other in state.pools.values():
             if other.index.traits.follows_pools:
