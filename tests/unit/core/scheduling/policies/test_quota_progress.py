@@ -1,12 +1,19 @@
 """The policy `quota`: no two projects reclaim slots from each other in turn."""
 
-from tests.histories.static_problems import StaticCell
+import pytest
+
+from tests.histories.static_problems import StaticCell, problem
 from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.resources import Resources
 
 
 def entitle(cell: StaticCell, project: str, deserved: int, weight: int = 1) -> None:
     quota = Quota(deserved_milli=deserved * 1000, over_quota_weight=weight)
     cell.entitle(project, quotas={"main": quota})
+
+
+def part(milli: int) -> Resources:
+    return Resources(gpus=1, gpu_milli=milli)
 
 
 def test_projects_come_to_rest_when_a_lost_node_leaves_less_than_they_deserve() -> None:
@@ -52,3 +59,28 @@ def test_a_share_still_takes_a_task_whose_project_could_not_take_it_back() -> No
     cell.submit("p2", project="p", gpus=2)
     assert cell.come_to_rest(100)
     assert cell.phase("p2") == "running"
+
+
+def test_a_share_takes_nothing_that_an_exchange_of_tasks_in_the_project_brings_back() -> None:
+    """The gang of `p` would preempt two tasks of its project, and these would reclaim."""
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n0", gpus=3)
+    for project, milli, weight in (("p", 1500, 0), ("q", 1000, 1)):
+        quota = Quota(deserved_milli=milli, over_quota_weight=weight)
+        cell.entitle(project, quotas={"main": quota})
+    cell.submit("q-fixed", project="q", tasks=2, preemptible=False, resources=part(500))
+    cell.submit("q-gang", project="q", replicas=2, resources=part(700))
+    cell.submit("q-more", project="q", resources=part(500))
+    assert cell.come_to_rest(100)
+    cell.submit("p-small", project="p", tasks=2, resources=part(300))
+    cell.submit("p-gang", project="p", replicas=3, priority=10, resources=part(300))
+    cell.submit("p-more", project="p", priority=60, resources=part(300))
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 1
+    assert cell.phase("p-gang") == "running"
+
+
+@pytest.mark.parametrize("seed", [19403, 30152])
+def test_a_static_problem_with_exchanges_comes_to_rest(seed: int) -> None:
+    cell, rests = problem(seed, "quota")
+    assert rests, cell.log[-12:]

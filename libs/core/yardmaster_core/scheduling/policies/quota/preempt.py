@@ -35,7 +35,16 @@ from yardmaster_core.scheduling.policies.quota.start import (
     starts_without,
     waits_at_limit,
 )
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
+
+
+def _running_below(view: PoolView, task: Task) -> Iterator[Task]:
+    """Yield the preemptible tasks of the same project that `task` may preempt, also those within
+    their minimum run time.
+    """
+    above = priority_above(view, task.job.shape, task.job.priority)
+    return index_of(view).running(view, task.job.project, below=above)
 
 
 def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
@@ -45,23 +54,23 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     # rule: protections: delay of preempt
     if delayed_until_ms(view, task):
         return
-    tasks = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
     # rule: protections: preempt has its own
     least_s = queue_min_runtime_s(queue_of(view, task), reclaim=False)
-    yield from by_price(view, task, unprotected(view, task, tasks, least_s))
+    yield from by_price(view, task, unprotected(view, task, _running_below(view, task), least_s))
 
 
-def _priority_above(view: PoolView, task: Task) -> int | None:
-    """Return the priority below which tasks may be preempted for `task`; None: of any priority.
+def priority_above(view: PoolView, shape: Shape, priority: int) -> int | None:
+    """Return the priority below which tasks of the same project may be preempted for a task of this
+    shape and priority; None: of any priority.
 
     With `order: document` a task that cannot be preempted may preempt any preemptible task.
     """
     # rule: preempt: lower priorities only (kai)
     non_preemptible_first = not follows_kai(view)
     # rule: preempt: any priority for a task that cannot be preempted
-    if non_preemptible_first and not task.job.shape.preemptible:
+    if non_preemptible_first and not shape.preemptible:
         return None
-    return task.job.priority
+    return priority
 
 
 def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
@@ -100,8 +109,7 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
 
 def has_own_victims(view: PoolView, task: Task) -> bool:
     """Whether the project has tasks that `task` may preempt, also within their minimum run time."""
-    running = index_of(view).running(view, task.job.project, below=_priority_above(view, task))
-    return next(running, None) is not None
+    return next(_running_below(view, task), None) is not None
 
 
 def limit_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:

@@ -19,7 +19,6 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     RESOURCES,
     SUFFIXES,
     Amounts,
-    first_exceeded,
     held_by_task,
     minus,
     plus,
@@ -40,6 +39,7 @@ from yardmaster_core.scheduling.policies.quota.protections import (
     queue_min_runtime_s,
 )
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, is_over_share
+from yardmaster_core.scheduling.policies.quota.turns import could_reclaim
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -386,7 +386,7 @@ class ReclaimedVictims:
         if (
             lost
             and _loses_deserved(reclaimee, taken[reclaimee])
-            and _could_reclaim(self._view, lost, taken)
+            and could_reclaim(self._view, lost, taken)
         ):
             return False
         reclaimer = self._reclaimers[reclaimee]
@@ -428,38 +428,6 @@ def _loses_deserved(reclaimee: Queue, taken: Amounts) -> bool:
         deserved is not None and allocated[i] > deserved > allocated[i] - taken[i]
         for i, deserved in enumerate(reclaimee.deserved)
     )
-
-
-def _could_reclaim(view: PoolView, lost: Sequence[Task], taken: dict[Queue, Amounts]) -> bool:
-    """Whether a project, after it lost these tasks, has a task with which it stays within its
-    share, so that it could reclaim slots.
-    """
-    index = index_of(view)
-    requests: dict[Queue, set[Amounts]] = {}
-    for victim in lost:
-        queue = index.queue_of(view.state, victim.job.project)
-        known = requests.get(queue)
-        if known is None:
-            known = requests[queue] = set(_requests_of_pending(view, queue))
-        known.add(requested(view.pool, victim.job.shape))
-    return any(
-        first_exceeded(plus(minus(queue.allocated, taken[queue]), request), queue.fair) is None
-        for queue, of_queue in requests.items()
-        for request in of_queue
-    )
-
-
-def _requests_of_pending(view: PoolView, queue: Queue) -> frozenset[Amounts]:
-    """Return the amounts that single pending tasks of a project request."""
-    key = ("requests", queue)
-    found: frozenset[Amounts] | None = view.memo.get(key)
-    if found is None:
-        found = view.memo[key] = frozenset(
-            requested(view.pool, group.shape)
-            for group in queue.waiting
-            if group.queue.live and not group.shape.start_failed
-        )
-    return found
 
 
 def _becomes_fuller(

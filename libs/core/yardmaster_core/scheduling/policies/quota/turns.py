@@ -1,0 +1,115 @@
+"""Whether a project that loses tasks by a share could take slots back: then two projects would
+preempt each other in turn.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+
+from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.claiming.amounts import (
+    NOTHING,
+    Amounts,
+    first_exceeded,
+    held_by_task,
+    minus,
+    plus,
+    requested,
+)
+from yardmaster_core.scheduling.policies.quota.index import index_of
+from yardmaster_core.scheduling.policies.quota.preempt import priority_above
+from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Task
+
+#: The amounts that a task requests, and the priority below which it preempts tasks of its project;
+#: None: of any priority.
+Pending = tuple[Amounts, int | None]
+
+
+def could_reclaim(view: PoolView, lost: Sequence[Task], taken: Mapping[Queue, Amounts]) -> bool:
+    """Whether a project, after it lost these tasks, could reclaim slots.
+
+    Args:
+        view: the pool.
+        lost: the tasks that are taken, of one project or more.
+        taken: by queue, the amounts that are taken from it.
+    """
+    index = index_of(view)
+    by_project: dict[Project, list[Task]] = {}
+    for victim in lost:
+        by_project.setdefault(victim.job.project, []).append(victim)
+    for project, victims in by_project.items():
+        queue = index.queue_of(view.state, project)
+        kept = minus(queue.allocated, taken[queue])
+        if _has_task_within_share(view, project, queue, victims, kept):
+            return True
+    return False
+
+
+def _has_task_within_share(
+    view: PoolView, project: Project, queue: Queue, lost: Sequence[Task], kept: Amounts
+) -> bool:
+    """Whether a project that keeps these amounts has a pending task with which it stays within its
+    share; or would have one after a pending task preempted the tasks of the project that it may.
+    """
+    pending = set(_pending(view, queue))
+    pending.update(_as_pending(view, task) for task in lost)
+
+    def within_share(held: Amounts, request: Amounts) -> bool:
+        return first_exceeded(plus(held, request), queue.fair) is None
+
+    if any(within_share(kept, request) for request, _ in pending):
+        return True
+    if "preempt" not in view.options.claiming:
+        return False
+    running = dict(_running(view, project))
+    for task in lost:
+        priority = task.job.priority
+        held, requests = running[priority]
+        running[priority] = minus(held, held_by_task(view.pool, task)), requests
+    for request, above in pending:
+        left, again = plus(kept, request), {other for other, _ in pending}
+        exchanged = NOTHING
+        for priority, (held, requests) in running.items():
+            if above is None or priority > above:
+                exchanged = plus(exchanged, held)
+                again |= requests
+        if any(exchanged) and any(within_share(minus(left, exchanged), other) for other in again):
+            return True
+    return False
+
+
+def _as_pending(view: PoolView, task: Task) -> Pending:
+    shape = task.job.shape
+    return requested(view.pool, shape), priority_above(view, shape, task.job.priority)
+
+
+def _pending(view: PoolView, queue: Queue) -> frozenset[Pending]:
+    """Return what the pending tasks of a project request."""
+    key = ("pending", queue)
+    found: frozenset[Pending] | None = view.memo.get(key)
+    if found is None:
+        found = view.memo[key] = frozenset(
+            (requested(view.pool, group.shape), priority_above(view, group.shape, group.priority))
+            for group in queue.waiting
+            if group.queue.live and not group.shape.start_failed
+        )
+    return found
+
+
+def _running(view: PoolView, project: Project) -> Mapping[int, tuple[Amounts, Set[Amounts]]]:
+    """Return, by priority, the amounts that the preemptible tasks of a project hold, and what
+    single ones request. They are counted once, until something changes in the cycle.
+    """
+    index, key = index_of(view), ("running", project)
+    changes = len(index.changed_leaves)
+    known: tuple[int, dict[int, tuple[Amounts, Set[Amounts]]]] | None = view.memo.get(key)
+    if known is None or known[0] != changes:
+        by_priority: dict[int, tuple[Amounts, Set[Amounts]]] = {}
+        for priority, tasks in index.victims.get(project, {}).items():
+            held, requests = NOTHING, set()
+            for task in tasks.in_order():
+                held = plus(held, held_by_task(view.pool, task))
+                requests.add(requested(view.pool, task.job.shape))
+            by_priority[priority] = held, requests
+        known = view.memo[key] = changes, by_priority
+    return known[1]
