@@ -332,7 +332,8 @@ class CheckedPlayer(HistoryPlayer):
         self.cell.submit(
             "gang", project="later", gpus=1, replicas=gpus, priority=1, preemptible=False
         )
-        specs = [task.job.spec for task in self.state.tasks.values() if task.run is not None]
+        tasks_before = self.state.tasks.values()
+        specs = [t.job.spec for t in tasks_before if t.run is not None or t.reserved is not None]
         limit_s = MIN_RUNTIME_S + max((s.min_runtime_s + s.grace_s for s in specs), default=0)
         for number in range(100, 102 + limit_s // STEP_S):
             self._tasks_come_and_go(number)

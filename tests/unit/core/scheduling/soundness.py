@@ -543,13 +543,12 @@ def _victims(index: PreemptibleIndex, pool: Pool, tasks: list[Task]) -> None:
         run = task.run
         if run is None or run.pool_name != pool.name or run.stop is not None or not run.open:
             continue
-        ended = all(was >= ReplicaState.EXITED for was in run.replicas)
-        if task.job.spec.preemptible and not ended:
+        if task.job.spec.preemptible:
             expected.setdefault(task.job.priority, []).append(task)
-    found = {p: list(line.in_order()) for p, line in index.victims.items()}
+    found = {p: list(line.in_order()) for p, line in index.holders.items()}
     for priority in sorted({*expected, *found}):
         oldest_first = sorted(expected.get(priority, []))
-        assert found.get(priority, []) == oldest_first, f"victims of priority {priority}"
+        assert found.get(priority, []) == oldest_first, f"holders of priority {priority}"
 
 
 def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:

@@ -87,8 +87,9 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
 
     Pools take turns by name until no group is left to consider. A group waits for its turn in a
     pool until every pool that it prefers has a result for it, and the groups behind it wait too
-    (otherwise they would start and then be preempted for it). If all remaining groups wait like
-    this, they are deferred and the groups behind them are considered.
+    (otherwise they would start and then be preempted for it). If the first groups of all pools wait
+    for each other like this, they are considered without these results: the groups behind them do
+    not pass them.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
     configured = [
@@ -110,22 +111,31 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
 
 
 def _consider_all(passes: "list[PoolPass]") -> None:
-    defer = False
     while True:
         considered = False
         for pool_pass in passes:
-            considered |= pool_pass.run(defer=defer)
-        if not considered and defer:
-            changed: dict[Project, None] = {}
-            for pool_pass in passes:
-                changed |= pool_pass.decisions.limits_changed
-                pool_pass.decisions.limits_changed = {}
-            if not changed:
-                return
-            for pool_pass in passes:
-                pool_pass.recheck_limits(changed)
+            considered |= pool_pass.run()
+        if considered:
             continue
-        defer = not considered
+        # Each pool waits for a result of another one.
+        if any(
+            pool_pass.consider_first(may_decide)
+            for may_decide in _WITHOUT_PREFERRED
+            for pool_pass in passes
+        ):
+            continue
+        changed: dict[Project, None] = {}
+        for pool_pass in passes:
+            changed |= pool_pass.decisions.limits_changed
+            pool_pass.decisions.limits_changed = {}
+        if not changed:
+            return
+        for pool_pass in passes:
+            pool_pass.recheck_limits(changed)
+
+
+def _waits_for_no_pool(_: Group) -> bool:
+    return False
 
 
 class PoolPass:
@@ -193,11 +203,10 @@ class PoolPass:
             event = ClaimantsRankedV1(pool=self.pool.name, among=among, ranks=some)
             self.draft.record(event, self.pool.name, None)
 
-    def run(self, *, defer: bool) -> bool:
+    def run(self) -> bool:
         """Consider queued groups in order until one must wait for a pool that it prefers.
 
-        With `defer`, defer such groups and consider the groups behind them. Returns whether any
-        group was considered.
+        Returns whether any group was considered.
         """
         if not self._begun:
             self._begun = True
@@ -211,47 +220,94 @@ class PoolPass:
         else:
             self._queue_woken()
         considered = False
-        deferred: list[Group] = []
+        left: list[Group] = []
 
         def must_wait(group: Group) -> bool:
-            return not defer and self.preference.is_undecided(group, self.pool.name)
+            return self.preference.is_undecided(group, self.pool.name)
 
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
-            if len(group.shape.pools) > 1 and self._is_left_to_preferred(
-                group, task, turn, defer=defer
-            ):
-                deferred.append(group)
+            if self._is_left_to_preferred(group, task, turn):
+                left.append(group)
                 self.queue.remove(group)
                 continue
             considered = True
             self._consider_group(group, task, rest, turn)
             self._queue_woken()
-        self.queue.add(deferred)
+        self.queue.add(left)
         if not self.queue and self._recheck():
             self._queue_woken()
             considered = True
         return considered
 
-    def _is_left_to_preferred(self, group: Group, task: Task, turn: int, *, defer: bool) -> bool:
-        """Whether a pool that the task prefers may serve it, so that this pool leaves it there.
+    def consider_first(self, may_decide: "Callable[[PoolPass, Task, int], bool]") -> bool:
+        """Consider the first group without the results of the pools that it prefers, if
+        `may_decide` accepts its task and turn. Returns whether it was considered.
 
-        `defer`: no pool can continue, because each waits for a result of another one.
+        The groups behind it do not pass it: they might start on capacity that it waits for, and
+        could not be preempted for it in this cycle.
+        """
+        if not self.queue:
+            return False
+        left: list[Group] = []
+        considered = False
+        while (candidate := self.queue.pop(_waits_for_no_pool)) is not None:
+            group, task, rest, turn = candidate
+            if self._is_left_to_preferred(group, task, turn):
+                left.append(group)
+                self.queue.remove(group)
+                continue
+            considered = may_decide(self, task, turn)
+            if considered:
+                self._consider_group(group, task, rest, turn)
+                self._queue_woken()
+            else:
+                self.queue.push(group, task, rest, turn)
+            break
+        self.queue.add(left)
+        return considered
+
+    def is_alone_in_starting(self, task: Task, turn: int) -> bool:
+        """Whether no pool that the task prefers can start it at once, or is used in strict order.
+
+        Only for its first turn, as `may_start_unpreferred`: later ones preempt.
         """
         preference, name = self.preference, self.pool.name
-        if (
-            defer
-            and preference.is_undecided(group, name)
-            and (turn or preference.starts_in_preferred(task, name))
-        ):
-            return True
-        return self.offers_groups and not turn and preference.is_offered_in_preferred(task, name)
+        return not (
+            turn
+            or preference.is_strict_before(task, name)
+            or preference.starts_in_preferred(task, name)
+        )
+
+    def may_start_unpreferred(self, task: Task, turn: int) -> bool:
+        """Whether the task can start here at once, and no pool that it prefers is used in strict
+        order.
+        """
+        if turn or self.preference.is_strict_before(task, self.pool.name):
+            return False
+        return self.can_start(task)
+
+    def decides_anyway(self, _: Task, __: int) -> bool:
+        """Return True: the order of tasks comes before the preference between pools."""
+        return True
+
+    def _is_left_to_preferred(self, group: Group, task: Task, turn: int) -> bool:
+        """Whether a pool that the task prefers will find and start it, so that this pool leaves it
+        there.
+        """
+        return (
+            self.offers_groups
+            and not turn
+            and len(group.shape.pools) > 1
+            and self.preference.is_offered_in_preferred(task, self.pool.name)
+        )
 
     def will_consider(self, group: Group) -> bool:
         """Whether the group is awake in this pool and has no result yet."""
         pool = self.pool
         awake = group in pool.awake or group in pool.reconsidered
-        return awake and group not in self.queue.done
+        # Without pending tasks there is nothing to consider, and so no result.
+        return awake and group.pending > 0 and group not in self.queue.done
 
     def _recheck(self) -> bool:
         """Reconsider all groups that wait for capacity or for a limit, if that is due.
@@ -643,3 +699,12 @@ class PoolPass:
 
 def _name(claimant: Job | Project) -> str:
     return claimant.id if isinstance(claimant, Job) else claimant.name
+
+
+#: When a pool decides a group without the results of the pools that the group prefers: the first
+#: of these conditions that holds for the first group of any pool.
+_WITHOUT_PREFERRED: Final = (
+    PoolPass.is_alone_in_starting,
+    PoolPass.may_start_unpreferred,
+    PoolPass.decides_anyway,
+)

@@ -41,14 +41,13 @@ class PoolPreference:
             return False
         return any(other.will_consider(group) for other in self._preferred(pools, pool))
 
+    def is_strict_before(self, task: Task, pool: str) -> bool:
+        """Whether a pool that the task prefers to `pool` is used in strict order."""
+        return any(other.strict_order for other in self._preferred(task.shape.pools, pool))
+
     def starts_in_preferred(self, task: Task, pool: str) -> bool:
-        """Whether a pool that the task prefers to `pool` can start the task at once, or comes first
-        in strict order.
-        """
-        return any(
-            other.strict_order or other.can_start(task)
-            for other in self._preferred(task.shape.pools, pool)
-        )
+        """Whether a pool that the task prefers to `pool` can start the task at once."""
+        return any(other.can_start(task) for other in self._preferred(task.shape.pools, pool))
 
     def is_offered_in_preferred(self, task: Task, pool: str) -> bool:
         """Whether a pool that the task prefers to `pool` can start the task at once, and finds the

@@ -14,7 +14,7 @@ from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_core.scheduling.state.wait_codes import BLOCKING
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, BLOCKING
 
 #: The key of the first task of a group, a serial number that keeps groups from being compared, and
 #: the group.
@@ -79,12 +79,16 @@ class BoundedQueues(PreemptibleIndex):
         return self._waits(group) and group.queue.first.key == key
 
     def _waits(self, group: Group) -> bool:
-        """Whether a group waits for capacity.
+        """Whether a group waits for capacity, or, with a minimum run time, behind a task of the
+        other queue.
 
         A task that may not preempt others, because its last starts failed, holds up none.
         """
         record = group.waits.get(self._pool.name)
-        if record is None or not group.queue.live or record[0].code not in BLOCKING:
+        if record is None or not group.queue.live:
+            return False
+        code = record[0].code
+        if code not in BLOCKING and not (group.min_runtimes and code in BEHIND):
             return False
         return group.shape.preemptible or not group.shape.start_failed
 

@@ -48,7 +48,7 @@ from yardmaster_core.scheduling.planner.policy import (
     StopReason,
 )
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
-from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, victims_of
+from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, has_ended, holders_of
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
@@ -136,17 +136,19 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
         return
     for_priority = task.job.priority
     classes = _victim_classes(view, task)
-    for priority in sorted(victims_of(view), reverse=True):
+    for priority in sorted(holders_of(view), reverse=True):
         if priority < for_priority:
             break
         running = view.memo.get(("victims", priority))
         if running is None:
-            running = victims_of(view)[priority].reverse_scan()
+            running = holders_of(view)[priority].reverse_scan()
             view.memo["victims", priority] = running
         for victim in running:
             if priority == for_priority and not _submitted_later(victim, task):
                 break
             if priority == for_priority and victim.phase is not Phase.RUNNING:
+                continue
+            if has_ended(victim):
                 continue
             if (
                 victim.job.shape.queue_class in classes
@@ -191,7 +193,7 @@ def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     if not view.options.preemption or not view.pool.has_min_runtimes:
         return wait
     own, victims, until_ms = task.job.priority, 0, LAST_MS
-    for priority in victims_of(view):
+    for priority in holders_of(view):
         if priority < own:
             continue
         for queue_class in _victim_classes(view, task):
@@ -221,7 +223,7 @@ def _protected(view: PoolView, priority: int, queue_class: int) -> list[tuple[in
     if known is None or known[0] != changes:
         found: list[tuple[int, int]] = []
         earliest_ms = LAST_MS
-        for victim in victims_of(view)[priority].in_reverse():
+        for victim in holders_of(view)[priority].in_reverse():
             until_ms = min_runtime_until_ms(view.state, victim)
             if until_ms > view.state.now_ms and victim.job.shape.queue_class == queue_class:
                 earliest_ms = min(earliest_ms, until_ms)

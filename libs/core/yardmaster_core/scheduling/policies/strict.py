@@ -17,7 +17,7 @@ from yardmaster_core.scheduling.planner.policy import (
     StopReason,
 )
 from yardmaster_core.scheduling.policies.min_runtime import first_protected, min_runtime_until_ms
-from yardmaster_core.scheduling.policies.preemptible import victims_of
+from yardmaster_core.scheduling.policies.preemptible import has_ended, holders_of
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues_of
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -97,9 +97,14 @@ def _may_be_passed(pool: Pool, group: Group) -> bool:
 
 
 def running_victims(view: PoolView) -> list[Task]:
+    """Return the tasks of the pool that may be preempted, by priority and submission."""
+    return [task for task in _preemptible(view) if not has_ended(task)]
+
+
+def _preemptible(view: PoolView) -> list[Task]:
     """Return the preemptible tasks of the pool that hold slots, by priority and submission."""
-    victims = victims_of(view)
-    return [task for priority in sorted(victims) for task in victims[priority].in_order()]
+    holders = holders_of(view)
+    return [task for priority in sorted(holders) for task in holders[priority].in_order()]
 
 
 def allowed_victims(view: PoolView, task: Task) -> list[Task]:
@@ -122,7 +127,7 @@ def min_runtime_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """
     if task.job.spec.preemptible or not view.pool.has_min_runtimes:
         return wait
-    ends = (min_runtime_until_ms(view.state, victim) for victim in running_victims(view))
+    ends = (min_runtime_until_ms(view.state, victim) for victim in _preemptible(view))
     until = [moment for moment in ends if moment > view.state.now_ms]
     if not until:
         return wait

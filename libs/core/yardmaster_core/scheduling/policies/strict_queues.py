@@ -28,7 +28,7 @@ class StrictQueues(PreemptibleIndex):
     """The groups of one pool that wait for others to go first, each at its first task's position.
 
     Groups with minimum run times are in queues of their own: they also wait behind tasks that
-    others may pass.
+    others may pass. The first of these keeps the tasks behind it pending too (`first_ahead`).
 
     An entry is stale when its group has left or has another first task. Stale entries are removed
     at the front of a queue, and everywhere once they may be the majority.
@@ -55,21 +55,36 @@ class StrictQueues(PreemptibleIndex):
     def next_behind(self, _: Iterable[QueueClass]) -> Iterator[Group]:
         """Yield the first group of each queue."""
         for queue in sorted(self._entries):
-            entries = self._entries[queue]
-            while entries and not self._is_current(queue, entries[0]):
-                heappop(entries)
-            if entries:
-                yield entries[0][2]
+            group = self._first(queue)
+            if group is not None:
+                yield group
 
     def first_ahead(self, task: Task, blocking: Iterable[Task]) -> Task | None:
-        """The first of the `blocking` tasks that comes before `task` in its queue."""
+        """The first task before `task` in its queue, of the `blocking` ones and of those with a
+        minimum run time that wait behind others.
+
+        Such a task waits behind one of another queue perhaps, so no task of its own is ahead of it.
+        """
         queue, position = self.position_of(task)
         ahead: Task | None = None
+        behind = self._first((queue, True))
+        if behind is not None and behind is not task.group:
+            first = behind.queue.first
+            first_position = self.position_of(first)[1]
+            if first_position < position:
+                position, ahead = first_position, first
         for candidate in blocking:
             candidate_queue, candidate_position = self.position_of(candidate)
             if candidate_queue == queue and candidate_position < position:
                 position, ahead = candidate_position, candidate
         return ahead
+
+    def _first(self, queue: tuple[int, bool]) -> Group | None:
+        """The first group of a queue that waits for others to go first, or None."""
+        entries = self._entries.get(queue, [])
+        while entries and not self._is_current(queue, entries[0]):
+            heappop(entries)
+        return entries[0][2] if entries else None
 
     def _add(self, group: Group) -> None:
         """Add `group` at its first task's position, if it waits for others to go first."""

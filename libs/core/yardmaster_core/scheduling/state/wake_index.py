@@ -83,16 +83,19 @@ class WakeIndex:
                         yield group
 
     def wake_earlier_equals(self, pool: Pool, task: Task) -> None:
-        """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on."""
+        """Wake the groups of `pool` that may preempt `task`, of the same priority, from now on.
+
+        Tasks with GPUs may preempt tasks without, for their CPUs and memory.
+        """
         if not pool.index.traits.preempts_equals:
             return
         job = task.job
-        queue_class = pool.queue_classes[job.shape.queue_class]
-        blocked = queue_class.blocked.get(job.priority)
-        first = queue_class.first(job.priority) if blocked else None
-        if blocked and first is not None and first.job.submitted_ms < job.submitted_ms:
-            for group in blocked:
-                self.wake(pool, group)
+        for queue_class in pool.queue_classes[job.shape.queue_class :]:
+            blocked = queue_class.blocked.get(job.priority)
+            first = queue_class.first(job.priority) if blocked else None
+            if blocked and first is not None and first.job.submitted_ms < job.submitted_ms:
+                for group in blocked:
+                    self.wake(pool, group)
 
     def wake_behind(self, pool: Pool) -> None:
         """Wake the groups behind others that may be next; with strict queues one of each queue."""

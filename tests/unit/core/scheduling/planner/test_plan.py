@@ -2,10 +2,13 @@
 reconsidered.
 """
 
+import pytest
+
 from tests.unit.core.scheduling.reading import all_of, kinds, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import PoolOrder
 
 
 def test_no_task_starts_and_is_preempted_in_the_same_cycle() -> None:
@@ -33,6 +36,50 @@ def test_jobs_that_prefer_each_others_pools_do_not_wait_for_each_other() -> None
     assert started(cell.cycle()) == ["one", "one.1"], "the earlier submission has both"
     assert [waits(cell, "two", pool).code for pool in ("main", "side")] == ["insufficient_free"] * 2
     assert waits(cell, "three").code == "insufficient_free"
+    assert_sound(cell.state)
+
+
+def test_a_group_whose_tasks_have_all_started_keeps_no_other_pool_waiting() -> None:
+    cell = Cell()
+    cell.pool("side", pool_order=PoolOrder.STRICT)
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=2, priority=80)
+    cell.submit("hi", priority=20, pools=("side", "main"))
+    cell.submit("big", gpus=3, replicas=2, priority=1, pools=("side", "main"))
+    cell.submit("two", tasks=2, priority=1, pools=("main", "side"))
+    assert sorted(started(cell.cycle())) == ["hi", "two", "two.1"]
+    assert waits(cell, "low").code == "insufficient_free"
+    assert_sound(cell.state)
+
+
+def test_no_task_passes_the_first_of_groups_that_wait_for_each_others_pools() -> None:
+    """In `main`, by priority, `hi` comes first and waits for `side`; there, by submission, `two`
+    comes first and waits for `main`.
+    """
+    cell = Cell()
+    cell.pool("side", policy="fifo", pool_order=PoolOrder.STRICT)
+    cell.node("n1", gpus=1)
+    cell.submit("two", priority=60, preemptible=False, pools=("main", "side"))
+    cell.submit("low", priority=80, preemptible=False)
+    cell.submit("hi", priority=20, pools=("side", "main"))
+    assert started(cell.cycle()) == ["hi"]
+    assert cell.run_until_idle() == []
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize(("in_main", "nodes"), [(1, ("n2", "n2")), (2, ("n1", "n2"))])
+def test_groups_that_wait_for_each_others_pools_start_where_they_fit(
+    in_main: int, nodes: tuple[str, str]
+) -> None:
+    """If each fits in the pool that it prefers, the order decides before the preference."""
+    cell = Cell()
+    cell.pool("side", policy="fifo")
+    cell.node("n1", gpus=in_main)
+    cell.node("n2", gpus=3, pool="side")
+    cell.submit("two", gpus=2, priority=60, pools=("main", "side"))
+    cell.submit("hi", priority=20, pools=("side", "main"))
+    assert sorted(started(cell.cycle())) == ["hi", "two"]
+    assert (cell.slots_of("hi")[0][0], cell.slots_of("two")[0][0]) == nodes
     assert_sound(cell.state)
 
 

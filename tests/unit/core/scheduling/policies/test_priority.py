@@ -583,6 +583,41 @@ def test_an_equal_that_was_let_pass_is_not_preempted_before_it_runs() -> None:
     assert sorted(stopped(cell.cycle())) == ["low.1", "pair"]
 
 
+def test_a_task_with_gpus_preempts_a_later_equal_without_gpus_once_that_runs() -> None:
+    cell = Cell(policy="priority")
+    cell.node("n1", gpus=1, cpu_milli=4000)
+    cell.submit("held", preemptible=False)
+    cell.submit("older", resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=4000))
+    cell.submit("younger", resources=Resources(gpus=0, gpu_milli=0, cpu_milli=4000))
+    assert started(cell.cycle()) == ["held", "younger"]
+    cell.starts("held")
+    cell.ends("held")
+    assert stopped(cell.cycle()) == [], "`younger` was just let pass"
+    cell.starts("younger")
+    assert stopped(cell.cycle()) == ["younger"]
+
+
+@pytest.mark.parametrize("policy", ["priority", "fitgpp"])
+def test_a_victim_that_ended_keeps_protected_tasks_behind_until_it_released_its_slots(
+    policy: str,
+) -> None:
+    cell = Cell(policy=policy)
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    cell.submit("low", priority=60, min_runtime_s=600)
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("first", replicas=2, priority=10, preemptible=False)
+    cell.submit("behind", priority=80, min_runtime_s=600)
+    assert started(cell.cycle()) == []
+    cell.exits("low", exit_code=0)
+    # All tasks are considered again.
+    cell.node("n3", gpus=0)
+    assert started(cell.cycle()) == []
+    cell.releases("low")
+    assert started(cell.cycle()) == ["first"]
+
+
 def gang_among_protected_tasks(policy: str) -> Cell:
     """Return a cell in which a gang waits while tasks of lower priority, with a minimum run time
     of 60 s each, come and end one after another for 10 minutes, or until the gang starts.

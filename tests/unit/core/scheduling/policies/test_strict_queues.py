@@ -49,6 +49,28 @@ def test_each_strict_queue_has_a_first_group() -> None:
     assert firsts(cell) == ["te2", "be2"]
 
 
+def test_no_task_passes_one_that_waits_behind_a_task_of_the_other_queue() -> None:
+    cell = Cell(policy="fitgpp")
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=2)
+    cell.submit("low", min_runtime_s=600)
+    cell.submit("wide", replicas=3, min_runtime_s=600)
+    cell.submit("small")
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("urgent", replicas=3, preemptible=False)
+    assert waiting(cell) == ["insufficient_free", "behind_task", "victims_protected"]
+    # All tasks are considered again: `wide` waits behind `urgent` now, and `small` behind `wide`.
+    cell.node("n3", gpus=0)
+    assert waiting(cell) == ["behind_task", "behind_task", "victims_protected"]
+
+
+def waiting(cell: Cell) -> list[str | None]:
+    """Run a cycle; return why the tasks wait that could pass each other."""
+    cell.cycle()
+    return [cell.wait_code(name) for name in ("wide", "small", "urgent")]
+
+
 def test_a_task_that_left_is_not_found_and_one_that_rejoined_is() -> None:
     cell = crowd("fifo", 5)
     cell.pause("j001x")
