@@ -276,6 +276,8 @@ def trace_line(cell: Cell, event: Event) -> str:
             words += [f"grace={event.grace_s}s"]
         case dec.StopOverdueV1():
             words += [_name(cell, event.task_id)]
+        case dec.FailedStartsExpiredV1():
+            words += [_name(cell, event.task_id)]
         case dec.AllocationRevokedV1():
             words += [_name(cell, event.task_id), *_stop(cell, event.stop)]
         case dec.TaskRequeuedV1():

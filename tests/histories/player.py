@@ -12,7 +12,6 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_core.scheduling.state.tasks import Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
@@ -561,7 +560,7 @@ class HistoryPlayer:
                     assert run is not None
                     assert event.stop.for_task is not None
                     ahead = state.task(event.stop.for_task)
-                    assert ahead.failed_starts < SEPARATE_AFTER, f"{ahead.id} preempts"
+                    assert not ahead.set_apart, f"{ahead.id} preempts"
                     if spec.min_runtime_s and run.running_ms:
                         ran_ms = state.now_ms - run.running_ms
                         assert ran_ms >= spec.min_runtime_s * 1000, (

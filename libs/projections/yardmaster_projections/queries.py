@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
-from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, shape_id
+from yardmaster_core.scheduling.state.shapes import shape_id
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,
@@ -414,7 +414,7 @@ class WaitFinder:
         # In a pool that is divided among jobs, each job has its own shape; in a pool that is
         # divided among users, the jobs of a user share one. The newest recorded wait tells which
         # of these shapes applies now.
-        job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= SEPARATE_AFTER
+        job, project, failed = row.job.job_id, row.job.project, row.start_failed
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
         own = shape_id(job, project, spec, own=True, start_failed=failed)
         of_user = shape_id(job, project, spec, start_failed=failed, user=row.job.actor)

@@ -351,3 +351,9 @@ async def test_a_task_whose_start_failed_waits_for_its_pause_and_then_apart_from
     recorded = later.recorded[0][1]
     assert recorded is not None
     assert recorded.wait.code == "insufficient_free"
+    log.scheduler.cycle(d.FailedStartsExpiredV1(task_id=f"{A}.0", attempt=1, failed_starts=2))
+    later = await waits(await viewed(log), f"{A}.0", log.now_ms + 9000)
+    assert later is not None
+    recorded = later.recorded[0][1]
+    assert recorded is not None
+    assert recorded.wait.code == "backfill_not_allowed", "it waits with its equals again"

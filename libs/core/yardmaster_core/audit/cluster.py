@@ -116,6 +116,9 @@ class Task:
     not_before_ms: int = 0
     #: The consecutive failed starts that the last TaskRequeued names; 0 after a successful start.
     failed_starts: int = 0
+    #: Of these, those that FailedStartsExpired names, and from when on it may be recorded (ms).
+    expired_starts: int = 0
+    expiry_ms: int = 0
     #: The record that ended the task (`decisions/<offset>`), or None.
     ended: str | None = None
 
@@ -345,6 +348,7 @@ class Cluster:
             attempt.running_ms = self.now_ms
             if not attempt.stopped:
                 self.task(body.task_id).failed_starts = 0
+                self.task(body.task_id).expired_starts = 0
 
     # Slots
 

@@ -15,6 +15,7 @@ from yardmaster_core.audit.reservations import Reservations
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
+    FailedStartsExpiredV1,
     LossCause,
     NodeLostV1,
     NodeSilenceObservedV1,
@@ -36,6 +37,8 @@ from yardmaster_schemas.reasons import PolicyStop, Stop, StopCode
 OVERDUE_MS: Final = 60_000
 #: After this many consecutive failed starts a task preempts no other task.
 NO_PREEMPTION_AFTER: Final = 2
+#: Its failed starts expire this long after the last of them and its back-off.
+EXPIRY_MS: Final = 300_000
 
 
 class Decisions:
@@ -73,6 +76,8 @@ class Decisions:
                 self._overdue(fed, body)
             case TaskRequeuedV1() as body:
                 self._requeued(fed, body)
+            case FailedStartsExpiredV1() as body:
+                self._starts_expired(fed, body)
             case TaskEndedV1() as body:
                 self._ended(fed, body)
             case NodeSilenceObservedV1() as body:
@@ -202,7 +207,9 @@ class Decisions:
             self.report.add(
                 "S7", fed, f"{label} is stopped for {stop.for_task}, which cannot use its slots"
             )
-        if other is not None and other.failed_starts >= NO_PREEMPTION_AFTER:
+        if other is not None and other.failed_starts >= max(
+            NO_PREEMPTION_AFTER, other.expired_starts + 1
+        ):
             self.report.add(
                 "S7",
                 fed,
@@ -361,6 +368,18 @@ class Decisions:
             )
         task.not_before_ms = body.not_before_ms
         task.failed_starts = body.failed_starts
+        task.expiry_ms = max(self.cluster.now_ms, body.not_before_ms) + EXPIRY_MS
+
+    def _starts_expired(self, fed: FedRecord, body: FailedStartsExpiredV1) -> None:
+        """Check that the failed starts of a pending task expire after their time (S4)."""
+        cluster = self.cluster
+        task = cluster.task(body.task_id)
+        label = f"{body.failed_starts} failed starts of {body.task_id} expire"
+        if task.attempt is not None or body.failed_starts != task.failed_starts:
+            self.report.add("S4", fed, f"{label}; it is not pending after that many")
+        elif cluster.now_ms < task.expiry_ms:
+            self.report.add("S4", fed, f"{label} at {cluster.now_ms}, before {task.expiry_ms}")
+        task.expired_starts = body.failed_starts
 
     def _check_closed(
         self, rule: str, fed: FedRecord, task: Task, attempt: int, label: str

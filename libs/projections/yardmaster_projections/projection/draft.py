@@ -186,7 +186,7 @@ class Draft:
     def change_task(self, task: TaskRow, **changes: Any) -> TaskRow:
         """Change a task and the counts that include it."""
         new = replace(task, **changes)
-        if new.phase is not task.phase or new.failed_starts != task.failed_starts:
+        if new.phase is not task.phase or new.start_failed is not task.start_failed:
             self._count(task, -1)
             self._count(new, +1)
         self.put(new)

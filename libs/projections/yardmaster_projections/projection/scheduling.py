@@ -98,7 +98,9 @@ def _task_started_v1(draft: Draft, envelope: Envelope[n.TaskStartedV1], _: objec
     draft.put(replace(attempt, started_at_ms=draft.now_ms))
     task = _task(draft, data, envelope.type)
     if task.phase is Phase.STARTING:
-        draft.change_task(task, phase=Phase.RUNNING, started_at_ms=draft.now_ms, failed_starts=0)
+        draft.change_task(
+            task, phase=Phase.RUNNING, started_at_ms=draft.now_ms, failed_starts=0, expired_starts=0
+        )
 
 
 def _checkpoint_done_v1(draft: Draft, envelope: Envelope[n.CheckpointDoneV1], _: object) -> None:
@@ -309,6 +311,14 @@ def _task_requeued_v1(draft: Draft, envelope: Envelope[d.TaskRequeuedV1], _: obj
     )
 
 
+def _failed_starts_expired_v1(
+    draft: Draft, envelope: Envelope[d.FailedStartsExpiredV1], _: object
+) -> None:
+    data = envelope.data
+    task = _task(draft, data, envelope.type)
+    draft.change_task(task, expired_starts=data.failed_starts)
+
+
 def _task_unschedulable_v1(
     draft: Draft, envelope: Envelope[d.TaskUnschedulableV1], _: object
 ) -> None:
@@ -379,6 +389,7 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     d.StopRequestedV1: _stop_requested_v1,
     d.AllocationRevokedV1: _allocation_revoked_v1,
     d.StopOverdueV1: _stop_overdue_v1,
+    d.FailedStartsExpiredV1: _failed_starts_expired_v1,
     d.TaskRequeuedV1: _task_requeued_v1,
     d.TaskUnschedulableV1: _task_unschedulable_v1,
     d.TaskEndedV1: _task_ended_v1,

@@ -193,6 +193,8 @@ class TaskRow(Row):
     not_before_ms: int = 0
     #: The number of consecutive starts that failed, up to the last one.
     failed_starts: int = 0
+    #: How many of these have expired.
+    expired_starts: int = 0
     pool: str | None = None
     nodes: tuple[str, ...] = ()
     started_at_ms: int | None = None
@@ -236,7 +238,7 @@ class TaskRow(Row):
         """Whether the last starts failed so often that the task is queued apart from the others
         of its job.
         """
-        return self.failed_starts >= SEPARATE_AFTER
+        return self.failed_starts >= max(SEPARATE_AFTER, self.expired_starts + 1)
 
     @property
     def facets(self) -> tuple[Facet, ...]:

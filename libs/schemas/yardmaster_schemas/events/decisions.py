@@ -308,15 +308,29 @@ class StopOverdueV1(Event):
     deadline_at_ms: Millis
 
 
+@event(DECISIONS, name="FailedStartsExpired")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStartsExpiredV1(Event):
+    """A task whose last `failed_starts` starts failed may preempt again, like any other of its job.
+
+    Recorded a while after the last of these starts. They still count: after one more failed start,
+    the task preempts no other again, and after 5 it ends.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    failed_starts: Positive
+
+
 @event(DECISIONS, name="TaskRequeued")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequeuedV1(Event):
     """An attempt has ended, and its task is pending again with its original queue time.
 
     `restarts` counts the failures so far; `not_before_ms` delays the task after a failure.
-    `failed_starts` counts consecutive failed starts; from 2 on, the task preempts no other. Its
-    next attempt avoids `failed_nodes` if it fits on other nodes. `code` is an end code, or the name
-    of the policy that stopped the attempt.
+    `failed_starts` counts consecutive failed starts; from 2 on, the task preempts no other until
+    they expire (FailedStartsExpired). Its next attempt avoids `failed_nodes` if it fits on other
+    nodes. `code` is an end code, or the name of the policy that stopped the attempt.
     """
 
     task_id: TaskId

@@ -29,6 +29,7 @@ from yardmaster_schemas.events.admissions import (
     PriorityChangedV1,
 )
 from yardmaster_schemas.events.decisions import (
+    FailedStartsExpiredV1,
     PreemptionRequestedV1,
     TaskRequeuedV1,
 )
@@ -133,6 +134,38 @@ def test_s7_a_task_whose_last_starts_failed_preempts_no_task(log: LogBuilder) ->
     fails_to_start(log, 2)
     log.scheduler.cycle(preempted(log, A))
     expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 2 starts failed")
+
+
+def expired(times: int) -> FailedStartsExpiredV1:
+    return FailedStartsExpiredV1(task_id=B, attempt=times, failed_starts=times)
+
+
+def test_s7_a_task_may_preempt_once_its_failed_starts_expired(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    log.scheduler.cycle(expired(2), after_ms=300_000)
+    log.scheduler.cycle(preempted(log, A))
+    assert found(log) == ()
+
+
+def test_s7_a_failed_start_after_those_that_expired_counts(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    log.scheduler.cycle(expired(2), allocated(B, placed("n1", 1), attempt=3), after_ms=300_000)
+    log.claim(released(B, "n1", attempt=3, never_started=True))
+    log.scheduler.cycle(replace(requeued(B, 3), failed_starts=3))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 3 starts failed")
+
+
+def test_s4_failed_starts_expire_before_their_time(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    log.scheduler.cycle(expired(2), after_ms=299_999)
+    expect_one(log, "S4", f"2 failed starts of {B} expire")
+
+
+def test_s4_other_failed_starts_expire_than_the_last(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
+    log.scheduler.cycle(replace(expired(2), failed_starts=1), after_ms=300_000)
+    expect_one(log, "S4", f"1 failed starts of {B} expire")
 
 
 def test_s7_a_task_may_preempt_after_one_failed_start(log: LogBuilder) -> None:

@@ -557,7 +557,7 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert len(task.failed_nodes) <= MAX_FAILED_NODES, f"{task.id} avoids too many nodes"
         assert task.failed_starts < MAX_FAILED_STARTS, f"{task.id} should have ended"
         if task.group is not None and pool.name in task.job.shape.pools:
-            failed = task.failed_starts >= SEPARATE_AFTER
+            failed = task.failed_starts >= max(SEPARATE_AFTER, task.expired_starts + 1)
             key = (task.shape.id, task.job.priority)
             assert task.shape.start_failed == failed, f"{task.id} waits among tasks unlike it"
             assert task.group is pool.groups.get(key), f"{task.id} waits in another group"

@@ -125,6 +125,8 @@ def _still_applies(state: ClusterState, when_ms: int, due: int, name: str, attem
     task = state.tasks.get(name)
     if task is None or task.attempt != attempt:
         return False
+    if due == Due.EXPIRY:
+        return task.run is None and task.set_apart and not task.phase.final
     if due == Due.HOLD:
         return task.run is None and task.group is None and task.phase is Phase.PENDING
     run = task.run

@@ -16,6 +16,7 @@ from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
+    FailedStartsExpiredV1,
     LossCause,
     NodeLostV1,
     Outcome,
@@ -133,6 +134,10 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
                 attempt=task.attempt,
                 outcome=Outcome.FAILED,
                 code=EndCode.DECISION_TOO_LARGE,
+            )
+        if task.set_apart and state.now_ms >= task.expiry_ms:
+            return FailedStartsExpiredV1(
+                task_id=task.id, attempt=task.attempt, failed_starts=task.failed_starts
             )
         return None
     if run.open == 0:

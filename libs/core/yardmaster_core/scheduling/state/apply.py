@@ -82,6 +82,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.AllocationRevokedV1: decisions.allocation_revoked_v1,
     dec.StopOverdueV1: decisions.stop_overdue_v1,
     dec.TaskRequeuedV1: decisions.task_requeued_v1,
+    dec.FailedStartsExpiredV1: decisions.failed_starts_expired_v1,
     dec.TaskUnschedulableV1: decisions.task_unschedulable_v1,
     dec.TaskEndedV1: decisions.task_ended_v1,
     dec.AllocationUnwritableV1: decisions.allocation_unwritable_v1,

@@ -63,3 +63,4 @@ class Due(IntEnum):
     DRAIN = 3
     PROTECTION = 4
     STOP = 5
+    EXPIRY = 6

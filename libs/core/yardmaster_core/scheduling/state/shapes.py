@@ -24,6 +24,8 @@ Constraints = tuple[bool, tuple[str, ...]] | None
 #: After this many consecutive failed starts a task gets a shape of its own. A single failed start
 #: may be a bad node's fault: the task keeps its place, avoids that node, and preempts as before.
 SEPARATE_AFTER: Final = 2
+#: These failed starts expire this long after the last of them and the back-off that follows it.
+EXPIRY_MS: Final = 300_000
 #: Whether the nodes must run containers; whether the last starts of the tasks failed; the memory
 #: of each GPU slot that is requested instead of gpu_milli (0: none); the user.
 Extras = tuple[bool, bool, int, str | None]

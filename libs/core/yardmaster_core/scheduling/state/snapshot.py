@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from yardmaster_core.errors import CoreError, SnapshotUnreadable
-from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start, watch_stop
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    reopen,
+    watch_expiry,
+    watch_start,
+    watch_stop,
+)
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.appliers.reservations import restore
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -36,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 Plain = dict[str, Any]
 
 
@@ -187,7 +192,7 @@ def _dump_task(task: Task) -> list[Any]:
         task.group is not None,
         None if run is None else _dump_run(run),
         task.preemptions,
-        [task.failed_starts, list(task.failed_nodes), task.unwritable],
+        [task.failed_starts, list(task.failed_nodes), task.unwritable, task.expired_starts],
         task.queued_ms,
         None if task.reserved is None else _dump_reservation(task.reserved),
     ]
@@ -421,7 +426,7 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
     if task.released and not task.phase.final:
         task.job.live += 1
     task.preemptions = facts[14]
-    task.failed_starts, failed_nodes, task.unwritable = facts[15]
+    task.failed_starts, failed_nodes, task.unwritable, task.expired_starts = facts[15]
     task.failed_nodes = tuple(failed_nodes)
     if task.attempt:
         task.queued_ms = facts[16]
@@ -429,8 +434,10 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
         _load_reservation(state, task, facts[17])
     if facts[13] is not None:
         _load_run(state, task, facts[13])
-    elif task.held_until_ms > state.now_ms and not task.phase.final:
-        state.deadline(task.held_until_ms, Due.HOLD, task.id, task.attempt)
+    elif not task.phase.final:
+        if task.held_until_ms > state.now_ms:
+            state.deadline(task.held_until_ms, Due.HOLD, task.id, task.attempt)
+        watch_expiry(state, task)
     return bool(facts[12])
 
 

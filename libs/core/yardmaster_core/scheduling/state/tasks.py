@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks, QueueKey
 from yardmaster_core.scheduling.state.phases import Phase, ReplicaState
 from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape, shape_of
+from yardmaster_core.scheduling.state.shapes import EXPIRY_MS, SEPARATE_AFTER, Shape, shape_of
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import DetailsRef
@@ -197,6 +197,7 @@ class Task:
 
     __slots__ = (
         *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "counted_as"),
+        "expired_starts",
         *("failed_nodes", "failed_starts", "group", "hash", "held_until_ms", "id", "index"),
         *("job", "key", "outcome_code", "paused", "phase", "preemptions", "queue", "queued_ms"),
         *("ran_ms", "released", "reserved", "restarts", "run", "starts_elsewhere", "unwritable"),
@@ -222,6 +223,8 @@ class Task:
         self.restarts = 0
         #: Number of consecutive failed starts.
         self.failed_starts = 0
+        #: How many of these have expired: all that there were at the time.
+        self.expired_starts = 0
         #: The nodes of these starts, the newest last.
         self.failed_nodes: tuple[str, ...] = ()
         #: When it was submitted, or requeued after its last attempt. For metrics and the preemption
@@ -250,9 +253,18 @@ class Task:
 
     @property
     def shape(self) -> Shape:
-        """The job's shape, or a separate shape while the task's last starts failed."""
-        separate = self.failed_starts >= SEPARATE_AFTER
-        return self.job.shape_after_failed_starts if separate else self.job.shape
+        """The job's shape, or a separate shape while the task is set apart."""
+        return self.job.shape_after_failed_starts if self.set_apart else self.job.shape
+
+    @property
+    def set_apart(self) -> bool:
+        """Whether its last starts failed so often that it preempts no other for now."""
+        return self.failed_starts >= SEPARATE_AFTER and self.failed_starts > self.expired_starts
+
+    @property
+    def expiry_ms(self) -> int:
+        """When the failed starts of a pending task expire."""
+        return max(self.queued_ms, self.held_until_ms) + EXPIRY_MS
 
     @property
     def releasing(self) -> bool:
@@ -288,6 +300,8 @@ class Task:
             facts = (*facts, self.preemptions)
         if self.failed_starts:
             facts = (*facts, self.failed_starts, self.failed_nodes)
+        if self.expired_starts:
+            facts = (*facts, "expired", self.expired_starts)
         if self.reserved is not None:
             facts = (*facts, "reserved", self.reserved.facts())
         return (*facts, "unwritable") if self.unwritable else facts

@@ -4,15 +4,15 @@ their slots.
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
+from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
-from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
+from yardmaster_core.scheduling.state.shapes import EXPIRY_MS, SEPARATE_AFTER
 from yardmaster_core.testing import Cell, fold
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events.node_events import ExecutorKind
-from yardmaster_schemas.events.requests import Layout
+from yardmaster_schemas.events.requests import Layout, Quota
 from yardmaster_schemas.reasons import StartFailure
 
 PROCESS, CONTAINER = ExecutorKind.PROCESS, ExecutorKind.CONTAINER
@@ -343,6 +343,65 @@ def test_a_task_whose_last_starts_failed_preempts_no_other(policy: str) -> None:
     decided = cell.run_until_idle()
     assert stops(decided) == []
     assert cell.phase("new") == "pending"
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("policy", PREEMPTING)
+def test_its_failed_starts_expire_so_that_it_preempts_again_without_further_input(
+    policy: str,
+) -> None:
+    cell = preempting(policy)
+    last_ms = cell.now_ms
+    cell.cycle(after_s=4)
+    cell.run_until_idle()
+    cell.restart()
+    assert cell.machine.due_ms(cell.state) == last_ms + 4000 + EXPIRY_MS
+    cell.cycle(after_s=(EXPIRY_MS // 1000) - 1)
+    assert stops(cell.run_until_idle()) == []
+    decided = [*cell.cycle(after_s=1), *cell.run_until_idle()]
+    assert only(decided, dec.FailedStartsExpiredV1).failed_starts == SEPARATE_AFTER
+    assert stops(decided) != []
+    assert_sound(cell.state)
+
+
+def test_after_one_more_failed_start_it_preempts_no_other_again_and_at_last_it_ends() -> None:
+    cell = preempting("priority")
+    decided: list[Event] = []
+    for number in range(SEPARATE_AFTER, MAX_FAILED_STARTS):
+        cell.cycle(after_s=1 << number)
+        assert stops(cell.run_until_idle()) == []
+        assert stops(cell.cycle(after_s=EXPIRY_MS // 1000)) != []
+        old = next(i for i in (0, 1) if cell.phase("old", i) == "stopping")
+        cell.ends("old", old, signal=15)
+        assert "new" in started(cell.cycle())
+        cell.restart()
+        cell.never_starts("new", failure=OTHER)
+        decided = cell.cycle()
+        assert_sound(cell.state)
+        if number + 1 < MAX_FAILED_STARTS:
+            assert only(decided, dec.TaskRequeuedV1).failed_starts == number + 1
+            assert cell.task("new").set_apart
+            # `old` starts again.
+            cell.starts("old", old)
+    assert only(decided, dec.TaskEndedV1).code == "start_failed"
+
+
+def test_a_task_within_what_its_project_deserves_takes_it_once_its_failed_starts_expired() -> None:
+    cell = Cell(policy="quota")
+    cell.node("n1", gpus=2)
+    for project, deserved_milli in (("p", 2000), ("q", 0)):
+        cell.entitle(project, quotas={"main": Quota(deserved_milli=deserved_milli)})
+    cell.submit("hi", project="p", gpus=2)
+    cell.cycle()
+    set_apart(cell, "hi")
+    cell.submit("low", project="q", gpus=1, tasks=2)
+    cell.cycle()
+    for index in (0, 1):
+        cell.starts("low", index)
+    cell.cycle(after_s=4)
+    assert cell.run_until_idle() == []
+    decided = cell.cycle(after_s=EXPIRY_MS // 1000)
+    assert sorted(stopped(decided)) == ["low", "low.1"]
     assert_sound(cell.state)
 
 

@@ -127,6 +127,12 @@ def watch_start(state: ClusterState, task: Task, run: Attempt) -> None:
     state.deadline(run.allocated_ms + limit_s * 1000, Due.START, task.id, run.number)
 
 
+def watch_expiry(state: ClusterState, task: Task) -> None:
+    """Set the time at which the failed starts of a pending task expire, if it is set apart."""
+    if task.set_apart:
+        state.deadline(task.expiry_ms, Due.EXPIRY, task.id, task.attempt)
+
+
 def watch_stop(state: ClusterState, task: Task, run: Attempt) -> None:
     """Set the time at which an attempt that stops is overdue."""
     state.deadline(run.stop_deadline_ms + OVERDUE_MS, Due.STOP, task.id, run.number)

@@ -12,6 +12,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     release_port,
     run_of,
     schedule_decision,
+    watch_expiry,
     watch_start,
     watch_stop,
 )
@@ -170,6 +171,20 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
     leave_places(state, task.job, (task,))
     if event.not_before_ms > state.now_ms:
         state.deadline(event.not_before_ms, Due.HOLD, task.id, event.attempt)
+    watch_expiry(state, task)
+
+
+def failed_starts_expired_v1(state: ClusterState, event: dec.FailedStartsExpiredV1, _: str) -> None:
+    task = state.task(event.task_id)
+    if task.phase.final or event.attempt != task.attempt or not task.set_apart:
+        return  # a repeat
+    if task.run is not None:
+        raise ImpossibleEvent(event=event.TYPE, found=f"{task.id} is {task.phase.name}")
+    # It joins the others of its job.
+    state.dequeue(task)
+    state.journal.put(task, "expired_starts", event.failed_starts)
+    state.dirty[task] = None
+    enqueue_if_ready(state, task)
 
 
 def allocation_unwritable_v1(

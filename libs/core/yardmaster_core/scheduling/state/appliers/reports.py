@@ -23,6 +23,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
         task.phase = Phase.RUNNING
         task.failed_starts = 0
         task.failed_nodes = ()
+        task.expired_starts = 0
         run.running_ms = state.now_ms
         if task.job.spec.preemptible:
             pool = state.pools[run.pool_name]
