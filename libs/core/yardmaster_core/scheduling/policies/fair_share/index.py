@@ -58,6 +58,28 @@ class FairShareIndex(PolicyIndex):
         #: The tasks that were preempted since the last change that was no answer to decisions. They
         #: are not preempted again, and preempt none, before the next one: else tasks take turns.
         self.preempted: dict[str, None] = {}
+        #: Tasks that started on reserved slots, at least those that do not run yet.
+        self._passing: dict[Task, None] = {}
+        for node in pool.nodes.values():
+            for task in node.open.values():
+                self._note_passing(task)
+
+    def passing_milli(self, claimant: Claimant) -> int:
+        """Return what those tasks of a claimant hold that started on reserved slots and do not run
+        yet (gpu_milli). They are preempted for none before.
+        """
+        by_job = self._pool.held_by_job
+        return sum(
+            by_job[task.job].tasks.get(task, 0)
+            for task in self._passing
+            if task.starts_past_others
+            and claimant in (task.job, task.job.project)
+            and task.job in by_job
+        )
+
+    def _note_passing(self, task: Task) -> None:
+        if task.starts_past_others:
+            self._passing[task] = None
 
     def current_demands(self, state: CellView) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
@@ -105,6 +127,7 @@ class FairShareIndex(PolicyIndex):
         stop = task.run.stop if task.run is not None else None
         if stop is not None and stop.for_task is not None:
             self.preempted[task.id] = None
+        self._note_passing(task)
         if not self.reclaimable or not task.job.shape.queue_class:
             return changed
         job, project = task.job, task.job.project
@@ -139,6 +162,8 @@ class FairShareIndex(PolicyIndex):
         return bool(self._due)
 
     def cycle_ended(self) -> None:
+        if self._passing:
+            self._passing = {task: None for task in self._passing if task.starts_past_others}
         self._due.cycle_ended()
 
     def dump(self) -> Mapping[str, Any]:

@@ -46,9 +46,14 @@ def _above(view: PoolView) -> dict[Claimant, Share]:
 
 
 def _surplus(view: PoolView, claimant: Claimant) -> int:
-    """Return what a claimant holds above its share without its stopping tasks (gpu_milli)."""
+    """Return what a claimant holds above its share (gpu_milli), without its tasks that stop or that
+    start on reserved slots: one of these is preempted once it runs, instead of an older one now.
+    """
     share = _above(view).get(claimant)
-    return retained_by(view.pool, claimant) - share.share_milli if share is not None else 0
+    if share is None:
+        return 0
+    retained = retained_by(view.pool, claimant) - index_of(view).passing_milli(claimant)
+    return retained - share.share_milli
 
 
 def may_preempt(view: PoolView, task: Task) -> bool:

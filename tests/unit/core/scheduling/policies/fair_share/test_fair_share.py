@@ -857,3 +857,27 @@ def test_a_task_over_its_share_is_considered_after_its_pool_was_configured_again
     cell.starts("second")
     cell.ends("second")
     assert started(cell.run_until_idle()) == ["second.1"]
+
+
+def test_a_task_on_reserved_slots_beyond_a_share_is_preempted_once_it_runs_and_no_older_one() -> (
+    None
+):
+    cell = Cell(policy="fair_share", among="project")
+    cell.node("n1", gpus=4)
+    cell.submit("first", project="p")
+    cell.submit("old", project="q", tasks=3)
+    cell.cycle()
+    cell.starts("first")
+    for index in range(3):
+        cell.starts("old", index)
+    cell.submit("new", project="p", tasks=2)
+    assert stopped(cell.cycle()) == ["old.2"]
+    cell.submit("more", project="q", tasks=9, priority=60)
+    cell.cycle()
+    cell.ends("old", 2, signal=15)
+    assert started(cell.cycle()) == ["new"], "although the share of its project fell to one GPU"
+    # The pool is divided again.
+    cell.node("n2", gpus=0)
+    assert stopped(cell.run_until_idle()) == []
+    cell.starts("new")
+    assert stopped(cell.run_until_idle()) == ["new"]
