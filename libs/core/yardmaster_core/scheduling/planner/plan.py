@@ -382,7 +382,10 @@ class PoolPass:
         self.queue.finish(group)
 
     def _next_turn(self, task: Task, turn: int) -> int | None:
-        """Return the next turn in which a task may get slots, or None."""
+        """Return the next turn in which a task may get slots, or None.
+
+        Without an action that applies, it may still take over reserved slots.
+        """
         if not self.actions:
             return 1
         applying = (
@@ -390,7 +393,10 @@ class PoolPass:
             for at, action in enumerate(self.actions, 1)
             if at > turn and action.applies(self.view, task)
         )
-        return next(applying, None)
+        following = next(applying, None)
+        if following is None and not turn and self.later_owners.of(task):
+            return 1
+        return following
 
     def _queue_woken(self) -> None:
         woken = self.pool.woken
@@ -459,6 +465,8 @@ class PoolPass:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
         action = self.actions[turn - 1] if turn <= len(self.actions) else None
+        if action is not None and not action.applies(self.view, task):
+            action = None
         # Moved victims may release more than the reservation needs. The rest is offered to all
         # groups in the order of the first turn; otherwise the claimant's group would take it.
         if (action is None or action.permits is None) and self._reserve_released(task):
@@ -483,8 +491,8 @@ class PoolPass:
             elif victims := self._victims(task, action, owners, candidates):
                 self._preempt_for(task, victims, action.stop_reason)
                 return GroupResult.RESERVED
-            if turn < len(self.actions):
-                return GroupResult.NO_CAPACITY
+        if turn < len(self.actions):
+            return GroupResult.NO_CAPACITY
         self._wait_for_capacity(group, task)
         return GroupResult.WAITS
 

@@ -290,6 +290,22 @@ def victims_release_for(cell: Cell, name: str, **spec: Any) -> None:
     assert kinds(cell.cycle()) == ["PreemptionRequested", "SlotsReserved"]
 
 
+def test_a_task_that_may_preempt_no_other_takes_over_slots_of_its_owner() -> None:
+    cell = Cell()
+    cell.pool("main", policy="starved_first")
+    cell.node("n1", gpus=4)
+    cell.submit("all", tasks=4, gpus=1, grace_s=600, user="bob")
+    for index in range(4):
+        running(cell, "all", index)
+    cell.submit("low", gpus=2, priority=60, user="ann")
+    assert stopped(cell.cycle()) == ["all.3", "all.2"], "ann gets her equal part"
+    cell.submit("high", gpus=2, priority=1, user="ann")
+    drop = only(cell.cycle(), dec.ReservationDroppedV1)
+    assert (drop.task_id, drop.for_task) == (cell.task("low").id, cell.task("high").id)
+    assert cell.task("high").reserved is not None
+    assert_sound(cell.state)
+
+
 @pytest.mark.parametrize(
     "spec", [{"preemptible": False}, {"min_runtime_s": 21_600}, {}], ids=["kept", "minimum", "any"]
 )
