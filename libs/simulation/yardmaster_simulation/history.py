@@ -498,6 +498,8 @@ class History:
         if run is not None and run.stop_ms is None:
             run.stop_ms = self.now_ms
             run.preempted = True
+            run.for_task = event.stop.for_task
+            run.deadline_ms = event.deadline_at_ms
             rule = event.stop.rule or str(event.stop.code)
             rules = self.tasks[event.task_id].job.project.preempted
             rules[rule] = rules.get(rule, 0) + 1

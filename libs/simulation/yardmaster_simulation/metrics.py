@@ -21,6 +21,9 @@ BE: Final = "be"
 ALL: Final = "all"
 KINDS: Final = (TE, BE, ALL)
 SHARES: Final = (0.5, 0.75, 0.95, 0.99)
+#: How long after the last grace period of its victims a task may start, in milliseconds; if it
+#: starts and ends later, they were preempted in vain.
+USELESS_AFTER_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class Summary:
     preempted_lost_gpu_hours: float
     other_lost_gpu_hours: float
     preemptions: int
+    #: The preemptions for tasks that had neither started nor ended 10 minutes after the last grace
+    #: period of the tasks that were preempted for them at the same time.
+    useless_preemptions: int
     nodes_lost: int
     #: The GPU hours in which reserved GPUs were idle, because tasks waited for more slots.
     reserved_idle_gpu_hours: float
@@ -113,7 +119,7 @@ class Summary:
 RUN_FIGURES: Final = (
     *("makespan_s", "utilisation", "fragmentation", "fairness", "gpu_hours"),
     *("preempted_lost_gpu_hours", "other_lost_gpu_hours", "preemptions", "nodes_lost", "rejected"),
-    "reserved_idle_gpu_hours",
+    *("useless_preemptions", "reserved_idle_gpu_hours"),
 )
 
 
@@ -164,6 +170,29 @@ def rescheduling_ms(task: Task) -> list[int]:
 def times_preempted(task: Task) -> int:
     """How often a task was preempted."""
     return sum(run.preempted for run in task.attempts)
+
+
+def useless_preemptions(history: History) -> int:
+    """How many preemptions were for a task that had neither started nor ended
+    `USELESS_AFTER_MS` after the last grace period of the tasks preempted for it at the same time.
+
+    A preemption whose task may still start in time does not count.
+    """
+    deadlines: dict[tuple[str, int], list[int]] = {}
+    for task in history.tasks.values():
+        for run in task.attempts:
+            if run.for_task is not None and run.stop_ms is not None and run.deadline_ms is not None:
+                deadlines.setdefault((run.for_task, run.stop_ms), []).append(run.deadline_ms)
+    useless = 0
+    for (task_id, stop_ms), until_ms in deadlines.items():
+        claimant = history.tasks.get(task_id)
+        if claimant is None:
+            continue
+        served = [run.allocated_ms for run in claimant.attempts if run.allocated_ms >= stop_ms]
+        ended = [] if claimant.ended_ms is None else [claimant.ended_ms]
+        if min([*served, *ended, history.now_ms]) > max(until_ms) + USELESS_AFTER_MS:
+            useless += len(until_ms)
+    return useless
 
 
 def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
@@ -342,6 +371,7 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
         preempted_lost_gpu_hours=_gpu_hours(one for one, _ in lost),
         other_lost_gpu_hours=_gpu_hours(other for _, other in lost),
         preemptions=sum(map(times_preempted, tasks)),
+        useless_preemptions=useless_preemptions(history),
         nodes_lost=history.nodes_lost,
         reserved_idle_gpu_hours=reserved_idle * seconds / 3600,
     )

@@ -99,7 +99,7 @@ class Attempt:
     __slots__ = (
         *("allocated_ms", "checkpoint_ms", "closed_ms", "end", "left", "lost_ms", "number"),
         *("open", "over_ms", "placements", "pool", "preempted", "ran_ms", "replicas"),
-        *("started_ms", "stop_ms", "unstarted"),
+        *("deadline_ms", "for_task", "started_ms", "stop_ms", "unstarted"),
     )
 
     def __init__(
@@ -120,6 +120,9 @@ class Attempt:
         self.closed_ms: int | None = None
         #: Whether the attempt was preempted for another task.
         self.preempted = False
+        #: Of a preemption: the task that it was for, and the end of the grace period.
+        self.for_task: str | None = None
+        self.deadline_ms: int | None = None
         #: How the attempt ended; None while it is open.
         self.end: str | None = None
         self.ran_ms = self.lost_ms = 0

@@ -177,6 +177,7 @@ def _lines() -> list[tuple[str, list[_Line]]]:
         _Line("GPU hours lost for other reasons", lambda s: s.other_lost_gpu_hours, _number),
         _Line("GPU hours reserved and idle", lambda s: s.reserved_idle_gpu_hours, _number),
         _Line("preemptions", lambda s: s.preemptions, _number),
+        _Line("useless preemptions", lambda s: s.useless_preemptions, _number),
         _Line("nodes lost", lambda s: s.nodes_lost, _number),
     ]
     found.append(("The whole run", whole))

@@ -14,6 +14,7 @@ from yardmaster_simulation.metrics import (
     rescheduling_ms,
     summary,
     times_preempted,
+    useless_preemptions,
 )
 from yardmaster_simulation.records import Task
 
@@ -364,3 +365,58 @@ def test_resources_are_those_of_all_replicas() -> None:
     cell.cycle()
     job = task_of(history_of(cell), "a").job
     assert (job.gpu_milli, job.cpu_milli, job.memory_mib) == (3000, 9000, 21)
+
+
+@pytest.mark.parametrize(
+    ("released_after_s", "cancelled_after_s", "useless"),
+    [
+        (30, None, 0),  # starts when its victims are gone
+        (629, None, 0),  # within ten minutes after the grace period
+        (640, None, 2),  # too late
+        (640, 500, 0),  # gone before
+    ],
+)
+def test_preemptions_are_useless_if_their_task_does_not_start_in_time(
+    released_after_s: int, cancelled_after_s: int | None, useless: int
+) -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=4, grace_s=10)
+    cell.submit("b", gpus=4, grace_s=30)
+    cell.cycle()
+    cell.starts("a")
+    cell.starts("b")
+    cell.cycle()
+    begun_ms = cell.now_ms
+    cell.submit("top", gpus=8, priority=1)
+    cell.run_until_idle()
+    if cancelled_after_s is not None:
+        cell.now_ms = begun_ms + 1000 * cancelled_after_s
+        cell.cancel("top")
+        cell.run_until_idle()
+    cell.now_ms = begun_ms + 1000 * released_after_s
+    cell.ends("a")
+    cell.ends("b")
+    cell.run_until_idle()
+    cell.now_ms = begun_ms + 2_000_000
+    cell.submit("later")
+    cell.run_until_idle()
+    history = history_of(cell)
+    assert (summary(history).preemptions, useless_preemptions(history)) == (2, useless)
+
+
+def test_a_preemption_of_which_nothing_came_is_useless_at_the_end_too() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=8, grace_s=10)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.submit("top", gpus=8, priority=1)
+    cell.run_until_idle()
+    cell.now_ms += 600_000
+    cell.submit("later")
+    cell.run_until_idle()
+    assert useless_preemptions(history_of(cell)) == 0, "it may still start in time"
+    cell.now_ms += 20_000
+    cell.submit("last")
+    cell.run_until_idle()
+    assert useless_preemptions(history_of(cell)) == 1
