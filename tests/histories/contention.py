@@ -1,15 +1,21 @@
 """Histories of a full cluster: few nodes, more work than they hold, and quotas that fit or not.
 
 Every job arrives early. Then agents only answer starts and stops, tasks end now and then, and a
-node may be lost. What a policy promises on a full cluster must hold at the end (`FullPlayer`).
+node may be lost. Replicas may release their slots one after another, and tasks of some jobs do not
+release them at all. What a policy promises on a full cluster must hold at the end (`FullPlayer`).
 """
 
 import random
 from typing import Any, Final
 
 from tests.histories.entitlement import assert_entitled_tasks_wait_for_nothing
+from tests.histories.free_capacity import WHOLE
 from tests.histories.inputs import OPTIONS, Input
+from tests.histories.player import OPEN
 from tests.histories.properties import CheckedPlayer
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.testing import job_id
+from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.resources import Resources
 
 #: The policies with such histories.
@@ -22,6 +28,8 @@ USERS: Final = ("ann", "bob", "cy")
 RARE: Final = 0.25
 #: The longest minimum run time and grace period of these histories (s).
 LONGEST_S: Final = 600
+#: Time after the end of a grace period at which a task that holds its slots is overdue (s).
+OVERDUE_S: Final = 60
 #: Times that the cell comes to rest, at most, as minimum run times, graces and back-offs end.
 MOST_RESTS: Final = 60
 
@@ -47,8 +55,23 @@ class _Inputs:
         self.ended = 0.0 if plain else 0.1
         self.largest = chance.choice((2, 3, 4, 4, 5, 8))
         self.jobs = 0
+        self.names: list[str] = []
 
     def all(self) -> list[Input]:
+        """Return a cluster, the jobs, and what happens to them, also when slots are released."""
+        inputs = self.cluster()
+        # Drawn apart, so that the jobs of a seed do not depend on it.
+        chance = random.Random(f"releases {self.chance.random()}")
+        if chance.random() < 0.4:
+            inputs.insert(0, Input("stagger", {"most": chance.choice((1, 1, 2))}))
+        if chance.random() < 0.3:
+            jobs = [name for name in self.names if chance.random() < 0.4]
+            inputs += [Input("stick", {"job": name}) for name in jobs]
+            # More work comes when some tasks do not release their slots.
+            inputs += [Input("submit", self.submit()) for _ in jobs[:3]]
+        return inputs
+
+    def cluster(self) -> list[Input]:
         """Return a cluster, the jobs, and what happens to them."""
         chance = self.chance
         inputs = [Input("configure_pool", self.pool(name)) for name in self.pools]
@@ -138,6 +161,7 @@ class _Inputs:
             spec["user"] = chance.choice(USERS)
         name = f"job{self.jobs:02d}"
         self.jobs += 1
+        self.names.append(name)
         at_once = chance.random() < 0.7
         return {"name": name, "project": chance.choice(PROJECTS), "at_once": at_once, "spec": spec}
 
@@ -157,23 +181,88 @@ class FullPlayer(CheckedPlayer):
     Progress: with obedient agents and no input the cell comes to rest, also after each deadline
     that passes; and no task is preempted more often than there are tasks.
 
+    Failure: the tasks of some jobs never release their slots. The cell comes to rest all the same,
+    and then no slots of such a task are reserved. Later they do, and it comes to rest again.
+
     Entitlement: see `entitlement.py`.
     """
 
+    #: A gang that releases its slots one by one takes as many cycles.
+    MOST_ROUNDS = 400
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The most replicas that act on their stop at once; None: all.
+        self.most_stops: int | None = None
+        #: The jobs with tasks that do not act on a stop.
+        self.stuck: set[str] = set()
+
+    def stagger(self, *, most: int) -> None:
+        """From now on at most this number of replicas act on their stop between two cycles."""
+        self.most_stops = most
+
+    def stick(self, *, job: str) -> None:
+        """From now on the tasks of a job do not act on a stop."""
+        if job in self.jobs:
+            self.stuck.add(job_id(job))
+
+    def stop_replicas(self) -> bool:
+        """End replicas that have a stop request; return whether there was one."""
+        if self.most_stops is None and not self.stuck:
+            return super().stop_replicas()
+        stopping = [
+            (task, replica, was)
+            for was in (ReplicaState.EXITED, ReplicaState.ALLOCATED, ReplicaState.STARTED)
+            for task, replica in self.replicas(was)
+            if task.run is not None and task.run.stop is not None and task.job.id not in self.stuck
+        ]
+        for task, replica, was in stopping[: self.most_stops]:
+            about = self.cell._about(task, replica)
+            if was is ReplicaState.STARTED:
+                self.claim(nev.TaskExitedV1(**about, exit_code=0))
+                if self.most_stops is not None:
+                    continue  # it releases its slots later
+            never = was is ReplicaState.ALLOCATED
+            self.claim(nev.SlotsReleasedV1(**about, never_started=never))
+        return bool(stopping)
+
     def come_to_rest(self) -> None:
-        """Come to rest, then again each time that something is due."""
+        """Come to rest, then again each time that something is due; and once again when the tasks
+        that did not act on their stop do.
+        """
         begun = len(self.cell.preempted)
+        self._rest_until_nothing_is_due()
+        if self.stuck:
+            self._no_slots_of_stuck_tasks_are_reserved()
+            self.stuck.clear()
+            self._rest_until_nothing_is_due()
+        # From here on others check how long a task waits.
+        self.most_stops = None
+        preemptions = len(self.cell.preempted) - begun
+        tasks = len(self.state.tasks)
+        assert preemptions <= tasks * tasks, f"{preemptions} preemptions of {tasks} tasks"
+        assert_entitled_tasks_wait_for_nothing(self.state)
+
+    def _rest_until_nothing_is_due(self) -> None:
         super().come_to_rest()
         for _ in range(MOST_RESTS):
             due_ms = self.cell.machine.due_ms(self.state)
-            horizon_ms = self.cell.now_ms + (LONGEST_S + 60) * 1000
+            horizon_ms = self.cell.now_ms + (LONGEST_S + OVERDUE_S) * 1000
             if due_ms is None or due_ms > horizon_ms:
                 break
             self.wait_until_due()
             super().come_to_rest()
         else:
             raise AssertionError("the cell still decides after all deadlines have passed")
-        preemptions = len(self.cell.preempted) - begun
-        tasks = len(self.state.tasks)
-        assert preemptions <= tasks * tasks, f"{preemptions} preemptions of {tasks} tasks"
-        assert_entitled_tasks_wait_for_nothing(self.state)
+
+    def _no_slots_of_stuck_tasks_are_reserved(self) -> None:
+        for task, replica in self.replicas(*OPEN):
+            run = task.run
+            if run is None or run.stop is None or task.job.id not in self.stuck:
+                continue
+            held = run.placements[replica]
+            whole = held.gpu_milli == WHOLE
+            for other in self.state.tasks.values():
+                for kept in other.reserved.placements if whole and other.reserved else ():
+                    taken = kept.node == held.node and set(kept.slots) & set(held.slots)
+                    assert not taken, f"{other.id} waits for slots of {task.id}, which is stuck"

@@ -29,7 +29,7 @@ def assert_equal_parts(state: ClusterState) -> None:
     """Assert it in each pool with this policy; the state must be idle."""
     for pool in state.pools.values():
         if pool.config is not None and pool.config.policy.name == "starved_first":
-            _Division(state, pool).check()
+            Division(state, pool).check()
 
 
 def assert_may_lose(
@@ -40,7 +40,7 @@ def assert_may_lose(
     `moving`: tasks that get reserved slots at the end of this preemption.
     """
     assert victim.run is not None
-    now = _Division(state, state.pools[victim.run.pool_name], moving)
+    now = Division(state, state.pools[victim.run.pool_name], moving)
     owner, other = now.owner(victim), now.owner(claimant)
     before = now.allocated[owner] + _milli(_open(victim))
     after = now.allocated[other] + now.pool.most_milli(claimant.shape)
@@ -52,7 +52,7 @@ def assert_may_lose(
     )
 
 
-class _Division:
+class Division:
     def __init__(self, state: ClusterState, pool: Pool, moving: Collection[Task] = ()) -> None:
         assert pool.config is not None
         self.state = state

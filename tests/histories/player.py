@@ -33,6 +33,9 @@ class HistoryPlayer:
     more) does nothing, so that a history can be cut anywhere.
     """
 
+    #: Cycles in which tasks may stop and start before the cell comes to rest.
+    MOST_ROUNDS = 40
+
     def __init__(self, cell: Cell | None = None) -> None:
         self.cell = Cell() if cell is None else cell
         self.jobs: list[str] = []
@@ -388,7 +391,7 @@ class HistoryPlayer:
         """With obedient agents and no new input, the cell becomes idle: no task is preempted for a
         task that would start after it (L1, S7).
         """
-        for _ in range(40):
+        for _ in range(self.MOST_ROUNDS):
             busy = self.stop_replicas()
             if not busy:
                 busy = self.start_replicas()

@@ -27,7 +27,11 @@
    below its part has a task that would start without them; and it loses no other
    (`equal_parts.py`).
 9. The auditor, which shares no code with the scheduler, finds no broken guarantee.
-10. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory; those on
+10. Order (`order.py`): nothing that may not be preempted at once starts on capacity that an earlier
+    task of the order waits for and could use.
+11. Work conservation (`work_conservation.py`): a task that fits on idle capacity that is not
+    reserved, and that no stated rule keeps waiting, starts.
+12. The tasks on a GPU hold at most 1,000 gpu_milli of it, and request at most its memory; those on
     a node request at most its CPUs and memory. The same with what is reserved, once tasks that stop
     are gone.
 
@@ -38,6 +42,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
+from tests.histories.order import Cycle, assert_in_order, waits_of
 from tests.histories.player import HistoryPlayer
 from tests.histories.quota_properties import (
     AT_LIMIT,
@@ -48,6 +53,7 @@ from tests.histories.quota_properties import (
     grows_beyond_share,
     needed_at_limit,
 )
+from tests.histories.work_conservation import assert_idle_capacity_is_used
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
@@ -280,6 +286,7 @@ class CheckedPlayer(HistoryPlayer):
         inputs = list(self.cell._inputs)
         if inputs or after_s or silent:
             self.cell.changes += 1
+        waits = waits_of(self.state)
         decided = super().decide(after_s, limit, silent)
         if self.restored is not None:
             self.restored._inputs = inputs
@@ -289,7 +296,22 @@ class CheckedPlayer(HistoryPlayer):
             assert self.state.digest() == self.restored.state.digest(), "digests differ"
         for node in self.state.nodes.values():
             _holds_no_more_than_it_has(node)
+        if self.cell.complete:
+            cycle = Cycle(
+                started=self._tasks_of(decided, dec.SlotsAllocatedV1),
+                preempted=self._tasks_of(decided, dec.PreemptionRequestedV1),
+                reserved_before=self.reserved,
+                waits_before=waits,
+            )
+            assert_in_order(self.state, cycle)
         return decided
+
+    def _tasks_of(
+        self,
+        decided: Sequence[Event],
+        kind: type[dec.SlotsAllocatedV1 | dec.PreemptionRequestedV1],
+    ) -> list[Task]:
+        return [self.state.task(event.task_id) for event in decided if isinstance(event, kind)]
 
     def restart(self) -> None:
         """Continue the cell and, with it, a copy that is restored from a snapshot."""
@@ -303,6 +325,7 @@ class CheckedPlayer(HistoryPlayer):
         moved = self.decided_if_all_are_considered()
         assert not moved, f"considering all tasks again decides {moved[:3]}"
         assert_equal_parts(self.state)
+        assert_idle_capacity_is_used(self.state)
 
     def end(self) -> None:
         self.cell.preempted.clear()

@@ -1,0 +1,294 @@
+"""Order: nothing that may not be preempted at once starts on capacity that an earlier task of the
+order waits for and could use.
+
+Judged from the state after each complete cycle: the tasks that started in it, and the tasks that
+wait in the same pool and come before them by the stated order of the policy:
+
+- `priority`: those of higher priority;
+- `fifo`, `sjf`, `lrtp`, `rand`, `fitgpp`: those with an earlier place in the same strict queue; and
+  before preemptible tasks those that cannot be preempted;
+- `quota`: in a project those that cannot be preempted (not with `order: kai`), then those of higher
+  priority; before the tasks of another queue with which that holds more than it deserves, the first
+  task of a queue with which all its queues hold no more than they deserve;
+- `starved_first`: of an owner those of higher priority; before the tasks of another owner with
+  which that holds more than its equal part, those of an owner that holds less and does not exceed
+  its own with them.
+
+`fair_share` has no such order: a task starts within the share of its claimant.
+
+No start, of whatever task, takes what an earlier task needs to start; but a preemptible task may
+have started while a rule still kept the earlier one waiting, which another start of the same cycle
+ended. And on slots that were not
+reserved for it, a task that cannot be
+preempted, or has a minimum run time, takes no part of what an earlier task waits for, unless the
+policy says so (`_may_pass`). A task takes what an earlier one could use if both request GPUs (or
+neither does), and a node of the one could hold a replica of the other. An earlier task that waits
+for a limit, or whose last starts failed, does not count.
+
+On slots that were reserved for it before the cycle, a task starts before others are considered:
+only a task that waited already, and may take over reserved slots (`_takes_over`), is before it; and
+a preemptible task is preempted for that one at once.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.histories.equal_parts import Division
+from tests.histories.free_capacity import empty, fits, is_simple, may_use
+from tests.histories.quota_properties import Queue, Queues, exceeds, minus, plus, request_of
+from tests.histories.stated_rules import (
+    STRICT,
+    blocks,
+    code_of,
+    comes_before,
+    is_limited,
+    is_protected,
+    waits_by_rule,
+)
+from yardmaster_core.scheduling.policies import options_of
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING, LIMITED
+from yardmaster_schemas.reasons import WaitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """The facts of a complete cycle: the tasks that it started and preempted, the ids of the tasks
+    that had reserved slots before it, and why the others waited.
+    """
+
+    started: Collection[Task]
+    preempted: Collection[Task]
+    reserved_before: Collection[str]
+    waits_before: Mapping[str, WaitCode]
+
+
+def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
+    """Assert it for the tasks that a complete cycle started."""
+    for pool in state.pools.values():
+        if pool.config is None:
+            continue
+        here = [t for t in cycle.started if t.run is not None and t.run.pool_name == pool.name]
+        for earlier in _waiting(state, pool) if here else ():
+            for later in here:
+                if not _could_use(pool, earlier, later):
+                    continue
+                if not _precedes(state, pool, earlier, later, cycle):
+                    continue
+                before = cycle.waits_before.get(earlier.id)
+                if later.id not in cycle.reserved_before:
+                    if is_protected(later) or before is None or before in BLOCKING:
+                        _assert_takes_nothing(state, pool, earlier, later)
+                    _assert_may_pass(pool, earlier, later, before)
+                elif (
+                    is_protected(later)
+                    and before in BLOCKING
+                    and _takes_over(state, pool, earlier, later)
+                ):
+                    _assert_takes_nothing(state, pool, earlier, later)
+
+
+def waits_of(state: ClusterState) -> dict[str, WaitCode]:
+    """Return why each task without reserved slots waits, in the last of its pools."""
+    return {
+        task.id: group.waits[pool.name][0].code
+        for pool in state.pools.values()
+        for group in pool.groups.values()
+        if pool.name in group.waits
+        for task in group.queue.in_order()
+    }
+
+
+def _waiting(state: ClusterState, pool: Pool) -> Iterator[Task]:
+    """Yield the first task of each group that waits, and the first of those with reserved slots."""
+    for group in list(pool.groups.values()):
+        firsts = [queue.first for queue in (group.queue, group.reserved) if queue.live]
+        for task in firsts:
+            if not is_simple(task) or group.shape.start_failed:
+                continue
+            # It may have been at a limit when the cycle considered it.
+            if code_of(pool, group) in LIMITED or is_limited(state, pool, task):
+                continue
+            yield task
+
+
+def _could_use(pool: Pool, earlier: Task, later: Task) -> bool:
+    """Whether a node that a task started on could hold a replica of the earlier task."""
+    if earlier.job.shape.queue_class != later.job.shape.queue_class:
+        return False
+    run = later.run
+    assert run is not None
+    nodes = [node for node in pool.nodes.values() if node.name in run.nodes]
+    return any(may_use(earlier, node) and empty(pool, node).replicas_of(earlier) for node in nodes)
+
+
+def _precedes(state: ClusterState, pool: Pool, earlier: Task, later: Task, cycle: Cycle) -> bool:
+    """Whether a task that waits comes before one that has started, by the order of the policy."""
+    assert pool.config is not None
+    name = pool.config.policy.name
+    if name == "priority":
+        return earlier.job.priority < later.job.priority
+    if name in STRICT:
+        both = not earlier.job.spec.preemptible, later.job.spec.preemptible
+        return comes_before(state, pool, earlier, later) or (
+            name not in ("fifo", "sjf") and all(both)
+        )
+    if name == "quota":
+        return _precedes_by_quota(state, pool, earlier, later, cycle)
+    return name == "starved_first" and _precedes_by_part(state, pool, earlier, later, cycle)
+
+
+def _precedes_by_quota(
+    state: ClusterState, pool: Pool, earlier: Task, later: Task, cycle: Cycle
+) -> bool:
+    """Whether it does with what queues held when the cycle began: with what it preempted, and of
+    the queue of the later task without what else it started or reserved.
+    """
+    assert pool.config is not None
+    if earlier.job.project is later.job.project:
+        return _place_in_project(pool, earlier) < _place_in_project(pool, later)
+    queues = Queues(state, pool)
+    own, its = queues.differing(earlier, later)
+    if not _represents(pool, queues, own, earlier):
+        return False
+    with_later = queues.held[its].allocated
+    for task in _begun(state, pool, cycle):
+        if task is not later and its in queues.path(task.job.project):
+            with_later = minus(with_later, request_of(pool, task))
+    if not exceeds(with_later, queues.deserved(its)):
+        return False
+    asked = request_of(pool, earlier)
+    for victim in cycle.preempted:
+        if victim.run is not None and victim.run.pool_name == pool.name:
+            for queue in queues.path(victim.job.project):
+                held = queues.held[queue]
+                held.allocated = plus(held.allocated, request_of(pool, victim))
+    if earlier.reserved is not None or queues.has_more_in_all(earlier.job.project, asked):
+        return False
+    return not any(
+        exceeds(plus(queues.held[queue].allocated, asked), queues.deserved(queue))
+        for queue in queues.path(earlier.job.project)
+    )
+
+
+def _place_in_project(pool: Pool, task: Task) -> tuple[bool, int]:
+    assert pool.config is not None
+    by_kind = options_of(pool.config.policy).order == "document"
+    return by_kind and task.job.spec.preemptible, task.job.priority
+
+
+def _represents(pool: Pool, queues: Queues, queue: Queue, task: Task) -> bool:
+    """Whether a queue is compared with others by a task: it is the first one of the only project
+    of the queue with pending tasks.
+    """
+    for group in pool.groups.values():
+        for first in [each.first for each in (group.queue, group.reserved) if each.live]:
+            if first is task or queue not in queues.path(first.job.project):
+                continue
+            if first.job.project is not task.job.project:
+                return False
+            places = [(*_place_in_project(pool, each), each.key) for each in (first, task)]
+            if places[0] < places[1]:
+                return False
+    return True
+
+
+def _begun(state: ClusterState, pool: Pool, cycle: Cycle) -> Iterator[Task]:
+    """Yield the tasks that the cycle started in a pool, or reserved slots for."""
+    for task in state.tasks.values():
+        run, reserved = task.run, task.reserved
+        started = task in cycle.started and run is not None and run.pool_name == pool.name
+        new = reserved is not None and task.id not in cycle.reserved_before
+        if started or (new and reserved is not None and reserved.pool_name == pool.name):
+            yield task
+
+
+def _precedes_by_part(
+    state: ClusterState, pool: Pool, earlier: Task, later: Task, cycle: Cycle
+) -> bool:
+    division = Division(state, pool)
+    owner, its = division.owner(earlier), division.owner(later)
+    if owner == its:
+        return earlier.job.priority < later.job.priority
+    if earlier.reserved is not None or division.allocated[its] <= division.parts[its]:
+        return False
+    # The order compares what owners hold before the start.
+    begun = sum(
+        pool.most_milli(task.job.shape)
+        for task in _begun(state, pool, cycle)
+        if division.owner(task) == its
+    )
+    held = division.allocated[owner] + sum(
+        pool.held_milli(victim) for victim in cycle.preempted if division.owner(victim) == owner
+    )
+    if held >= division.allocated[its] - begun:
+        return False
+    with_it = held + pool.most_milli(earlier.job.shape)
+    return with_it <= division.parts[owner]
+
+
+def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
+    """Whether a task takes over slots that are reserved for another one, where it then fits."""
+    assert pool.config is not None
+    name = pool.config.policy.name
+    if name == "quota":
+        return earlier.job.project is later.job.project
+    if name == "starved_first":
+        division = Division(state, pool)
+        return division.owner(earlier) == division.owner(later)
+    return True
+
+
+def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> None:
+    """Without the later task, the earlier one would not fit either, or a rule keeps it waiting."""
+    group = earlier.group
+    assert group is not None
+    if earlier.reserved is not None or waits_by_rule(state, pool, group):
+        return
+    assert not fits(state, pool, earlier, [later]), (
+        f"{later.id} starts, but {earlier.id} comes first and fits in its place"
+    )
+
+
+def _assert_may_pass(pool: Pool, earlier: Task, later: Task, before: WaitCode | None) -> None:
+    assert pool.config is not None
+    group = earlier.group
+    assert group is not None
+    code = WaitCode.WAITING_FOR_VICTIMS if earlier.reserved else code_of(pool, group)
+    waits = earlier.reserved is not None or blocks(pool, group)
+    assert not waits or _may_pass(pool, code, earlier, later, before), (
+        f"{later.id} starts on what {earlier.id} waits for ({code}), and comes after it"
+    )
+
+
+def _may_pass(
+    pool: Pool, code: WaitCode | None, earlier: Task, later: Task, before: WaitCode | None
+) -> bool:
+    """Whether a policy states that a task that fits starts although an earlier one waits:
+
+    - `priority` with `backfill` and `preemption`: one that can be preempted at once; else none.
+    - `lrtp`, `rand`, `fitgpp`: a preemptible task behind one that cannot be preempted; one with a
+      minimum run time only while the earlier one does not wait for victims within theirs. So that
+      one waits for such a task at most this time and a grace period. In one queue none passes, but
+      with `backfill_s`, which `comes_before` knows.
+    - `quota`, `starved_first`: the same, from the cycle on after which the earlier one waits for
+      such victims: tasks that fit start before any task is preempted. And in one project, or of one
+      owner, any task: a task that does not fit lets those behind it pass.
+
+    `before`: why the earlier one waited before the cycle.
+    """
+    assert pool.config is not None
+    options = options_of(pool.config.policy)
+    name = pool.config.policy.name
+    protected = code is WaitCode.VICTIMS_PROTECTED and is_protected(later)
+    if name == "priority":
+        return bool(options.preemption and options.backfill) and not is_protected(later)
+    if name in STRICT:
+        if earlier.job.spec.preemptible == later.job.spec.preemptible:
+            return False
+        return name != "fifo" and name != "sjf" and not protected
+    if name == "quota" and earlier.job.project is later.job.project:
+        return True
+    return not protected or before is not WaitCode.VICTIMS_PROTECTED
