@@ -72,9 +72,11 @@ class Summary:
     parts: tuple[Part, ...]
     rejected: int
     makespan_s: float
-    #: These three figures are None if there were no GPUs, no free GPUs and no project that
-    #: requested GPUs, respectively.
+    #: These figures are None if there were no GPUs (the first two), no free GPUs, and no project
+    #: that requested GPUs.
     utilisation: float | None
+    #: The utilization between the first submission and the last.
+    arriving_utilisation: float | None
     fragmentation: float | None
     fairness: float | None
     gpu_hours: float
@@ -117,9 +119,16 @@ class Summary:
 
 #: The figures of `Summary` that describe the whole run.
 RUN_FIGURES: Final = (
-    *("makespan_s", "utilisation", "fragmentation", "fairness", "gpu_hours"),
+    *(
+        "makespan_s",
+        "utilisation",
+        "arriving_utilisation",
+        "fragmentation",
+        "fairness",
+        "gpu_hours",
+    ),
     *("preempted_lost_gpu_hours", "other_lost_gpu_hours", "preemptions", "nodes_lost", "rejected"),
-    *("useless_preemptions", "reserved_idle_gpu_hours"),
+    *("useless_preemptions", "reserved_idle_gpu_hours", "arriving_utilisation"),
 )
 
 
@@ -365,6 +374,7 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
         rejected=history.rejected,
         makespan_s=(end - begin) / 1000,
         utilisation=allocated / up if up else None,
+        arriving_utilisation=_arriving_utilisation(history, begin),
         fragmentation=unusable / (up - allocated) if up > allocated else None,
         fairness=fairness(shares),
         gpu_hours=allocated * seconds / 3600,
@@ -375,6 +385,14 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
         nodes_lost=history.nodes_lost,
         reserved_idle_gpu_hours=reserved_idle * seconds / 3600,
     )
+
+
+def _arriving_utilisation(history: History, begin: int) -> float | None:
+    last = max((job.submitted_ms for job in history.jobs.values()), default=begin)
+    if last == begin:
+        return None
+    (up,), (allocated,), *_ = pools_over(history, (begin, last))
+    return allocated / up if up else None
 
 
 def _gpu_hours(milli_ms: Iterable[int]) -> float:

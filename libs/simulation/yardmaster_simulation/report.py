@@ -170,6 +170,7 @@ def _lines() -> list[tuple[str, list[_Line]]]:
         _Line("succeeded", lambda s: s.part("all").succeeded, _number),
         _Line("makespan", lambda s: s.makespan_s, _duration),
         _Line("utilization of GPUs", lambda s: s.utilisation, _percent),
+        _Line("utilization while jobs arrive", lambda s: s.arriving_utilisation, _percent),
         _Line("unusable free GPUs", lambda s: s.fragmentation, _percent),
         _Line("fairness (Jain)", lambda s: s.fairness, _index),
         _Line("GPU hours", lambda s: s.gpu_hours, _number),

@@ -420,3 +420,26 @@ def test_a_preemption_of_which_nothing_came_is_useless_at_the_end_too() -> None:
     cell.submit("last")
     cell.run_until_idle()
     assert useless_preemptions(history_of(cell)) == 1
+
+
+def test_the_utilization_while_jobs_arrive_ends_with_the_last_submission() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=4)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.now_ms += 100_000
+    cell.submit("b", gpus=2)
+    cell.cycle()
+    cell.starts("b")
+    cell.cycle()
+    cell.ends("a")
+    cell.ends("b")
+    cell.cycle(after_s=100)
+    figures = summary(history_of(cell))
+    assert figures.arriving_utilisation == pytest.approx(4 / 8)
+    assert figures.utilisation == pytest.approx((4 + 6) / 16)
+
+
+def test_a_run_without_jobs_has_no_utilization_while_jobs_arrive() -> None:
+    assert summary(History()).arriving_utilisation is None
