@@ -48,6 +48,11 @@ AIMS_MS: Final = {
 }
 #: The largest exponent of the number of nodes.
 EXPONENT: Final = 1.15
+#: Measured cycles of each kind, and the cycles before them that are not measured.
+CYCLES: Final = 200
+WARM_UP: Final = 5
+P50_MS: Final = 1
+P99_MS: Final = 10
 
 
 class QuotaCell(TimedCell):
@@ -63,10 +68,18 @@ class QuotaCell(TimedCell):
         self.decided_s = time.process_time() - began
         return result
 
-    def deserve(self, project: str, gpus: int, *, department: str = "d", weight: int = 0) -> None:
-        """Let a project deserve GPUs."""
+    def deserve(
+        self,
+        project: str,
+        gpus: int,
+        *,
+        department: str = "d",
+        weight: int = 0,
+        pools: Sequence[str] = ("main",),
+    ) -> None:
+        """Let a project deserve GPUs of each pool."""
         quota = req.Quota(deserved_milli=gpus * 1000, over_quota_weight=weight)
-        config = req.ProjectConfig(department=department, quotas={"main": quota})
+        config = req.ProjectConfig(department=department, quotas=dict.fromkeys(pools, quota))
         self.admission(
             adm.EntitlementsChangedV1(
                 level=adm.Level.PROJECT, name=project, revision=1, project=config
@@ -82,6 +95,37 @@ class QuotaCell(TimedCell):
             due_ms = self.machine.due_ms(self.state)
             if due_ms is None or due_ms > self.now_ms:
                 return spent_s
+
+    def after(
+        self,
+        label: str,
+        change: Callable[[int], object],
+        *,
+        aim: bool = True,
+        p50_ms: float = P50_MS,
+        p99_ms: float = P99_MS,
+    ) -> list[Row]:
+        """Return the quantiles of the cycles that follow each of `CYCLES` changes."""
+        spent = []
+        for number in range(WARM_UP + CYCLES):
+            change(number)
+            spent.append(self.run_due_cycles() * 1000)
+        del spent[:WARM_UP]
+        p50, p99 = quantile(spent, 0.5), quantile(spent, 0.99)
+        return [
+            Row(f"{label}, p50", p50, "ms", f"<= {p50_ms:g}" if aim else "", cpu=p50),
+            Row(f"{label}, p99", p99, "ms", f"<= {p99_ms:g}" if aim else "", cpu=p99),
+        ]
+
+    def ends_one_of(self, running: Sequence[Task]) -> Callable[[int], None]:
+        """Return a change: the end of one of these tasks."""
+        step = len(running) // (WARM_UP + CYCLES)
+
+        def change(number: int) -> None:
+            task = running[number * step]
+            self.ends(task.job.id, task.index)
+
+        return change
 
 
 def k1(nodes: int) -> tuple[float, str]:
@@ -186,11 +230,6 @@ PROJECTS: Final = 1_000
 DEPARTMENTS: Final = 20
 NODES: Final = 5_000
 PENDING: Final = 100_000
-#: Measured cycles of each kind, and the cycles before them that are not measured.
-CYCLES: Final = 200
-WARM_UP: Final = 5
-P50_MS: Final = 1
-P99_MS: Final = 10
 
 
 class StandingCell(QuotaCell):
@@ -222,29 +261,6 @@ class StandingCell(QuotaCell):
         of = {"project": f"p{project}", "department": f"d{project % DEPARTMENTS}"}
         self.submit(name, **of, **spec)
         return name
-
-    def after(self, label: str, change: Callable[[int], object], *, aim: bool = True) -> list[Row]:
-        """Return the quantiles of the cycles that follow each of `CYCLES` changes."""
-        spent = []
-        for number in range(WARM_UP + CYCLES):
-            change(number)
-            spent.append(self.run_due_cycles() * 1000)
-        del spent[:WARM_UP]
-        p50, p99 = quantile(spent, 0.5), quantile(spent, 0.99)
-        return [
-            Row(f"{label}, p50", p50, "ms", f"<= {P50_MS}" if aim else "", cpu=p50),
-            Row(f"{label}, p99", p99, "ms", f"<= {P99_MS}" if aim else "", cpu=p99),
-        ]
-
-    def ends_one_of(self, running: Sequence[Task]) -> Callable[[int], None]:
-        """Return a change: the end of one of these tasks."""
-        step = len(running) // (WARM_UP + CYCLES)
-
-        def change(number: int) -> None:
-            task = running[number * step]
-            self.ends(task.job.id, task.index)
-
-        return change
 
 
 def standing(kind: str) -> list[Row]:
@@ -311,6 +327,51 @@ def reserved() -> list[Row]:
         rows = cell.after(f"{label} submit", lambda n: cell.submit_to(n * 37 % PROJECTS))
         stopping = [task for task in cell.state.tasks.values() if task.phase is Phase.STOPPING]
         return rows + cell.after(f"{label} end", cell.ends_one_of(stopping))
+
+
+def refused(claims: int, pools: int = 1) -> list[Row]:
+    """Cycles after one event that helps none of `claims` projects, each with a task of 8 GPUs that
+    it deserves and can get nowhere.
+
+    On each of 1,000 nodes a project holds 7 GPUs that it deserves, and another one the last GPU,
+    which it does not deserve.
+    """
+    nodes, names = 1_000, ["main", *(f"pool{number:02d}" for number in range(1, pools))]
+    cell = QuotaCell()
+    for name in names[1:]:
+        cell.pool(name, policy="quota", order="kai", over_quota="weight")
+    for project, gpus in (("a", 7 * nodes), ("b", 0), ("z", SLOTS)):
+        cell.deserve(project, gpus, pools=names)
+    for claim in range(claims):
+        cell.deserve(f"p{claim}", SLOTS, pools=names)
+    for node in range(nodes):
+        cell.node(f"n{node}", pool=names[node % pools])
+        cell.submit(f"a{node:05d}x", project="a", gpus=7, pools=(names[node % pools],))
+    cell.run_due_cycles()
+    for at, name in enumerate(names):
+        cell.submit(f"b{at:02d}x", project="b", gpus=1, tasks=nodes // pools, pools=(name,))
+    cell.run_due_cycles()
+    for task in [task for task in cell.state.tasks.values() if task.run is not None]:
+        cell.starts(task.job.id, task.index)
+    cell.run_due_cycles()
+    for claim in range(claims):
+        cell.submit(f"c{claim:02d}x", project=f"p{claim}", gpus=8, pools=(names[claim % pools],))
+    cell.run_due_cycles()
+    of_b = [task for task in cell.state.tasks.values() if task.job.project.name == "b"]
+    assert all(task.run is not None for task in of_b)
+    label = f"{claims} claims that cannot succeed, {pools} pools, one"
+
+    def submit(number: int) -> None:
+        pool = names[number % pools]
+        cell.submit(f"z{number:03d}x", project="z", gpus=1, pools=(pool,), node_types=("none",))
+
+    with collector_off():
+        rows = cell.after(f"{label} submit", submit, p50_ms=2)
+        rows += cell.after(f"{label} end", cell.ends_one_of(of_b), p50_ms=2)
+    waiting = [task for task in cell.state.tasks.values() if task.job.shape.gpus == SLOTS]
+    assert len(waiting) == claims
+    assert all(task.run is None for task in waiting)
+    return rows
 
 
 # Victims, history, nodes, configurations

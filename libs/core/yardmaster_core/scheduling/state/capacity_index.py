@@ -44,7 +44,7 @@ class CapacityIndex:
     __slots__ = (
         *("_stale", "available", "capacities", "changes", "cpu", "free_milli", "gpuless", "idle"),
         *("images", "max_gpuless", "memory", "named", "node_orders", "of_gpu_memory", "of_size"),
-        *("of_type", "shared", "whole", "workload"),
+        *("of_type", "shared", "touched", "whole", "workload"),
     )
 
     def __init__(self) -> None:
@@ -80,6 +80,9 @@ class CapacityIndex:
         #: Kept orders of nodes, and the workload that some of their keys depend on.
         self.node_orders: dict[tuple[NodeKey, Fit], NodeOrder] = {}
         self.workload = NO_WORKLOAD
+        #: Ordinals of nodes with changes since a reader set this to an empty dict; None: no reader
+        #: did, or any node may have changed.
+        self.touched: dict[int, None] | None = None
         self._stale: list[NodeCapacity] = []
 
     def add(
@@ -251,6 +254,8 @@ class CapacityIndex:
                 )
         else:
             capacity.gpuless_left += replicas
+        if self.touched is not None:
+            self.touched[capacity.ordinal] = None
         if not capacity.stale:
             capacity.stale = True
             self._stale.append(capacity)
@@ -304,6 +309,7 @@ class CapacityIndex:
     def refile(self) -> None:
         """Build all sets from the capacities, which costs less than many single changes."""
         self._stale.clear()
+        self.touched = None
         self.node_orders.clear()
         self.free_milli = 0
         capacities = self.capacities.values()

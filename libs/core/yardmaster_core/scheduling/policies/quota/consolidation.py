@@ -24,6 +24,8 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
     if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
     index = index_of(view)
+    if not could_be_moved_for(view, task.job.shape):
+        return
     tasks_by_queue = (
         (
             index.queue_of(view.state, project),
@@ -48,6 +50,16 @@ def enough_to_move(view: PoolView, shape: Shape) -> bool:
     if follows_kai(view) and not shape.preemptible:
         return False
     return view.pool.least_milli(shape) <= view.pool.future.free_milli
+
+
+def could_be_moved_for(view: PoolView, shape: Shape) -> bool:
+    """Whether some node could hold a task of this shape if any other tasks were moved from it, by
+    what is free on the nodes.
+    """
+    milli = view.pool.least_milli(shape)
+    if shape.replicas > 1 or shape.whole_nodes or not milli:
+        return True
+    return index_of(view).node_bounds.most_on_one_node(frozenset()) >= milli
 
 
 def move_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:

@@ -59,6 +59,7 @@ from yardmaster_core.scheduling.policies.quota.blocked_order import (
     request_of,
 )
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
+from yardmaster_core.scheduling.policies.quota.node_bounds import NodeBounds
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.state.cell_view import CellView
@@ -134,6 +135,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
         self._changed = CarriedOver[str]("changed")
+        #: What could be free on the nodes at most.
+        self.node_bounds = NodeBounds(pool)
         #: Whether settings of owners changed.
         self.reconfigured = CarriedOverFlag("reconfigured")
         #: Ordinals of nodes with another capacity, or other tasks that may be preempted.

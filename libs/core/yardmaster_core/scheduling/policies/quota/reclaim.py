@@ -7,7 +7,6 @@ the reclaimee.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
@@ -42,9 +41,6 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, i
 from yardmaster_core.scheduling.policies.quota.turns import could_reclaim
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
-
-#: More gpu_milli than any pool has.
-UNBOUNDED: Final = 1 << 60
 
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
@@ -142,8 +138,7 @@ def no_node_suffices(
     """Whether no node could hold a task of one replica without the tasks that may be reclaimed, and
     those that may be moved to the free GPUs of other nodes.
 
-    The check costs a step per queue; the first one of a cycle for a set of projects costs one per
-    preemptible task of the pool, but the search would cost that for each task.
+    The check costs a step per queue, and one per node that changed since the last one.
     """
     shape = task.job.shape
     if shape.replicas > 1 or shape.whole_nodes or not view.pool.least_milli(shape):
@@ -162,42 +157,8 @@ def no_node_suffices(
             )
         if loses:
             projects.append(project)
-    return _most_on_one_node(view, projects) < view.pool.least_milli(shape)
-
-
-def _most_on_one_node(view: PoolView, losing: Sequence[Project]) -> int:
-    """Return the most gpu_milli that could be free on one node without the tasks of these projects,
-    if other preemptible tasks were moved to free GPUs. Where gangs release more, UNBOUNDED.
-    """
-    pool = view.pool
-    key = ("most_on_one_node", *losing)
-    changes = pool.future.changes
-    known: tuple[int, int] | None = view.memo.get(key)
-    if known is None or known[0] != changes:
-        future = pool.future.capacities
-        free = {node.name: future[at].gpu_milli for at, node in pool.nodes.items() if at in future}
-        largest = max(free.values(), default=0)
-        gained, movable = dict(free), dict.fromkeys(free, 0)
-        index, losers = index_of(view), frozenset(losing)
-        for project, by_priority in index.victims.items():
-            into = gained if project in losers else movable
-            # Also those that this cycle placed: a later cycle may preempt them.
-            for task in chain.from_iterable(tasks.in_order() for tasks in by_priority.values()):
-                shape, run = task.job.shape, task.run
-                held = UNBOUNDED if shape.replicas > 1 else pool.held_milli(task)
-                # A request of GPU memory is a smaller part of a larger GPU.
-                fits_elsewhere = held <= largest or shape.replicas > 1 or shape.gpu_memory_mib
-                if run is None or (into is movable and not fits_elsewhere):
-                    continue
-                for node in run.nodes:
-                    into[node] = into.get(node, 0) + held
-        total = pool.future.free_milli
-        most = (
-            milli + min(movable.get(node, 0), total - free.get(node, 0))
-            for node, milli in gained.items()
-        )
-        known = view.memo[key] = changes, max(most, default=0)
-    return known[1]
+    most = index_of(view).node_bounds.most_on_one_node(frozenset(projects))
+    return most < view.pool.least_milli(shape)
 
 
 def exceeds(reclaimee: Queue, resource: int, *, within_deserved: bool) -> bool:
@@ -419,6 +380,11 @@ def _holds_enough(
         or (within_deserved and not _is_within_deserved(reclaimee, remaining))
         or (within_deserved and any(excess_over_sum(view, reclaimee, taken)))
     )
+
+
+def may_lose_tasks(view: PoolView, reclaimee: Queue) -> bool:
+    """Whether a queue may lose a task to any sibling."""
+    return _holds_enough(view, reclaimee, NOTHING, within_deserved=True)
 
 
 def _loses_deserved(reclaimee: Queue, taken: Amounts) -> bool:

@@ -25,6 +25,7 @@ from yardmaster_core.scheduling.policies.quota.protections import delayed_until_
 from yardmaster_core.scheduling.policies.quota.queue_heap import QueueKey
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.reclaim import stays_within_share
+from yardmaster_core.scheduling.policies.quota.refused_claims import RefusedClaims
 from yardmaster_core.scheduling.policies.quota.start import (
     is_protected_beyond_deserved,
     share_decides_now,
@@ -43,8 +44,9 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     """Return the groups that did not fit and may find victims now, or wait for another reason than
     the recorded one.
 
-    Each group whose project stays within its share is among them: the tasks that it may reclaim
-    slots from depend on what other projects hold, also in other pools.
+    Each group whose project stays within its share is among them, unless no set of victims could
+    suffice: the tasks that it may reclaim slots from depend on what other projects hold, also in
+    other pools.
     """
     index = index_of(view)
     _check(view, index.take_unchecked(view.state))
@@ -139,9 +141,14 @@ def _preemptible_milli(node: Node) -> dict[Project, int]:
 
 
 def _that_reclaim(view: PoolView) -> Iterator[Group]:
-    """Yield the groups whose project stays within its share."""
+    """Yield the groups whose project stays within its share, without those for which no set of
+    victims suffices.
+    """
+    refused = RefusedClaims(view)
     for project_queue in index_of(view).below_share:
         for group in project_queue.blocked:
+            if refused.contains(project_queue, group):
+                continue
             if _may_claim(view, group) and stays_within_share(view, group.queue.first):
                 yield group
 
