@@ -118,12 +118,12 @@ def test_a_restored_cell_considers_the_same_groups() -> None:
 def test_a_wait_counts_the_sets_of_victims_that_were_tried() -> None:
     cell = Cell(policy="quota", actions=["allocate", "consolidation"])
     for name in ("n1", "n2"):
-        cell.node(name, gpus=3)
-        cell.submit(name, gpus=2)
+        cell.node(name, gpus=2, node_type=name)
+        cell.submit(name, gpus=1, node_types=(name,))
     cell.cycle()
     for name in ("n1", "n2"):
         cell.starts(name)
-    # On either node it fits only if the task there is moved, for which one GPU is too little.
+    # On either node it fits only if the task there is moved, which the other node does not suit.
     cell.submit("wait", gpus=2)
     cell.run_until_idle()
     assert waits(cell, "wait").numbers["tries"] == 2

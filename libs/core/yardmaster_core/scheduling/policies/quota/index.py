@@ -135,6 +135,10 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
         self._changed = CarriedOver[str]("changed")
+        #: How often the amounts or the settings of a queue changed; and the sums over all pools,
+        #: which the first of the pools keeps for all (`pool_sums.py`).
+        self.amount_changes = 0
+        self.known_sums: Any = None
         #: What could be free on the nodes at most.
         self.node_bounds = NodeBounds(pool)
         #: Whether settings of owners changed.
@@ -206,6 +210,12 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._unchecked[queue] = None
         for order in self._orders.values():
             order.changed(queue)
+
+    def anything_changed(self, state: CellView) -> bool:
+        """Whether anything changed in this pool since the last cycle, or the amounts that a project
+        holds of another one.
+        """
+        return any(self._carried) or next(self.reallocated_elsewhere(state), None) is not None
 
     @property
     def changed_nodes(self) -> Sequence[int]:
@@ -481,6 +491,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def allocation_changed(self, task: Task) -> Iterable[Victims]:
         self.shares_stale = True
+        self.amount_changes += 1
         name = task.job.project.name
         self._reallocated.add(name)
         self._project_changed(name)
@@ -506,6 +517,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._root = None
         self._built = False
         self.shares_stale = True
+        self.amount_changes += 1
         self.reconfigured.set()
 
     def usages_changed(self) -> None:

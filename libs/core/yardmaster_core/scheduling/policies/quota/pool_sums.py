@@ -39,11 +39,34 @@ class PoolSum:
         return numbers if deserved is None else {f"deserved_in_all_{suffix}": deserved, **numbers}
 
 
+@dataclass(slots=True)
+class _KnownSums:
+    """The sums of projects at given numbers of changes of the indexes of all pools."""
+
+    indexes: list[QuotaIndex]
+    changes: list[int]
+    sums: dict[Project, PoolSum]
+
+
 def sum_over_pools(view: PoolView, project: Project) -> PoolSum | None:
-    """Return the sums of a project; None if only one pool has this policy."""
+    """Return the sums of a project; None if only one pool has this policy.
+
+    A sum costs a step per pool, once after each change of what any project holds.
+    """
     indexes = _indexes(view)
     if len(indexes) == 1:
         return None
+    changes = [index.amount_changes for index in indexes]
+    known: _KnownSums | None = indexes[0].known_sums
+    if known is None or known.changes != changes or known.indexes != indexes:
+        known = indexes[0].known_sums = _KnownSums(indexes, changes, {})
+    found = known.sums.get(project)
+    if found is None:
+        found = known.sums[project] = _sum(view, indexes, project)
+    return found
+
+
+def _sum(view: PoolView, indexes: list[QuotaIndex], project: Project) -> PoolSum:
     queues = [index.queue_of(view.state, project) for index in indexes]
     allocated = non_preemptible = NOTHING
     for queue in queues:

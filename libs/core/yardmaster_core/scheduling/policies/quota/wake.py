@@ -46,9 +46,11 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
 
     Each group whose project stays within its share is among them, unless no set of victims could
     suffice: the tasks that it may reclaim slots from depend on what other projects hold, also in
-    other pools.
+    other pools. If nothing changed since the last cycle, each of them was considered in that cycle.
     """
     index = index_of(view)
+    if not view.pool.awake and not index.anything_changed(view.state):
+        return ()
     _check(view, index.take_unchecked(view.state))
     actions = view.options.claiming
     groups: dict[Group, None] = {}
