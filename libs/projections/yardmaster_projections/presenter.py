@@ -42,7 +42,7 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
     WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task requests less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
-    WaitCode.EXCEEDS_DESERVED: "its project or department deserves more, or the task requests less",
+    WaitCode.EXCEEDS_DESERVED: "its owner may hold more of such tasks, or the task requests less",
     WaitCode.PAUSED: "someone resumes it",
     WaitCode.NOT_CONSIDERED: "the next cycle considers it",
     WaitCode.INSUFFICIENT_FREE: "running tasks end",
@@ -54,7 +54,7 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_DESERVED: (
-        "tasks of the project or department that cannot be preempted end, or it deserves more"
+        "tasks of the same owner that cannot be preempted end, or it may hold more of them"
     ),
     WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",

@@ -26,6 +26,7 @@ MAX_DEPTH: Final = 16
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
+Permille = Annotated[int, Field(ge=0, le=1000)]
 SignedInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 #: Milliseconds since 1970-01-01T00:00Z.
 Millis = Annotated[int, Field(ge=0, le=LAST_MS)]

@@ -18,6 +18,7 @@ TEN_YEARS_S = 10 * 365 * 86_400
 INTEGERS = {
     "Count": (0, MAX_INT),
     "Positive": (1, MAX_INT),
+    "Permille": (0, 1000),
     "SignedInt": (-MAX_INT, MAX_INT),
     "Millis": (0, 253_402_300_799_999),
     "Seconds": (0, TEN_YEARS_S),

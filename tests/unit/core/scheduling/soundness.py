@@ -605,7 +605,8 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             wait = group.waits[waits_in.name][0]
             job = wait.code is WaitCode.AT_MAX_SLOTS
             owner = members[group.key][0].job.id if job else wait.about
-            assert owner is not None
+            if owner is None:
+                continue  # of a user, whose policy wakes the group itself
             assert (waits_in, group) in state.wake_index.limited[owner], (
                 "a limited group would not be woken"
             )

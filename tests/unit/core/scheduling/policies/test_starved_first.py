@@ -218,13 +218,74 @@ def test_a_victim_returns_to_its_owners_queue_and_starts_again() -> None:
 
 
 def test_tasks_that_cannot_be_preempted_keep_what_they_hold() -> None:
-    cell = OwnersCell({"n1": 8})
+    cell = OwnersCell({"n1": 8}, non_preemptible_permille=1000)
     cell.submit("non_preemptible", user="bob", gpus=6, preemptible=False)
     cell.submit_all("carol", 2)
     cell.run()
     cell.submit_all("alice", 5)
     cell.run()
     assert cell.gpus_of("alice", "bob", "carol") == [1, 6, 1]
+
+
+def test_an_owner_does_not_take_a_pool_with_tasks_that_cannot_be_preempted() -> None:
+    cell = OwnersCell({"n1": 8})
+    bobs = cell.submit_all("bob", 12, preemptible=False)
+    cell.run()
+    wait = waits(cell, bobs[4])
+    assert cell.gpus_of("bob") == [4]
+    assert (wait.code, wait.about) == (WaitCode.AT_DESERVED, None)
+    assert wait.numbers == {"deserved_milli": 4000, "used_milli": 4000, "asked_milli": 1000}
+    cell.submit_all("alice", 12, preemptible=False)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [4, 4]
+
+
+def test_the_next_one_starts_when_one_of_these_tasks_ends() -> None:
+    cell = OwnersCell({"n1": 8})
+    bobs = cell.submit_all("bob", 6, preemptible=False)
+    cell.run()
+    cell.ends(bobs[0], done=True)
+    assert started(cell.run()) == [bobs[4]]
+
+
+def test_they_start_on_the_nodes_that_join() -> None:
+    cell = OwnersCell({"n1": 2})
+    bobs = cell.submit_all("bob", 3, preemptible=False)
+    cell.submit("large", user="bob", gpus=2, preemptible=False)
+    cell.run()
+    assert waits(cell, "large").code is WaitCode.EXCEEDS_DESERVED
+    cell.node("n2", 4)
+    assert started(cell.run()) == bobs[1:]
+    assert waits(cell, "large").code is WaitCode.AT_DESERVED
+
+
+def test_what_an_owner_may_not_hold_leaves_its_other_tasks_alone() -> None:
+    cell = OwnersCell({"n1": 4}, **PROJECTS)
+    for name in ("a", "b", "c"):
+        cell.submit(f"{name}notebook", project="p", preemptible=False)
+    cell.submit("sweep", project="p", tasks=4)
+    cell.run()
+    wait = waits(cell, "cnotebook")
+    assert (wait.code, wait.about) == (WaitCode.AT_DESERVED, "p")
+    assert cell.gpus_of("p") == [4]
+
+
+def test_a_pool_of_one_gpu_takes_one_of_them() -> None:
+    cell = OwnersCell({"n1": 1})
+    cell.submit("notebook", user="bob", preemptible=False)
+    assert started(cell.run()) == ["notebook"]
+
+
+def test_tasks_with_a_minimum_run_time_leave_after_that_time() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.submit_all("bob", 8, min_runtime_s=3600)
+    cell.run()
+    cell.submit_all("alice", 4)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [0, 4]
+    cell.cycle(after_s=3601)
+    cell.run()
+    assert cell.gpus_of("alice", "bob") == [2, 2]
 
 
 def test_a_task_that_cannot_be_preempted_preempts_as_others() -> None:

@@ -23,6 +23,7 @@ from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import WaitCode
@@ -34,6 +35,8 @@ Milli = tuple[int, int, int]
 NOTHING: Final[Milli] = (0, 0, 0)
 #: A limit keeps tasks with these wait reasons from starting.
 AT_LIMIT: Final = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
+#: These tasks wait until their owner holds less in tasks that cannot be preempted.
+AT_BOUND: Final = frozenset({WaitCode.AT_DESERVED, WaitCode.EXCEEDS_DESERVED})
 
 
 class Owner:
@@ -70,8 +73,9 @@ class Owner:
 class OwnersIndex(ClaimingIndex[OwnerName]):
     """The owners of a pool."""
 
-    def __init__(self, pool: Pool, *, by_user: bool) -> None:
+    def __init__(self, pool: Pool, *, by_user: bool, non_preemptible_permille: int) -> None:
         self._by_user = by_user
+        self._non_preemptible_permille = non_preemptible_permille
         super().__init__(pool, Traits(equal_within="user" if by_user else "pool", preempts=True))
         #: Owners that hold or request something, or have pending tasks.
         self.owners: dict[OwnerName, Owner] = {}
@@ -100,12 +104,19 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self.changed_owners: list[Owner] = []
         #: Projects whose rank may have changed since they were ranked.
         self.rank_stale: dict[str, None] = {}
+        #: Owners that may hold more in tasks that cannot be preempted than when their groups were
+        #: considered.
+        self.bound_stale: dict[OwnerName, None] = {}
 
     def owner_of(self, job: Job) -> OwnerName:
         """Return the submitting user; or the project, also of a job whose user is not known."""
         if self._by_user and job.user is not None:
             return "user", job.user
         return "project", job.project.name
+
+    def owner_of_group(self, group: Group) -> OwnerName:
+        """Return the owner of the tasks of a group, which has pending tasks."""
+        return self.owner_of(group.first.job)
 
     # Reading
 
@@ -127,6 +138,40 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def part(self, owner: Owner) -> int:
         """Return the equal part of an owner."""
         return owner.part(self.level())
+
+    def most_non_preemptible(self) -> int:
+        """Return the most that the tasks of one owner that cannot be preempted may hold: a part of
+        all GPUs of the pool, also of cordoned and lost nodes, rounded up to a whole GPU.
+        """
+        pool = self._pool
+        key = "most_non_preemptible"
+        known: tuple[int, int] | None = pool.policy_cache.get(key)
+        if known is None or known[0] != pool.topology:
+            gpus = sum(node.gpus for node in pool.nodes.values())
+            most = -(-gpus * self._non_preemptible_permille // 1000) * WHOLE
+            known = pool.policy_cache[key] = pool.topology, most
+        return known[1]
+
+    def groups_within_bound(self) -> Iterator[Group]:
+        """Yield the groups that wait until their owner holds less in tasks that cannot be
+        preempted, and no longer have to.
+
+        An owner stays in `bound_stale` until it has none, because a draft may be rolled back.
+        """
+        self.count()
+        for name in list(self.bound_stale):
+            owner = self.owners.get(name)
+            room = self.most_non_preemptible() - owner.non_preemptible if owner is not None else 0
+            found = [
+                group
+                for asked, groups in (owner.waiting.items() if owner is not None else ())
+                if asked <= room
+                for group in groups
+                if group.wait_code(self._pool.name) in AT_BOUND
+            ]
+            if not found:
+                del self.bound_stale[name]
+            yield from found
 
     def above(self) -> Iterator[Owner]:
         """Yield the owners that hold more than their equal parts, those with the most first."""
@@ -169,6 +214,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             self._topology = pool.topology
             self._level = None
             self._stale_groups.update(dict.fromkeys(pool.groups.values()))
+            self.bound_stale.update(dict.fromkeys(map(self.owner_of_group, pool.groups.values())))
         for task in self._stale_tasks:
             self._count_task(task)
         self._stale_tasks.clear()
@@ -216,7 +262,10 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         else:
             self._tasks[task] = now
         more = [a - b for a, b in zip(now, before, strict=True)]
-        self._change(self._owner(self.owner_of(task.job)), *more)
+        owner = self._owner(self.owner_of(task.job))
+        self._change(owner, *more)
+        if now[1] < before[1]:
+            self.bound_stale[owner.name] = None
 
     def _count_group(self, group: Group) -> None:
         """Count the pending tasks of a group again, for its owner at this time."""

@@ -9,6 +9,7 @@ to them, and for each owner a heap of its tasks by priority, then by submission.
 - If a task does not fit and its owner is below its equal part, the task may preempt tasks of
   owners above their equal parts, if it starts then (`preempt.py`). The preempted tasks return to
   the queue of their owner.
+- Tasks of one owner that cannot be preempted hold at most a part of the pool (an option).
 
 So an owner gets no more GPUs by more tasks or higher priorities: a priority only orders the tasks
 of one owner. Tasks without GPUs start where they fit; they hold nothing and preempt nothing.
@@ -50,19 +51,21 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
-from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.fields import CLOSED, Permille
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarvedFirstOptions:
     """`owners`: the pool is divided among users or among projects. A job that names no user belongs
-    to its project.
+    to its project. `non_preemptible_permille`: the part of the GPUs of the pool, in thousandths,
+    that tasks of one owner that cannot be preempted may hold.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     owners: Literal["user", "project"] = "user"
+    non_preemptible_permille: Permille = 500
 
 
 #: Wait codes of tasks that may find victims although no slots were released.
@@ -84,6 +87,33 @@ def start_reason(view: PoolView, task: Task) -> Start:
         rule="within_equal_part" if within else "beyond_equal_part",
         numbers={"fair_share_milli": part, "used_milli": allocated},
     )
+
+
+def wait_for_owner(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task that cannot be preempted and with which its owner would hold
+    too much in such tasks; or of one that must not pass another task; else None.
+    """
+    return _wait_at_bound(view, group, task) or wait_behind_starved(view, group, task)
+
+
+def _wait_at_bound(view: PoolView, group: Group, task: Task) -> Wait | None:
+    if group.shape.preemptible:
+        return None
+    asked = view.pool.most_milli(group.shape)
+    if not asked or (task.reserved is not None and task.reserved.pool_name == view.pool.name):
+        return None
+    index = index_of(view)
+    owner, most = index.owner(task.job), index.most_non_preemptible()
+    # A pool without GPUs refuses the task for that reason.
+    if not most or owner.non_preemptible + asked <= most:
+        return None
+    kind, name = owner.name
+    about = name if kind == "project" else None
+    numbers = {"deserved_milli": most, "asked_milli": asked}
+    if asked > most:
+        return Wait(code=WaitCode.EXCEEDS_DESERVED, numbers=numbers, about=about)
+    numbers = {**numbers, "used_milli": owner.non_preemptible}
+    return Wait(code=WaitCode.AT_DESERVED, numbers=numbers, about=about)
 
 
 def wait_behind_starved(view: PoolView, group: Group, task: Task) -> Wait | None:
@@ -117,8 +147,9 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
 
 
 def groups_to_wake(view: PoolView) -> Iterator[Group]:
-    """Yield the groups that did not fit and may find victims now."""
+    """Yield the groups that may start or find victims now, although no release woke them."""
     index = index_of(view)
+    yield from index.groups_within_bound()
     for group in groups_behind(view):
         if group.queue.live and not is_protected_beyond_part(view, group, group.queue.first):
             yield group
@@ -144,7 +175,11 @@ def equivalence(view: PoolView, group: Group) -> Hashable:
 
 def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
     """Return a new index of a pool with this policy."""
-    return OwnersIndex(pool, by_user=options.owners == "user")
+    return OwnersIndex(
+        pool,
+        by_user=options.owners == "user",
+        non_preemptible_permille=options.non_preemptible_permille,
+    )
 
 
 def owner_precedence(view: PoolView, task: Task) -> Precedence:
@@ -212,7 +247,7 @@ STARVED_FIRST: Final = Policy(
     version=1,
     options=StarvedFirstOptions,
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
-    start=StartRules(must_wait=wait_behind_starved, reason=start_reason),
+    start=StartRules(must_wait=wait_for_owner, reason=start_reason),
     preemption=Preemption(
         actions=only(PREEMPT), no_victims_wait=no_victims_wait, precedence=owner_precedence
     ),
