@@ -167,8 +167,11 @@ class _Inputs:
 
 
 _OPTIONS_OF: Final = {
-    "quota": ("order", "over_quota", "max_moves", "saturation_permille", "min_runtime_of"),
-    "starved_first": ("owners", "non_preemptible_permille"),
+    "quota": (
+        *("order", "over_quota", "max_moves", "saturation_permille", "min_runtime_of"),
+        "reserve_oldest_s",
+    ),
+    "starved_first": ("owners", "non_preemptible_permille", "reserve_oldest_s"),
     "fair_share": ("variant", "among"),
     "priority": ("backfill", "impossible_block"),
     "fitgpp": ("s_milli", "p", "backfill_s"),

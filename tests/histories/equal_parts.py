@@ -133,6 +133,8 @@ class Division:
             seen.add((owner, group))
             if self.pool.name != task.shape.pools[0] or limit_reached(self.state, self.pool, task):
                 continue
+            if group.wait_code(self.pool.name) is WaitCode.BEHIND_TASK:
+                continue  # its owner has a task that comes first
             self._starts_not_without_others(task, owner, asked)
 
     def _starts_not_without_others(self, task: Task, owner: str, asked: int) -> None:

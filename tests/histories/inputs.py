@@ -71,6 +71,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "preemption_delay_s": (*[0] * 5, 20),
     "min_runtime_of": ("lca", "queue"),
     "owners": ("user", "user", "project"),
+    "reserve_oldest_s": (None, 5, 600),
     "non_preemptible_permille": (500, 500, 1000, 250),
     "usage_half_life_s": (0, 0, 60, 3600),
     "usage_weight_permille": (1000, 0, 5000),

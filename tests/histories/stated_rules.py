@@ -124,7 +124,71 @@ def waits_by_rule(state: ClusterState, pool: Pool, group: Group) -> bool:
     if name == "quota":
         return _waits_for_quota(state, pool, group)
     assert name == "starved_first", name
+    if waits_for_the_oldest(state, pool, group) or _is_at_bound(state, pool, task):
+        return True
     return is_held_by_protection(group) and _some_are_protected(pool)
+
+
+def waits_for_the_oldest(state: ClusterState, pool: Pool, group: Group) -> bool:
+    """Whether another task of the owner waits for capacity, a limit or a quota, has done so for
+    `reserve_oldest_s`, and comes first; under `quota` the share of the project could hold it.
+    """
+    assert pool.config is not None
+    options, task = options_of(pool.config.policy), group.queue.first
+    if options.reserve_oldest_s is None:
+        return False
+    overdue_ms = state.now_ms - options.reserve_oldest_s * 1000
+    for other in pending_groups(pool):
+        first = other.queue.first
+        if other is group or _owner_of(pool, first) != _owner_of(pool, task):
+            continue
+        code = code_of(pool, other)
+        waits = code in BLOCKING or code in (WaitCode.AT_LIMIT, WaitCode.AT_DESERVED)
+        if not waits or code is WaitCode.NODES_UNAVAILABLE or first.queued_ms > overdue_ms:
+            continue
+        if _place_within(pool, first) > _place_within(pool, task):
+            continue
+        if pool.config.policy.name == "quota":
+            queues = Queues(state, pool)
+            if exceeds(request_of(pool, first), queues.fair[first.job.project]):
+                continue
+        return True
+    return False
+
+
+def _owner_of(pool: Pool, task: Task) -> str:
+    assert pool.config is not None
+    by_user = pool.config.policy.name == "starved_first" and (
+        options_of(pool.config.policy).owners == "user" and task.job.user is not None
+    )
+    return f"user {task.job.user}" if by_user else f"project {task.job.project.name}"
+
+
+def _place_within(pool: Pool, task: Task) -> tuple[bool, int, object]:
+    assert pool.config is not None
+    policy = pool.config.policy
+    last = policy.name == "quota" and options_of(policy).order == "document"
+    return last and task.job.spec.preemptible, task.job.priority, task.key
+
+
+def _is_at_bound(state: ClusterState, pool: Pool, task: Task) -> bool:
+    """Whether the tasks of the owner that cannot be preempted would hold more than the part of the
+    pool that `starved_first` lets them hold.
+    """
+    assert pool.config is not None
+    asked = pool.most_milli(task.shape)
+    if task.job.spec.preemptible or not asked:
+        return False
+    permille = options_of(pool.config.policy).non_preemptible_permille
+    most = -(-sum(node.gpus for node in pool.nodes.values()) * permille // 1000) * 1000
+    for other in state.tasks.values():
+        if other.job.spec.preemptible or _owner_of(pool, other) != _owner_of(pool, task):
+            continue
+        if other.reserved is not None and other.reserved.pool_name == pool.name:
+            asked += other.reserved.gpu_milli
+        elif other.run is not None and other.run.pool_name == pool.name:
+            asked += pool.held_milli(other)
+    return bool(asked > most)
 
 
 def is_held_by_protection(group: Group) -> bool:
@@ -200,11 +264,14 @@ def _waits_in_queue(state: ClusterState, pool: Pool, group: Group) -> bool:
 def _waits_for_quota(state: ClusterState, pool: Pool, group: Group) -> bool:
     """`actions` leave `allocate` out; or a queue would hold more than its limit, or more than it
     deserves in tasks that cannot be preempted; or more than it deserves at all, while the task
-    would be protected and another task waits for such victims.
+    would be protected and another task waits for such victims; or an earlier task of its project
+    has waited for long.
     """
     assert pool.config is not None
     task = group.queue.first
     if "allocate" not in options_of(pool.config.policy).in_order:
+        return True
+    if waits_for_the_oldest(state, pool, group):
         return True
     queues, asked = Queues(state, pool), request_of(pool, task)
     path = queues.path(task.job.project)

@@ -306,14 +306,14 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NOT_CONSIDERED: (),
     WaitCode.INSUFFICIENT_FREE: (
         *("asked_milli", "free_milli", "short_milli", "unknown_nodes", "blocked", "tries"),
-        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("reserved_from_at_ms", "others_above", *_of_each("fair_share", "used", "deserved")),
         *("asked_cpu_milli", "asked_memory_mib"),
         *("free_cpu_milli", "short_cpu_milli", "free_memory_mib", "short_memory_mib"),
     ),
     WaitCode.FRAGMENTED: (
         *("asked_milli", "free_milli", "largest_milli", "replicas", "places"),
         *("idle_milli", "unknown_nodes", "blocked", "tries"),
-        *("others_above", *_of_each("fair_share", "used", "deserved")),
+        *("reserved_from_at_ms", "others_above", *_of_each("fair_share", "used", "deserved")),
         *("asked_cpu_milli", "asked_memory_mib"),
     ),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),

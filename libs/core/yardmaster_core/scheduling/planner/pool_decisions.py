@@ -194,7 +194,8 @@ class PoolDecisions:
             # Another owner's limit: its releases wake the group from now on.
             changed |= known[0].about != wait.about
         if known is not None and wait.code in NO_CAPACITY:
-            # The share of another resource decides, or none does any more.
+            # The share of another resource decides, or none does any more; or later tasks wait
+            # behind it from now on.
             changed |= _of_shares(known[0]) != _of_shares(wait)
         if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
@@ -223,5 +224,8 @@ class PoolDecisions:
 
 
 def _of_shares(wait: Wait) -> set[str]:
-    """Return the names of a wait's numbers that describe the share of a project."""
-    return {name for name in wait.numbers if name.startswith(("fair_share_", "others_above"))}
+    """Return the names of a wait's numbers that describe the share of a project, or its task for
+    which slots are kept.
+    """
+    described = ("fair_share_", "others_above", "reserved_from_")
+    return {name for name in wait.numbers if name.startswith(described)}

@@ -5,36 +5,26 @@ ago that it is overdue: then none passes it, and what they release is left to it
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex
-from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
+from yardmaster_core.scheduling.policies.waiting_groups import WaitingGroups
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import QueueClass
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BEHIND, BLOCKING
 
-#: The key of the first task of a group, a serial number that keeps groups from being compared, and
-#: the group.
-Entry = tuple[QueueKey, int, Group]
-
 
 class BoundedQueues(PreemptibleIndex):
     """The groups of one pool that wait for capacity, by submission: those that are preemptible and
     those that are not.
-
-    An entry is stale when its group waits no longer or has another first task. Stale entries are
-    removed at the front, and everywhere once they may be the majority.
     """
 
     def __init__(self, pool: Pool, traits: Traits) -> None:
         super().__init__(pool, traits)
         self._pool = pool
-        self._entries: dict[bool, list[Entry]] = {False: [], True: []}
-        self._added = 0
-        self._clean_up_at = 64
+        self._waiting = {kind: WaitingGroups(self._waits) for kind in (False, True)}
         for group in pool.groups.values():
             self._add(group)
 
@@ -46,10 +36,7 @@ class BoundedQueues(PreemptibleIndex):
 
     def first_waiting(self, *, preemptible: bool) -> Task | None:
         """Return the task of a queue that waits for capacity and was submitted first, or None."""
-        entries = self._entries[preemptible]
-        while entries and not self._is_current(entries[0]):
-            heappop(entries)
-        return entries[0][2].queue.first if entries else None
+        return self._waiting[preemptible].first()
 
     def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterator[Group]:
         """Yield the groups behind others that do not wait for the same task as before."""
@@ -62,21 +49,7 @@ class BoundedQueues(PreemptibleIndex):
                     yield group
 
     def _add(self, group: Group) -> None:
-        if not self._waits(group):
-            return
-        heappush(
-            self._entries[group.shape.preemptible], (group.queue.first.key, self._added, group)
-        )
-        self._added += 1
-        if self._added > self._clean_up_at:
-            for entries in self._entries.values():
-                entries[:] = [entry for entry in entries if self._is_current(entry)]
-                heapify(entries)
-            self._clean_up_at = self._added + 64 + sum(map(len, self._entries.values()))
-
-    def _is_current(self, entry: Entry) -> bool:
-        key, _, group = entry
-        return self._waits(group) and group.queue.first.key == key
+        self._waiting[group.shape.preemptible].add(group)
 
     def _waits(self, group: Group) -> bool:
         """Whether a group waits for capacity, or, with a minimum run time, behind a task of the

@@ -16,6 +16,7 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `blocked` of queues, `by_request` | waits, reserved slots | stale groups, at a read |
 | `groups_by_place` | `blocked`, priorities | emptied for the project of a stale group |
 | `_orders` | `place`s, `groups_by_place`, other pools | queues that changed, by `first_blocked` |
+| `_waiting` | waits | the groups of stale groups are added |
 | `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
@@ -23,7 +24,7 @@ The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A pr
 queue gets one when it is read. After a change of nodes all groups are stale.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final
 
@@ -62,6 +63,10 @@ from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.node_bounds import NodeBounds
 from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
+from yardmaster_core.scheduling.policies.waiting_groups import (
+    WaitingGroups,
+    waits_for_its_owner,
+)
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.policy_index import Traits
@@ -84,8 +89,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         by_weight: bool,
         usage_half_life_ms: int = 0,
         usage_weight: Fraction = NO_USAGE,
+        reserves: bool = False,
     ) -> None:
         self._by_weight = by_weight
+        #: Whether tasks may wait behind the oldest one of their project.
+        self._reserves = reserves
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
         traits = Traits(
             preempts=True,
@@ -108,6 +116,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         #: Leaves whose amounts changed in this cycle, in the order of the changes. A `QueueOrder`
         #: remembers up to where it has read them.
         self.changed_leaves: list[Queue] = []
+        #: By project, the groups that its own tasks may keep from starting.
+        self._waiting: dict[Queue, WaitingGroups] = {}
         #: Queues whose `place` may have changed since projects were ranked.
         self.rank_stale: dict[Queue, None] = {}
         #: Names of projects whose allocated amounts changed: their groups in other pools may claim
@@ -279,6 +289,16 @@ class QuotaIndex(ClaimingIndex[Project]):
                 for project in pool.index._reallocated:
                     yield state.projects[project]
 
+    def first_waiting(self, queue: Queue, accepted: Callable[[Group], bool]) -> Task | None:
+        """Return the task of a project that waits and was submitted first, of the groups that
+        `accepted` accepts; or None.
+        """
+        waiting = self._waiting.get(queue)
+        return waiting.first(accepted) if waiting is not None else None
+
+    def _waits(self, group: Group) -> bool:
+        return waits_for_its_owner(group, self._pool.name)
+
     # Counting
 
     def _build(self, state: CellView) -> Queue:
@@ -287,6 +307,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._built = True
         self._queues.clear()
         self.rank_stale.clear()
+        self._waiting.clear()
         self._tasks.clear()
         self._groups.clear()
         self.changed_leaves.clear()
@@ -449,6 +470,11 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def _update_blocked(self, project_queue: Queue, group: Group) -> None:
         """Add a group to those that did not fit, or have reserved slots, or remove it."""
+        if self._reserves:
+            waiting = self._waiting.get(project_queue)
+            if waiting is None:
+                waiting = self._waiting[project_queue] = WaitingGroups(self._waits)
+            waiting.add(group)
         request = None
         record = group.waits.get(self._pool.name)
         blocked = record is not None and record[0].code in BLOCKING and group.queue.live

@@ -6,7 +6,8 @@ from typing import ClassVar, Final, Literal
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_schemas.fields import CLOSED
+from yardmaster_core.scheduling.policies.waiting_groups import RESERVE_OLDEST_S
+from yardmaster_schemas.fields import CLOSED, Positive
 
 Action = Literal["allocate", "consolidation", "preempt", "reclaim"]
 
@@ -38,6 +39,8 @@ class QuotaOptions:
         preemption_delay_s: how long a task must be pending before it preempts others.
         min_runtime_of: the minimum run time of a task against reclaim is that of its ancestor below
             the lowest common ancestor (`lca`), or of its own queue.
+        reserve_oldest_s: how long (s) later tasks of a project pass one that fits in its share but
+            does not start; None: without end.
         usage_half_life_s: the half-life of the amounts that projects held in the past; 0: they do
             not count.
         usage_weight_permille: how much these amounts count when GPUs are divided beyond what is
@@ -53,6 +56,7 @@ class QuotaOptions:
     saturation_permille: int = 1000
     preemption_delay_s: int = 0
     min_runtime_of: Literal["lca", "queue"] = "lca"
+    reserve_oldest_s: Positive | None = RESERVE_OLDEST_S
     usage_half_life_s: int = 0
     usage_weight_permille: int = 1000
 

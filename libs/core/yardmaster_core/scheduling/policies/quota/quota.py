@@ -122,6 +122,7 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
         usage_half_life_ms=options.usage_half_life_s * 1000,
         # rule: shares: usage_weight_permille
         usage_weight=Fraction(options.usage_weight_permille, 1000),
+        reserves=options.reserve_oldest_s is not None,
     )
 
 

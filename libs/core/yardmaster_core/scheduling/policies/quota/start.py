@@ -18,6 +18,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
 )
 from yardmaster_core.scheduling.policies.min_runtime import protected_wait, wait_behind_protected
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
+from yardmaster_core.scheduling.policies.quota.oldest import wait_for_oldest, with_reserved_from
 from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum, sum_over_pools
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
 from yardmaster_core.scheduling.policies.quota.queues import Queue
@@ -69,10 +70,16 @@ def wait_for_quota(
                 return _wait(WaitCode.AT_DESERVED, queue, resource, request[resource])
     if not group.shape.preemptible and reservation is None:
         # rule: sum over pools: bounds tasks that are not preemptible
-        return _wait_for_sum(view, project_queue, task)
-    if reservation is None and is_protected_beyond_deserved(view, group, task):
-        return wait_behind_protected(view, group, task)
-    return None
+        wait = _wait_for_sum(view, project_queue, task)
+        if wait is not None:
+            return wait
+    if reservation is not None:
+        return None
+    if is_protected_beyond_deserved(view, group, task):
+        wait = wait_behind_protected(view, group, task)
+        if wait is not None:
+            return wait
+    return wait_for_oldest(view, group, task)
 
 
 def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bool:
@@ -206,6 +213,7 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     until = _wait_until(view, task)
     if until is not None:
         return until
+    wait = with_reserved_from(view, task, wait)
     if not _may_ever_reclaim(view, task):
         return wait
     project_queue = queue_of(view, task)

@@ -17,6 +17,7 @@ from yardmaster_core.scheduling.policies.min_runtime import groups_behind
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
 from yardmaster_core.scheduling.policies.quota.consolidation import enough_to_move
 from yardmaster_core.scheduling.policies.quota.index import index_of, set_member
+from yardmaster_core.scheduling.policies.quota.oldest import unreported_oldest
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.order import place_among_siblings
 from yardmaster_core.scheduling.policies.quota.preempt import has_own_victims
@@ -27,7 +28,6 @@ from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.reclaim import stays_within_share
 from yardmaster_core.scheduling.policies.quota.refused_claims import RefusedClaims
 from yardmaster_core.scheduling.policies.quota.start import (
-    is_protected_beyond_deserved,
     share_decides_now,
     wait_for_quota,
 )
@@ -66,12 +66,16 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
 
 
 def _that_may_pass(view: PoolView) -> Iterator[Group]:
-    """Yield the groups behind a task that waits for protected victims whose queues now deserve what
-    they would hold.
+    """Yield the groups behind another task that now may pass it, or wait for another reason; and
+    the groups that others wait behind although their reason does not say so.
     """
     for group in groups_behind(view):
-        if group.queue.live and not is_protected_beyond_deserved(view, group, group.queue.first):
-            yield group
+        if group.queue.live:
+            wait = wait_for_quota(view, group, group.queue.first)
+            if wait is None or wait.code is not WaitCode.BEHIND_TASK:
+                yield group
+            elif (oldest := unreported_oldest(view, group.queue.first)) is not None:
+                yield oldest
 
 
 def _check(view: PoolView, queues: Iterable[Queue]) -> None:

@@ -7,7 +7,7 @@ demand is above the level before and after a change moves nothing.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
@@ -20,6 +20,10 @@ from yardmaster_core.scheduling.policies.claiming.index import (
     usable,
 )
 from yardmaster_core.scheduling.policies.starved_first.equal_parts import equal_level
+from yardmaster_core.scheduling.policies.waiting_groups import (
+    WaitingGroups,
+    waits_for_its_owner,
+)
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
@@ -73,8 +77,12 @@ class Owner:
 class OwnersIndex(ClaimingIndex[OwnerName]):
     """The owners of a pool."""
 
-    def __init__(self, pool: Pool, *, by_user: bool, non_preemptible_permille: int) -> None:
+    def __init__(
+        self, pool: Pool, *, by_user: bool, non_preemptible_permille: int, reserves: bool = False
+    ) -> None:
         self._by_user = by_user
+        #: Whether tasks may wait behind the oldest one of their owner.
+        self._reserves = reserves
         self._non_preemptible_permille = non_preemptible_permille
         super().__init__(pool, Traits(equal_within="user" if by_user else "pool", preempts=True))
         #: Owners that hold or request something, or have pending tasks.
@@ -95,6 +103,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         #: The level when groups were woken in this cycle, and in the last complete one.
         self._level_now: int | None = None
         self._level_before: int | None = None
+        #: By owner, the groups that its own tasks may keep from starting.
+        self._waiting: dict[OwnerName, WaitingGroups] = {}
         #: Groups that a limit keeps from starting.
         self._limited: dict[Group, None] = {}
         for group in pool.groups.values():
@@ -173,6 +183,19 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
                 del self.bound_stale[name]
             yield from found
 
+    def first_waiting(self, job: Job, accepted: Callable[[Group], bool]) -> Task | None:
+        """Return the task of the owner of a job that waits and was submitted first, of the groups
+        that `accepted` accepts; or None.
+        """
+        self.count()
+        waiting = self._waiting.get(self.owner_of(job))
+        return waiting.first(accepted) if waiting is not None else None
+
+    def _waits(self, group: Group) -> bool:
+        # Its owner alone decides how much of what cannot be preempted the owner holds.
+        at_bound = group.wait_code(self._pool.name) is WaitCode.AT_DESERVED
+        return at_bound or waits_for_its_owner(group, self._pool.name)
+
     def above(self) -> Iterator[Owner]:
         """Yield the owners that hold more than their equal parts, those with the most first."""
         level = self.level()
@@ -232,6 +255,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._sorted.clear()
         self._tasks.clear()
         self._groups.clear()
+        self._waiting.clear()
         self.changed_owners.clear()
         self.rank_stale = {
             each.name: None for each in self._pool.ranked if isinstance(each, Project)
@@ -285,6 +309,11 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._groups[group] = owner, asked, milli
         owner.waiting.setdefault(asked, {})[group] = None
         self._change(owner, pending=milli)
+        if self._reserves:
+            waiting = self._waiting.get(owner.name)
+            if waiting is None:
+                waiting = self._waiting[owner.name] = WaitingGroups(self._waits)
+            waiting.add(group)
 
     def _counting(self, group: Group) -> int:
         """Return the number of pending tasks of a group that count towards the demand of its owner:
@@ -340,6 +369,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
 
     def wait_changed(self, group: Group) -> None:
         limited = group.wait_code(self._pool.name) in AT_LIMIT
+        if self._reserves and self._built:
+            self._stale_groups[group] = None
         if not limited and group not in self._limited:
             return
         if limited:

@@ -47,11 +47,18 @@ from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex,
 from yardmaster_core.scheduling.policies.starved_first.order import OwnerOrder
 from yardmaster_core.scheduling.policies.starved_first.preempt import PREEMPT
 from yardmaster_core.scheduling.policies.strict import only
+from yardmaster_core.scheduling.policies.waiting_groups import (
+    RESERVE_OLDEST_S,
+    may_use_equal_nodes,
+    reserved_from_ms,
+    wait_behind_oldest,
+    with_reservation,
+)
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among
-from yardmaster_schemas.fields import CLOSED, Permille
+from yardmaster_schemas.fields import CLOSED, Permille, Positive
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
@@ -59,13 +66,16 @@ from yardmaster_schemas.reasons import Start, Wait, WaitCode
 class StarvedFirstOptions:
     """`owners`: the pool is divided among users or among projects. A job that names no user belongs
     to its project. `non_preemptible_permille`: the part of the GPUs of the pool, in thousandths,
-    that tasks of one owner that cannot be preempted may hold.
+    that tasks of one owner that cannot be preempted may hold. `reserve_oldest_s`: how long (s)
+    later tasks of an owner pass one that fits in its equal part but does not start; None: without
+    end.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     owners: Literal["user", "project"] = "user"
     non_preemptible_permille: Permille = 500
+    reserve_oldest_s: Positive | None = RESERVE_OLDEST_S
 
 
 #: Wait codes of tasks that may find victims although no slots were released.
@@ -93,7 +103,11 @@ def wait_for_owner(view: PoolView, group: Group, task: Task) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and with which its owner would hold
     too much in such tasks; or of one that must not pass another task; else None.
     """
-    return _wait_at_bound(view, group, task) or wait_behind_starved(view, group, task)
+    return (
+        _wait_at_bound(view, group, task)
+        or wait_behind_starved(view, group, task)
+        or _wait_for_oldest(view, group, task)
+    )
 
 
 def _wait_at_bound(view: PoolView, group: Group, task: Task) -> Wait | None:
@@ -114,6 +128,25 @@ def _wait_at_bound(view: PoolView, group: Group, task: Task) -> Wait | None:
         return Wait(code=WaitCode.EXCEEDS_DESERVED, numbers=numbers, about=about)
     numbers = {**numbers, "used_milli": owner.non_preemptible}
     return Wait(code=WaitCode.AT_DESERVED, numbers=numbers, about=about)
+
+
+def _wait_for_oldest(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a task that comes after the one of its owner that has waited for
+    too long, and could take slots from it; else None.
+    """
+    after_s = view.options.reserve_oldest_s
+    if after_s is None or task.reserved is not None:
+        return None
+    oldest = _oldest(view, task)
+    if oldest is None or oldest.group is None or oldest.group is group:
+        return None
+    if reserved_from_ms(oldest, after_s) > view.state.now_ms:
+        return None
+    if (group.priority, task.key) < (oldest.group.priority, oldest.key):
+        return None
+    if not may_use_equal_nodes(view, oldest.group, group):
+        return None
+    return wait_behind_oldest(task, oldest)
 
 
 def wait_behind_starved(view: PoolView, group: Group, task: Task) -> Wait | None:
@@ -143,7 +176,21 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task whose victims are within their minimum run time, else
     `wait`.
     """
-    return protected_wait(view, task) or wait
+    wait = protected_wait(view, task) or wait
+    after_s = view.options.reserve_oldest_s
+    if after_s is None or reserved_from_ms(task, after_s) > view.state.now_ms:
+        return wait
+    return with_reservation(task, after_s, wait) if _oldest(view, task) is task else wait
+
+
+def _oldest(view: PoolView, task: Task) -> Task | None:
+    """Return the task of the owner of `task` that waits, fits in the equal part of an owner and was
+    submitted first; else None.
+    """
+    index = index_of(view)
+    return index.first_waiting(
+        task.job, lambda group: view.pool.most_milli(group.shape) <= index.level()
+    )
 
 
 def groups_to_wake(view: PoolView) -> Iterator[Group]:
@@ -151,8 +198,10 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
     index = index_of(view)
     yield from index.groups_within_bound()
     for group in groups_behind(view):
-        if group.queue.live and not is_protected_beyond_part(view, group, group.queue.first):
-            yield group
+        if group.queue.live:
+            wait = wait_for_owner(view, group, group.queue.first)
+            if wait is None or wait.code is not WaitCode.BEHIND_TASK:
+                yield group
     most = next(index.above(), None) if index.take_news() else None
     if most is None:
         return
@@ -162,8 +211,8 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
             if not asked or owner.allocated + asked >= most.allocated:
                 continue
             for group in groups:
-                wait = group.waits.get(pool.name)
-                if wait is not None and wait[0].code in CLAIMING and could_fit(pool, group.shape):
+                known = group.waits.get(pool.name)
+                if known is not None and known[0].code in CLAIMING and could_fit(pool, group.shape):
                     yield group
 
 
@@ -179,6 +228,7 @@ def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
         pool,
         by_user=options.owners == "user",
         non_preemptible_permille=options.non_preemptible_permille,
+        reserves=options.reserve_oldest_s is not None,
     )
 
 
