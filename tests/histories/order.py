@@ -108,6 +108,8 @@ def _waiting(state: ClusterState, pool: Pool) -> Iterator[Task]:
         for task in firsts:
             if not is_simple(task) or group.shape.start_failed:
                 continue
+            if task.reserved is not None and task.reserved.pool_name != pool.name:
+                continue
             # It may have been at a limit when the cycle considered it.
             if code_of(pool, group) in LIMITED or is_limited(state, pool, task):
                 continue
