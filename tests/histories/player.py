@@ -6,6 +6,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from tests.histories.inputs import NODES, Input
+from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
@@ -484,6 +485,7 @@ class HistoryPlayer:
                 self._placed_as_requested(event, node, placement)
             pool = state.pools[run.pool_name]
             self._no_earlier_task_passed(task, pool)
+            self._no_higher_priority_passed(task, pool)
             self._no_reserved_slot_taken(task, pool)
 
     def _no_reserved_slot_taken(self, task: Task, pool: Pool) -> None:
@@ -522,6 +524,28 @@ class HistoryPlayer:
             its_line, its_place = index.position_of(first)
             ahead = its_line == line and its_place < place
             assert not ahead, f"{task.id} starts past {first.id}"
+
+    def _no_higher_priority_passed(self, task: Task, pool: Pool) -> None:
+        """Under `priority`, no task that cannot be preempted at once starts while one of higher
+        priority is pending for capacity or for its reserved slots.
+        """
+        config = pool.config
+        if config is None or config.policy.name != "priority" or task.id in self.reserved:
+            return
+        options = options_of(config.policy)
+        spec = task.job.spec
+        at_once = spec.preemptible and not spec.min_runtime_s
+        if options.preemption and options.backfill and at_once:
+            return
+        for group in pool.groups.values():
+            if group.shape.queue_class != task.job.shape.queue_class:
+                continue
+            if group.priority >= task.job.priority:
+                continue
+            record = group.waits.get(pool.name)
+            blocked = group.queue.live and record is not None and record[0].code in BLOCKING
+            assert not blocked, f"{task.id} starts past {group.queue.first.id}"
+            assert not group.reserved.live, f"{task.id} starts past {group.reserved.first.id}"
 
     def _placed_as_requested(
         self, event: dec.SlotsAllocatedV1, node: Node, placement: dec.Placement
