@@ -232,7 +232,9 @@ class Cluster:
             case NodeDrainingV1():
                 self.drains[body.node] = body.deadline_at_ms
             case NodeUncordonedV1():
-                self.drains.pop(body.node, None)
+                # The tasks of a revoked node stop all the same.
+                if self.enrolled.get(body.node, body) is not None:
+                    self.drains.pop(body.node, None)
             case NodeSlotsChangedV1():
                 self.disabled[body.node] = body.disabled
                 self.stopping_slots[body.node] = body.disabled if body.stop else ()

@@ -23,11 +23,13 @@ from tests.unit.core.audit.cell_log import (
     lost,
     requeued,
     run,
+    stopped,
 )
 from yardmaster_core.fencing import fence_of
 from yardmaster_schemas.events.admissions import (
     NodeEnrolledV1,
     NodeRevokedV1,
+    NodeUncordonedV1,
 )
 from yardmaster_schemas.events.decisions import (
     LossCause,
@@ -38,6 +40,7 @@ from yardmaster_schemas.events.requests import (
     Fence,
     NodeEnrolRequestedV1,
     NodeRevokeRequestedV1,
+    NodeUncordonRequestedV1,
     PoolChangeRequestedV1,
 )
 from yardmaster_schemas.reasons import (
@@ -141,3 +144,13 @@ def test_s10_tasks_of_a_revoked_node_are_stopped_at_once(log: LogBuilder) -> Non
     )
     log.scheduler.cycle(stop)
     assert not found(log)
+
+
+def test_s10_the_tasks_of_a_revoked_node_stop_although_it_is_uncordoned(log: LogBuilder) -> None:
+    enroll(log, "n1")
+    admit(log, JOB, preemptible=False)
+    run(log, A, placed("n1", 0))
+    revoke(log, "n1")
+    log.judged(NodeUncordonRequestedV1(node="n1"), NodeUncordonedV1(node="n1"))
+    log.scheduler.cycle(stopped(log, A, StopCode.NODE_DRAINED, "n1"))
+    assert found(log) == ()
