@@ -25,7 +25,7 @@ wait?); for a task that does not fit, the preemption action, else `min_runtime_w
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
@@ -33,6 +33,8 @@ from typing import ClassVar, Final
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
+from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
     Order,
@@ -47,13 +49,16 @@ from yardmaster_core.scheduling.planner.policy import (
     StartRules,
     StopReason,
 )
+from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, has_ended, holders_of
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.queue_class import PRIORITIES, QueueClass
+from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import BEHIND
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
@@ -92,6 +97,9 @@ def priority_first(traits: QueueTraits) -> Rank:
 def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait | None:
     """Return the wait reason of a group behind a higher-priority task that waits for capacity or
     for its reserved slots; None: it may start.
+
+    A group that did not fit and does not fit now keeps that reason behind tasks with reserved
+    slots: else each preemption would change the reasons of all lower priorities, and its end again.
     """
     shape, options = group.shape, view.options
     backfills = options.preemption and options.backfill and shape.preemptible
@@ -107,6 +115,12 @@ def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait |
     ahead, queue_class = min(rows, key=_first)
     if ahead >= group.priority:
         return None
+    known = group.waits.get(view.pool.name)
+    only_reserved = not own_class.mask & ((1 << group.priority) - 1)
+    if only_reserved and queue_class is own_class and known and known[0].code in NO_CAPACITY:
+        lack = _lack_of_capacity(view, shape)
+        if lack is not None:
+            return lack
     first = queue_class.first_pending(ahead)
     assert first is not None
     return Wait(
@@ -118,6 +132,18 @@ def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait |
 
 def _first(row: tuple[int, QueueClass]) -> int:
     return row[0]
+
+
+def _lack_of_capacity(view: PoolView, shape: Shape) -> Wait | None:
+    """Return the wait reason of a shape that fits on no free capacity; None: it fits."""
+    pool = view.pool
+    assert pool.config is not None
+    known: tuple[int, Wait | None] | None = view.memo.get(("lack", shape.fit))
+    if known is None or known[0] != pool.free.changes:
+        fits = any_placement(pool.free, shape, pool.config) is not None
+        known = pool.free.changes, None if fits else no_capacity(pool, shape)
+        view.memo["lack", shape.fit] = known
+    return known[1]
 
 
 def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
@@ -278,7 +304,45 @@ def actions(options: PriorityOptions) -> tuple[PreemptionAction, ...]:
     return (PREEMPT,) if options.preemption else ()
 
 
-def priority_index(pool: Pool, options: PriorityOptions) -> PreemptibleIndex:
+class PriorityIndex(PreemptibleIndex):
+    """The preemptible tasks of a pool, and the groups behind others by the priority that is ahead
+    of them, so that only those are woken for which no task of that priority is pending any more.
+    """
+
+    def __init__(self, pool: Pool, traits: Traits) -> None:
+        super().__init__(pool, traits)
+        self._pool = pool
+        self._behind: dict[int, dict[Group, None]] = {}
+        self._ahead_of: dict[Group, int] = {}
+        for group in pool.groups.values():
+            self.wait_changed(group)
+
+    def wait_changed(self, group: Group) -> None:
+        ahead = self._ahead_of.pop(group, None)
+        if ahead is not None:
+            groups = self._behind[ahead]
+            del groups[group]
+            if not groups:
+                del self._behind[ahead]
+        record = group.waits.get(self._pool.name)
+        if record is not None and group.queue.live and record[0].code in BEHIND:
+            # A reason of another policy names no priority: the group is woken at once.
+            ahead = record[0].numbers.get("priority_ahead", PRIORITIES)
+            self._ahead_of[group] = ahead
+            self._behind.setdefault(ahead, {})[group] = None
+
+    def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterator[Group]:
+        """Yield the groups behind a priority that has no pending task of their class."""
+        pending = [each.mask | each.reserved_mask for each in queue_classes]
+        for ahead in sorted(self._behind):
+            if all(mask >> ahead & 1 for mask in pending):
+                continue
+            for group in self._behind[ahead]:
+                if not pending[group.shape.queue_class] >> ahead & 1:
+                    yield group
+
+
+def priority_index(pool: Pool, options: PriorityOptions) -> PriorityIndex:
     """Return a new index of a pool with this policy."""
     preempts = options.preemption
     traits = Traits(
@@ -286,7 +350,7 @@ def priority_index(pool: Pool, options: PriorityOptions) -> PreemptibleIndex:
         preempts_equals=preempts,
         impossible_block=options.impossible_block,
     )
-    return PreemptibleIndex(pool, traits)
+    return PriorityIndex(pool, traits)
 
 
 PRIORITY: Final = Policy(

@@ -85,11 +85,12 @@ class QueueClass:
         """The priorities whose groups keep others behind them; when a bit is cleared, the groups
         behind are woken.
 
-        Bit p is set while a task of priority p did not fit or waits for its reserved slots, and bit
-        p + `PRIORITIES` while one waits until victims may be preempted.
+        Bit p is set while a group of priority p did not fit, bit p + `PRIORITIES` while a task
+        waits for its reserved slots, which under some policies keeps none behind it, and bit p + 2
+        * `PRIORITIES` while a group waits until victims may be preempted.
         """
-        pending = self.mask | self.reserved_mask
-        return pending | sum(1 << priority for priority in self.protected) << PRIORITIES
+        protected = sum(1 << priority for priority in self.protected)
+        return self.mask | (self.reserved_mask | protected << PRIORITIES) << PRIORITIES
 
     def block(self, group: Group, *, protected: bool) -> None:
         """Note that `group` did not fit; `protected`: it waits until victims may be preempted."""

@@ -502,6 +502,26 @@ def test_a_task_behind_an_overdue_one_starts_when_that_is_cancelled() -> None:
     assert started(cell.cycle()) == ["small"]
 
 
+def test_a_task_behind_overdue_ones_starts_once_slots_are_reserved_for_the_last_of_them() -> None:
+    cell = fitgpp(backfill_s=60)
+    cell.node("n1", gpus=4)
+    for name in ("one", "two"):
+        urgent(cell, name, gpus=2)
+    best_effort(cell, "large", gpus=2, tasks=2)
+    cell.cycle()
+    cell.starts("one")
+    cell.starts("two")
+    cell.cycle(after_s=70)
+    cell.node("n2", gpus=1)
+    best_effort(cell, "small")
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("small") == "behind_task"
+    cell.cancel("one")
+    assert started(cell.cycle()) == []
+    cell.cancel("two")
+    assert started(cell.cycle()) == ["small"]
+
+
 def test_with_backfilling_a_task_preempts_while_an_earlier_one_waits_for_its_victims() -> None:
     cell = fitgpp(backfill_s=60)
     cell.node("n1", gpus=2)

@@ -270,6 +270,25 @@ def test_slots_reserved_in_one_pool_keep_lower_priorities_pending_in_the_other_p
     assert started(cell.cycle()) == ["top", "mid"]
 
 
+def test_a_preemption_changes_no_reason_of_the_lower_priorities_that_do_not_fit() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("low", tasks=2, priority=60)
+    cell.cycle()
+    for index in (0, 1):
+        cell.starts("low", index)
+    for number in range(3):
+        cell.submit(f"own{number}", project=f"p{number}", priority=60, preemptible=False)
+    cell.cycle()
+    cell.submit("hi", priority=10)
+    decided = cell.cycle()
+    cell.ends("low", 1)
+    decided += cell.cycle()
+    assert started(decided) == ["hi"]
+    changed = [event.task_id for event in decided if isinstance(event, TaskUnschedulableV1)]
+    assert changed == [cell.task("low", 1).id]
+
+
 def test_a_task_with_a_minimum_run_time_passes_no_task_of_higher_priority() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
