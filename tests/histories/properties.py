@@ -58,6 +58,7 @@ from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.policies import options_of, policy_of
+from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -380,10 +381,13 @@ class CheckedPlayer(HistoryPlayer):
 
 
 class RestoredCell(Cell):
-    """A cell restored from a snapshot."""
+    """A cell restored from a snapshot, which remembers no search for victims."""
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide in place, as a leader does."""
+        for pool in self.state.pools.values():
+            if isinstance(pool.index, FairShareIndex):
+                pool.index.searched.clear()
         self.state, decisions, complete = self.machine.decide_in_place(
             self.state, limit=limit, observed=observed
         )

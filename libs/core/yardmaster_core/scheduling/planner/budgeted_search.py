@@ -8,17 +8,23 @@ node comes first that needs the shortest prefix of the victims.
 Adding a victim costs a step per replica; a try costs a step per victim of the node.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import PlacementStrategy, helps
-from yardmaster_core.scheduling.planner.policy import PreemptionBudget
+from yardmaster_core.scheduling.planner.policy import BudgetRules, PreemptionBudget
+from yardmaster_core.scheduling.planner.searched_nodes import bits
 from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Task
+
+#: With at most this many nodes to search, victims are found by node instead of by owner.
+MAX_NODES: Final = 64
 
 
 @dataclass(slots=True)
@@ -37,44 +43,102 @@ class BudgetedSearch(VictimSearch):
 
     def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
         super().__init__(draft, pool, strategy)
+        self._pool = pool
         #: Fit -> the change count of the future capacity at which no victims helped.
         self._failed_at: dict[Fit, int] = {}
 
     def within(
-        self, task: Task, victims: Iterable[Task], new_budget: Callable[[], PreemptionBudget]
+        self,
+        task: Task,
+        victims: Callable[[], Iterable[Task]],
+        new_rules: Callable[[], BudgetRules],
+        left_out: Callable[[Task], bool],
     ) -> list[Task]:
         """Return victims whose removal lets the task fit, and that the budget permits together;
         empty: none were found.
+
+        `left_out`: whether a victim must not be preempted in this cycle, but perhaps in the next.
+        Nodes on which an equal task found no victims before are searched again only if something
+        changed there. For a task that may need several nodes, all are searched if anything changed.
         """
         shape, changes = task.job.shape, self._future.changes
         if self._failed_at.get(shape.fit) == changes:
             return []
+        rules = new_rules()
+        every_node = bits(self._future.capacities)
+        nodes = every_node & ~self._searched(shape.fit, rules)
+        if not nodes:
+            self._failed_at[shape.fit] = changes
+            return []
+        if not self._fits_on_one_node(shape):
+            nodes = every_node
+        if nodes.bit_count() <= MAX_NODES:
+            victims = partial(rules.among, self._tasks_on(nodes))
+        unclear: set[int] = set()
         with self._draft.trial():
-            found = self._search(shape, victims, new_budget)
+            found = self._search(shape, self._allowed(victims(), left_out, unclear), rules, nodes)
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         if not found:
             self._failed_at[shape.fit] = changes
+            if not rules.is_protected():
+                rules.searched.note(shape.fit, every_node & ~bits(unclear), rules.limits)
         return found
 
+    def _searched(self, fit: Fit, rules: BudgetRules) -> int:
+        """Return the nodes on which nothing changed since a search for an equal task failed."""
+        searched, owners = rules.searched.failed(fit, rules.limits)
+        if searched and owners:
+            victims = (victim for owner in owners for victim in rules.victims_of(owner))
+            searched &= ~bits(ordinal for victim in victims for ordinal in self._ordinals(victim))
+        return searched
+
+    def _fits_on_one_node(self, shape: Shape) -> bool:
+        """Whether a task needs one node, whichever it gets."""
+        if not shape.whole_nodes:
+            return shape.replicas == 1
+        matching = self._future.matching(shape)
+        sizes = self._future.of_size.items()
+        return not any(nodes & matching for size, nodes in sizes if size < shape.gpus)
+
+    def _tasks_on(self, nodes: int) -> dict[Task, None]:
+        found: dict[Task, None] = {}
+        while nodes:
+            lowest = nodes & -nodes
+            node = self._pool.nodes[lowest.bit_length() - 1]
+            found.update(dict.fromkeys(node.open.values()))
+            nodes ^= lowest
+        return found
+
+    def _allowed(
+        self, victims: Iterable[Task], left_out: Callable[[Task], bool], unclear: set[int]
+    ) -> Iterator[Task]:
+        """Yield the victims that are not left out; the nodes of the others are unclear."""
+        for victim in victims:
+            if left_out(victim):
+                unclear.update(self._ordinals(victim))
+            else:
+                yield victim
+
     def _search(
-        self, shape: Shape, victims: Iterable[Task], new_budget: Callable[[], PreemptionBudget]
+        self, shape: Shape, victims: Iterable[Task], rules: BudgetRules, nodes: int
     ) -> list[Task]:
+        """Search the victims on `nodes`."""
         future = self._future
-        allowed = future.available & future.matching(shape)
+        allowed = nodes & future.available & future.matching(shape)
         least = 0 if shape.whole_nodes else shape.replica_gpu_milli
         # Replicas that must be alone on their nodes are not counted.
         held = None if shape.whole_nodes else HeldReplicas(future, shape)
-        nodes: dict[int, NodeVictims] = {}
+        by_node: dict[int, NodeVictims] = {}
         taken: list[Task] = []
-        spent = new_budget()
+        spent = rules.new_budget()
         for victim in victims:
             for ordinal, milli in self._held_on(victim):
                 if not allowed >> ordinal & 1:
                     continue
-                node = nodes.get(ordinal)
+                node = by_node.get(ordinal)
                 if node is None:
-                    node = nodes[ordinal] = NodeVictims(new_budget())
+                    node = by_node[ordinal] = NodeVictims(rules.new_budget())
                 if victim not in node.victims:
                     if not node.budget.spend((victim,)):
                         continue

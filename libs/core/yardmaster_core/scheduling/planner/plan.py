@@ -475,20 +475,14 @@ class PoolPass:
         if taken := self._take_over(task, owners):
             return taken
         if action is not None:
-            # A task that starts on its reserved slots was just let pass, also by higher priorities.
-            candidates = (
-                v
-                for v in action.victims(self.view, task)
-                if v not in self.decisions.placed and not v.starts_past_others
-            )
             if action.permits is not None:
                 found = self.victim_search.preemption(
-                    self.view, task, action, candidates, self._seed_key(task)
+                    self.view, task, action, self._candidates(task, action), self._seed_key(task)
                 )
                 if found is not None:
                     self._move_for(task, found, action)
                     return GroupResult.RESERVED
-            elif victims := self._victims(task, action, owners, candidates):
+            elif victims := self._victims(task, action, owners):
                 self._preempt_for(task, victims, action.stop_reason)
                 return GroupResult.RESERVED
         if turn < len(self.actions):
@@ -496,18 +490,26 @@ class PoolPass:
         self._wait_for_capacity(group, task)
         return GroupResult.WAITS
 
-    def _victims(
-        self,
-        task: Task,
-        action: PreemptionAction,
-        owners: Sequence[Task],
-        candidates: Iterable[Task],
-    ) -> list[Task]:
+    def _left_out(self, victim: Task) -> bool:
+        """Whether a task must not be preempted in this cycle.
+
+        A task that starts on its reserved slots was just let pass, also by higher priorities.
+        """
+        return victim in self.decisions.placed or victim.starts_past_others
+
+    def _candidates(self, task: Task, rules: PreemptionAction | AtLimit) -> Iterator[Task]:
+        """Yield the running tasks that may be preempted for a task."""
+        return (v for v in rules.victims(self.view, task) if not self._left_out(v))
+
+    def _victims(self, task: Task, action: PreemptionAction, owners: Sequence[Task]) -> list[Task]:
         """Return those of `owners`, of reserved slots, and of the candidates without which the task
         fits; empty: there are none.
         """
         if action.budget is not None:
-            return self.budgeted_search.within(task, candidates, partial(action.budget, self.view))
+            victims = partial(action.victims, self.view, task)
+            rules = partial(action.budget, self.view)
+            return self.budgeted_search.within(task, victims, rules, self._left_out)
+        candidates = self._candidates(task, action)
         some = chain(owners, candidates) if action.drop_unneeded else candidates
         return self.victim_search.for_task(task, some, drop_unneeded=action.drop_unneeded)
 
@@ -674,12 +676,7 @@ class PoolPass:
             limited = limit_reached(state, pool, task, freed=freed)
             return limited is None and rules.hold_without(view, task, victims)
 
-        candidates = (
-            v
-            for v in rules.victims(view, task)
-            if v not in self.decisions.placed and not v.starts_past_others
-        )
-        victims = self.victim_search.under_limit(task, candidates, hold)
+        victims = self.victim_search.under_limit(task, self._candidates(task, rules), hold)
         if not victims or not rules.permits(view, task, victims):
             return False
         self._preempt_for(task, victims, rules.stop_reason)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from pydantic import ConfigDict
 
+from yardmaster_core.scheduling.planner.searched_nodes import SearchedNodes
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
@@ -91,6 +92,36 @@ class PreemptionBudget(Protocol):
         """Whether all of `victims` may be preempted in addition to the victims spent so far; if so,
         count them as spent.
         """
+        ...
+
+
+class BudgetRules(Protocol):
+    """The rules of a search for victims within a budget, in one cycle."""
+
+    @property
+    def searched(self) -> SearchedNodes:
+        """The nodes on which earlier searches failed."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[Any, int]:
+        """By owner of victims, the amount that limits them together."""
+        ...
+
+    def new_budget(self) -> PreemptionBudget:
+        """Return an unspent budget."""
+        ...
+
+    def victims_of(self, owner: Any) -> Iterable[Task]:
+        """Yield the victims of an owner in `limits`."""
+        ...
+
+    def among(self, tasks: Iterable[Task]) -> Iterable[Task]:
+        """Yield those of `tasks` that are victims, in the order of `PreemptionAction.victims`."""
+        ...
+
+    def is_protected(self) -> bool:
+        """Whether victims were left out of this search until a moment in time."""
         ...
 
 
@@ -216,7 +247,7 @@ class PreemptionAction:
             permitted together, but for what `permits` compares over all of them. None: `permits`
             alone decides.
         max_moves: all victims must be moved, and at most this number of them.
-        budget: victims are searched node by node, without moves, within a new budget.
+        budget: victims are searched node by node, without moves, within a budget.
         applies: at little cost, whether there may be victims for a task; it gets no turn of an
             action that does not apply.
     """
@@ -227,7 +258,7 @@ class PreemptionAction:
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
     selection: Callable[[PoolView, Task], VictimSelection] | None = None
     max_moves: int | None = None
-    budget: Callable[[PoolView], PreemptionBudget] | None = None
+    budget: Callable[[PoolView], BudgetRules] | None = None
     applies: Callable[[PoolView, Task], bool] = may_apply
 
 

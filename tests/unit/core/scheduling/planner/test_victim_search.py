@@ -1,12 +1,13 @@
 """Which tasks `fair_share` preempts so that the receivers fit, and what the search costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from yardmaster_core.scheduling.planner.budgeted_search import BudgetedSearch
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import strategy_named
+from yardmaster_core.scheduling.planner.searched_nodes import SearchedNodes
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.tasks import Task
@@ -93,6 +94,42 @@ class Unlimited:
         return True
 
 
+class Rules:
+    """The rules of a search among given victims, which are listed when they are asked for."""
+
+    def __init__(self, victims: Sequence[Task] = (), limit: int = 1) -> None:
+        self.searched = SearchedNodes()
+        self.limits = {"owner": limit}
+        self.victims = list(victims)
+        self.asked: list[str] = []
+
+    def new_budget(self) -> Unlimited:
+        return Unlimited()
+
+    def all(self) -> list[Task]:
+        self.asked.append("all")
+        return self.victims
+
+    def victims_of(self, _: object) -> list[Task]:
+        return self.victims
+
+    def among(self, tasks: Iterable[Task]) -> list[Task]:
+        found = [task for task in self.victims if task in tasks]
+        self.asked.append(" ".join(task.id for task in found))
+        return found
+
+    def is_protected(self) -> bool:
+        return False
+
+
+def search(cell: Cell, name: str, rules: Rules, *left_out: Task) -> list[Task]:
+    """Search victims for the first task of a job in a cycle of its own."""
+    with Draft(cell.state, 1000) as draft:
+        found = BudgetedSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
+        task = cell.task(name)
+        return found.within(task, rules.all, lambda: rules, lambda victim: victim in left_out)
+
+
 def test_slots_that_a_gang_released_already_do_not_count_again() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
@@ -106,6 +143,101 @@ def test_slots_that_a_gang_released_already_do_not_count_again() -> None:
     cell.submit("wide", gpus=4)
     cell.cycle()
     victims = [cell.task("gang"), cell.task("late", 0), cell.task("late", 1)]
-    with Draft(cell.state, 1000) as draft:
-        search = BudgetedSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
-        assert search.within(cell.task("wide"), victims, Unlimited) == victims
+    assert search(cell, "wide", Rules(victims)) == victims
+
+
+def both(rules: Rules) -> str:
+    return " ".join(task.id for task in rules.victims)
+
+
+@pytest.fixture
+def failed() -> tuple[Cell, Rules]:
+    """Two nodes, one victim on each, and rules that remember that a task of four GPUs does not fit
+    without it.
+    """
+    cell = Cell()
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=4)
+    cell.submit("held", gpus=3, tasks=2)
+    cell.cycle()
+    cell.starts("held", 0)
+    cell.submit("victim", tasks=2)
+    cell.submit("wide", gpus=4)
+    cell.cycle()
+    rules = Rules([cell.task("victim", 0), cell.task("victim", 1)])
+    assert not search(cell, "wide", rules)
+    assert rules.asked == [both(rules)]
+    rules.asked.clear()
+    return cell, rules
+
+
+def node_of(cell: Cell, task: Task) -> int:
+    assert task.run is not None
+    return cell.state.nodes[task.run.nodes[0]].ordinal
+
+
+def test_a_search_that_failed_asks_for_no_victims_while_nothing_changed(
+    failed: tuple[Cell, Rules],
+) -> None:
+    cell, rules = failed
+    assert not search(cell, "wide", rules)
+    assert rules.asked == []
+
+
+def test_a_node_is_searched_again_after_it_changed(failed: tuple[Cell, Rules]) -> None:
+    cell, rules = failed
+    cell.ends("held", 0)
+    cell.cycle()
+    ordinal = node_of(cell, cell.task("victim", 0))
+    rules.searched.node_changed(ordinal)
+    rules.searched.cycle_ended()
+    found = search(cell, "wide", rules)
+    assert found == [cell.task("victim", 0)]
+    assert rules.asked == [found[0].id]
+
+
+def test_a_node_that_changed_in_this_cycle_is_searched_again_in_the_next(
+    failed: tuple[Cell, Rules],
+) -> None:
+    cell, rules = failed
+    first = cell.task("victim", 0)
+    rules.searched.node_changed(node_of(cell, first))
+    assert not search(cell, "wide", rules)
+    rules.searched.cycle_ended()
+    assert not search(cell, "wide", rules)
+    assert not search(cell, "wide", rules)
+    assert rules.asked == [first.id, first.id]
+
+
+def test_nodes_of_an_owner_are_searched_again_after_its_limit_changed(
+    failed: tuple[Cell, Rules],
+) -> None:
+    cell, rules = failed
+    rules.limits = {"owner": 2}
+    assert not search(cell, "wide", rules)
+    assert rules.asked == [both(rules)]
+
+
+def test_nodes_of_victims_that_are_left_out_are_searched_in_the_next_cycle() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("victim")
+    cell.submit("wide")
+    cell.cycle()
+    victim = cell.task("victim")
+    rules = Rules([victim])
+    assert not search(cell, "wide", rules, victim)
+    assert search(cell, "wide", rules) == [victim]
+
+
+def test_a_gang_is_searched_for_on_all_nodes_if_one_changed(failed: tuple[Cell, Rules]) -> None:
+    cell, rules = failed
+    cell.submit("gang", gpus=1, replicas=5)
+    cell.cycle()
+    assert not search(cell, "gang", rules)
+    assert not search(cell, "gang", rules)
+    assert rules.asked == [both(rules)]
+    cell.ends("held", 0)
+    cell.cycle()
+    rules.searched.node_changed(node_of(cell, rules.victims[0]))
+    assert search(cell, "gang", rules) == rules.victims

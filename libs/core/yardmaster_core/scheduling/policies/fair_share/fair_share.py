@@ -179,8 +179,8 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
         return
     failed = (group for group in over if group.shape.start_failed)
     for group in chain((group for _, group in _below(view)), failed):
-        claims = any_above and group.wait_code(view.pool.name) in CLAIMING
-        if (group in over or claims) and over_share_wait(view, group, group.queue.first) is None:
+        may_start = group in over or (any_above and group.wait_code(view.pool.name) in CLAIMING)
+        if may_start and over_share_wait(view, group, group.queue.first) is None:
             yield group
 
 

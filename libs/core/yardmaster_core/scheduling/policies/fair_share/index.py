@@ -1,13 +1,16 @@
 """The index that `fair_share` keeps of its pool."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.planner.searched_nodes import SearchedNodes
 from yardmaster_core.scheduling.policies.carried_over import CarriedOverFlag
-from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
+from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant, claimant_of
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import DemandTracker
 from yardmaster_core.scheduling.state.cell_view import CellView
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
@@ -58,8 +61,10 @@ class FairShareIndex(PolicyIndex):
         #: The tasks that were preempted since the last change that was no answer to decisions. They
         #: are not preempted again, and preempt none, before the next one: else tasks take turns.
         self.preempted: dict[str, None] = {}
-        #: Tasks that started on reserved slots, at least those that do not run yet.
-        self._passing: dict[Task, None] = {}
+        self._preempted_tasks: dict[str, Task] = {}
+        self.searched = SearchedNodes()
+        #: By claimant: tasks that started on reserved slots, at least those that do not run yet.
+        self._passing: dict[Claimant, dict[Task, None]] = {}
         for node in pool.nodes.values():
             for task in node.open.values():
                 self._note_passing(task)
@@ -71,15 +76,13 @@ class FairShareIndex(PolicyIndex):
         by_job = self._pool.held_by_job
         return sum(
             by_job[task.job].tasks.get(task, 0)
-            for task in self._passing
-            if task.starts_past_others
-            and claimant in (task.job, task.job.project)
-            and task.job in by_job
+            for task in self._passing.get(claimant, ())
+            if task.starts_past_others and task.job in by_job
         )
 
     def _note_passing(self, task: Task) -> None:
         if task.starts_past_others:
-            self._passing[task] = None
+            self._passing.setdefault(claimant_of(task.job, self._among), {})[task] = None
 
     def current_demands(self, state: CellView) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
@@ -127,6 +130,7 @@ class FairShareIndex(PolicyIndex):
         stop = task.run.stop if task.run is not None else None
         if stop is not None and stop.for_task is not None:
             self.preempted[task.id] = None
+            self._preempted_tasks[task.id] = task
         self._note_passing(task)
         if not self.reclaimable or not task.job.shape.queue_class:
             return changed
@@ -143,13 +147,33 @@ class FairShareIndex(PolicyIndex):
                 self.reclaimable.pop(project, None)
         return changed
 
+    def node_changed(self, node: Node) -> None:
+        self.searched.node_changed(node.ordinal)
+
+    def nodes_changed(self) -> None:
+        self.searched.clear()
+
     def owners_changed(self) -> None:
         self.demands = None
 
     def disturbed(self) -> None:
         if self.preempted:
+            self._search_again()
             self.preempted = {}
+            self._preempted_tasks = {}
             self._due.set_for_this_cycle()
+
+    def _search_again(self) -> None:
+        """Forget the searches on nodes of tasks that may be preempted again."""
+        for task_id in self.preempted:
+            task = self._preempted_tasks.get(task_id)
+            if task is None:  # named by a snapshot
+                self.searched.clear()
+            elif task.run is not None:
+                for name in task.run.nodes:
+                    ordinal = self._pool.future.named.get(name)
+                    if ordinal is not None:
+                        self.searched.node_changed(ordinal)
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
         if from_next_cycle:
@@ -163,8 +187,11 @@ class FairShareIndex(PolicyIndex):
 
     def cycle_ended(self) -> None:
         if self._passing:
-            self._passing = {task: None for task in self._passing if task.starts_past_others}
+            passing, self._passing = self._passing, {}
+            for task in chain.from_iterable(passing.values()):
+                self._note_passing(task)
         self._due.cycle_ended()
+        self.searched.cycle_ended()
 
     def dump(self) -> Mapping[str, Any]:
         return {**self._due.dump(), "preempted": list(self.preempted)}

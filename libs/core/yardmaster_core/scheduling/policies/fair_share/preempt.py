@@ -9,7 +9,7 @@ The tasks that a claimant loses, without the largest of them, hold less than its
 task fewer it would still be above its share. It starts none of them again beyond its share.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
@@ -40,7 +40,7 @@ def _above(view: PoolView) -> dict[Claimant, Share]:
     if found is None:
         shares = shares_of(view)
         above = shares.above() if shares.any_above else []
-        above.sort(key=lambda share: share.share_milli - retained_by(view.pool, share.claimant))
+        above.sort(key=lambda share: share.share_milli - share.retained)
         found = view.memo["above"] = {share.claimant: share for share in above}
     return found
 
@@ -77,29 +77,36 @@ def may_preempt(view: PoolView, task: Task) -> bool:
 def victims(view: PoolView, _: Task) -> Iterator[Task]:
     """Yield the preemptible tasks of the claimants above their shares, without those that were
     preempted since the last change that was no answer to decisions.
+    """
+    for claimant in _above(view):
+        if _surplus(view, claimant) > 0:
+            yield from _unprotected(view, _in_reclaim_order(view, claimant))
 
-    The ends of the minimum run times that protect the others are added to the memo, for
-    `min_runtime_wait`.
+
+def _unprotected(view: PoolView, tasks: Iterable[Task]) -> Iterator[Task]:
+    """Yield the tasks that are neither preempted already nor within their minimum run time.
+
+    The ends of the minimum run times of the others are added to the memo, for `min_runtime_wait`.
     """
     preempted = index_of(view).preempted
-    for claimant in _above(view):
-        if _surplus(view, claimant) <= 0:
+    for task in tasks:
+        if task.id in preempted:
             continue
-        for task in _in_reclaim_order(view, claimant):
-            if task.id in preempted:
-                continue
-            until_ms = min_runtime_until_ms(view.state, task)
-            if until_ms <= view.state.now_ms:
-                yield task
-            else:
-                view.memo.setdefault("protected", {})[task] = until_ms
+        until_ms = min_runtime_until_ms(view.state, task)
+        if until_ms <= view.state.now_ms:
+            yield task
+        else:
+            view.memo.setdefault("protected", {})[task] = until_ms
 
 
 def _in_reclaim_order(view: PoolView, claimant: Claimant) -> Iterator[Task]:
     """Yield the preemptible tasks of a claimant, in the order in which it releases them."""
     reclaimable = index_of(view).reclaimable_of(claimant)
-    youngest_first = view.options.variant == "demand_proportional"
-    return reclaimable.in_reverse() if youngest_first else reclaimable.in_order()
+    return reclaimable.in_reverse() if _youngest_first(view) else reclaimable.in_order()
+
+
+def _youngest_first(view: PoolView) -> bool:
+    return bool(view.options.variant == "demand_proportional")
 
 
 class SurplusBudget:
@@ -187,11 +194,45 @@ def _released(view: PoolView, share: Share, *, at_once: bool) -> Iterator[tuple[
             yield task, StopReason(rule=rule, numbers=numbers, about=name_of(claimant))
 
 
-def new_budget(view: PoolView) -> SurplusBudget:
-    """Return the budget of one search."""
-    return SurplusBudget(view)
+class SurplusRules:
+    """The rules of a search among the tasks of claimants above their shares."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._view = view
+        self.searched = index_of(view).searched
+        self.limits: dict[Claimant, int] = {}
+        for claimant in _above(view):
+            surplus = _surplus(view, claimant)
+            if surplus > 0:
+                self.limits[claimant] = surplus
+
+    def new_budget(self) -> SurplusBudget:
+        """Return an unspent budget."""
+        return SurplusBudget(self._view)
+
+    def victims_of(self, owner: Claimant) -> Iterator[Task]:
+        """Yield the preemptible tasks of a claimant."""
+        return _in_reclaim_order(self._view, owner)
+
+    def among(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        """Yield those of `tasks` that are victims, in the order of `victims`."""
+        view, by_claimant = self._view, dict[Claimant, list[Task]]()
+        for task in tasks:
+            claimant = claimant_of(task.job, view.options.among)
+            if claimant in self.limits and task.job.shape.queue_class and task.job.spec.preemptible:
+                by_claimant.setdefault(claimant, []).append(task)
+        for claimant in self.limits:
+            some = by_claimant.get(claimant)
+            if some:
+                live = index_of(view).reclaimable_of(claimant).is_live
+                some.sort(reverse=_youngest_first(view))
+                yield from _unprotected(view, filter(live, some))
+
+    def is_protected(self) -> bool:
+        """Whether tasks within their minimum run time were left out."""
+        return "protected" in self._view.memo
 
 
 PREEMPT: Final = PreemptionAction(
-    victims=victims, stop_reason=stop_reason, budget=new_budget, applies=may_preempt
+    victims=victims, stop_reason=stop_reason, budget=SurplusRules, applies=may_preempt
 )

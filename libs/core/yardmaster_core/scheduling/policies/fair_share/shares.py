@@ -2,8 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
 from yardmaster_core.scheduling.policies.fair_share.demand_runs import Age, DemandKind, DemandRun
@@ -12,10 +12,9 @@ _first = attrgetter("first")
 _age = attrgetter("age")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A claimant's share of a pool: its demand within its limits, what it held at the division, and
-    its share. Amounts are in gpu_milli.
+class Share(NamedTuple):
+    """A claimant's share of a pool: its demand within its limits, what it held at the division
+    (`retained`: without stopping tasks), and its share. Amounts are in gpu_milli.
     """
 
     claimant: Claimant
@@ -23,6 +22,7 @@ class Share:
     weight: int
     demand: int
     held: int
+    retained: int
     share_milli: int
 
 
@@ -98,4 +98,5 @@ class Shares:
 
 def _share(claimant: Claimant, age: Age, run: DemandRun) -> Share:
     demand = run.demand
-    return Share(claimant, age, demand.weight, demand.milli, demand.held, run.share)
+    amounts = demand.milli, demand.held, run.kind.retained, run.share
+    return Share(claimant, age, demand.weight, *amounts)

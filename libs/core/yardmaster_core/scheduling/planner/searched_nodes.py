@@ -1,0 +1,79 @@
+"""The nodes on which a search for victims found none, remembered until something changes there.
+
+Without this memory each search costs a step per victim of the pool, and finds the same. It depends
+on what changed alone, so it is neither in the digest nor in a snapshot.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from yardmaster_core.scheduling.state.shapes import Fit
+
+#: Fits whose failed searches are remembered; the oldest is forgotten first.
+MAX_FITS: Final = 64
+
+
+@dataclass(slots=True)
+class _Failed:
+    """The nodes that were searched without success, as a set of bits, and the amounts by which the
+    victims of each owner were limited.
+    """
+
+    nodes: int
+    limits: dict[Any, int]
+
+
+class SearchedNodes:
+    """The nodes of one pool on which no victims were found, by fit."""
+
+    def __init__(self) -> None:
+        self._failed: dict[Fit, _Failed] = {}
+        #: The nodes that changed since they were taken out of `_failed`.
+        self._changed: set[int] = set()
+        #: The nodes that changed in this cycle. A draft that is rolled back changes them again, so
+        #: what was found there does not count.
+        self._unsettled: set[int] = set()
+
+    def node_changed(self, ordinal: int) -> None:
+        """The future capacity of a node changed, or the set of its tasks that may be preempted."""
+        self._changed.add(ordinal)
+        self._unsettled.add(ordinal)
+
+    def cycle_ended(self) -> None:
+        """The decisions of the cycle are applied."""
+        self._unsettled.clear()
+
+    def clear(self) -> None:
+        """Something changed on all nodes."""
+        self._failed.clear()
+
+    def failed(self, fit: Fit, limits: Mapping[Any, int]) -> tuple[int, list[Any]]:
+        """Return the nodes on which tasks of a fit found no victims, and the owners of victims
+        whose limits have changed since: their nodes must be searched again.
+        """
+        changed = bits(self._changed)
+        self._changed.clear()
+        if changed:
+            for each in self._failed.values():
+                each.nodes &= ~changed
+        failed = self._failed.get(fit)
+        if failed is None:
+            return 0, []
+        before = failed.limits
+        return failed.nodes, [owner for owner, most in limits.items() if before.get(owner) != most]
+
+    def note(self, fit: Fit, nodes: int, limits: Mapping[Any, int]) -> None:
+        """Note that tasks of a fit found no victims on `nodes`."""
+        self._failed.pop(fit, None)
+        if len(self._failed) >= MAX_FITS:
+            del self._failed[next(iter(self._failed))]
+        self._failed[fit] = _Failed(nodes & ~bits(self._unsettled), dict(limits))
+
+
+def bits(ordinals: Iterable[int]) -> int:
+    """Return a set of nodes as bits."""
+    found = 0
+    for ordinal in ordinals:
+        found |= 1 << ordinal
+    return found
