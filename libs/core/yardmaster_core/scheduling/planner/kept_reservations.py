@@ -20,11 +20,16 @@ from yardmaster_schemas.reasons import DropCode
 
 
 def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
-    """Return the decision to drop a task's reservation; None if the task has none or keeps it."""
+    """Return the decision to drop a task's reservation; None if the task has none or keeps it.
+
+    A task that is moved loses it before it has stopped only for a reason of the nodes.
+    """
     reservation = task.reserved
     if reservation is None:
         return None
-    reason = _of_task(task, reservation) or _of_pool(state, task, reservation)
+    reason = None
+    if task.run is None:
+        reason = _of_task(task, reservation) or _of_pool(state, task, reservation)
     if reason is None:
         for placement in reservation.placements:
             node = state.nodes[placement.node]

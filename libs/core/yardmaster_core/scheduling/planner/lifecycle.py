@@ -146,6 +146,8 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
             return dropped(task, DropCode.ENDED)
         return end
     if run.stop is not None:
+        if (drop := drop_of(state, task)) is not None:
+            return drop
         if task.cancel_now and run.stop_deadline_ms > state.now_ms:
             return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=0)
         return _overdue(state, task, run)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import admissions as adm
@@ -11,6 +12,7 @@ from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
+    ReservationDroppedV1,
     SlotsReservedV1,
     TaskUnschedulableV1,
 )
@@ -327,6 +329,28 @@ def test_idle_gpus_do_not_go_first_to_a_queue_that_is_reclaimed_next(order: str)
         decisions += cell.run()
     assert not any(isinstance(each, PreemptionRequestedV1) for each in decisions)
     assert cell.held("x") == 2
+
+
+def test_a_node_that_is_cordoned_takes_the_reservation_of_a_task_that_moves_there() -> None:
+    cell = QuotaCell({"n1": 2, "n2": 2})
+    cell.entitle_to("a", 4)
+    cell.submit("one", project="a")
+    cell.run()
+    cell.cordon("n1")
+    cell.submit("two", project="a")
+    cell.run()
+    cell.uncordon("n1")
+    cell.submit("both", gpus=2, project="a")
+    decisions = cell.cycle()
+    moved = next(each.task_id for each in decisions if isinstance(each, PreemptionRequestedV1))
+    goes_to = cell.state.tasks[moved].reserved
+    assert goes_to is not None
+    cell.cordon(goes_to.placements[0].node)
+    dropped = next(each for each in cell.cycle() if isinstance(each, ReservationDroppedV1))
+    assert (dropped.task_id, dropped.code) == (moved, "node_unavailable")
+    assert cell.phase(moved.partition("0000")[0]) == "stopping"
+    assert cell.run_until_idle() == []
+    assert_sound(cell.state)
 
 
 def test_a_moved_victim_does_not_count_as_gone_in_the_numbers_of_the_others() -> None:
