@@ -124,6 +124,8 @@ def _consider_all(passes: "list[PoolPass]") -> None:
             for pool_pass in passes
         ):
             continue
+        if any(pool_pass.take_back() for pool_pass in passes):
+            continue
         changed: dict[Project, None] = {}
         for pool_pass in passes:
             changed |= pool_pass.decisions.limits_changed
@@ -167,6 +169,8 @@ class PoolPass:
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
         #: Fit -> the change count, and the wait reason found at that count.
         self._capacity_waits: dict[Fit, tuple[int, Wait]] = {}
+        #: Groups that were left to a pool that they prefer less, because it could start a task.
+        self._left_to_later: dict[Group, None] = {}
         #: The node of the last placement in the current group, if the next task may go there too.
         self._capacity: NodeCapacity | None = None
 
@@ -266,6 +270,20 @@ class PoolPass:
             break
         self.queue.add(left)
         return considered
+
+    def take_back(self) -> bool:
+        """Queue the groups that were left to a later pool and do not all start there; return
+        whether there are any.
+        """
+        left, self._left_to_later = self._left_to_later, {}
+        again = [
+            group
+            for group in left
+            if group.queue.live
+            and not self.preference.starts_in_later(group.queue.first, self.pool.name)
+        ]
+        self.queue.requeue(again)
+        return bool(again)
 
     def is_alone_in_starting(self, task: Task, turn: int) -> bool:
         """Whether no pool that the task prefers can start it at once, or is used in strict order.
@@ -434,6 +452,7 @@ class PoolPass:
         placement = self._find_placement(self.pool.free, task)
         if placement is None:
             if self.preference.starts_in_later(task, self.pool.name):
+                self._left_to_later[group] = None
                 self.decisions.wait(group, task, self._capacity_wait(shape))
                 return GroupResult.WAITS
             reserved = not shape.start_failed and self._reserve_released(task)

@@ -83,6 +83,20 @@ def test_groups_that_wait_for_each_others_pools_start_where_they_fit(
     assert_sound(cell.state)
 
 
+def test_tasks_that_do_not_all_start_in_a_later_pool_preempt_in_the_first_one() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=2, pool="side")
+    cell.submit("low", priority=60)
+    running(cell, "low")
+    cell.submit("hi", priority=20, tasks=3, pools=("main", "side"))
+    decided = cell.cycle()
+    assert sorted(started(decided)) == ["hi", "hi.1"]
+    assert len(all_of(decided, dec.PreemptionRequestedV1)) == 1
+    assert_sound(cell.state)
+
+
 def test_a_group_behind_a_task_is_reconsidered_when_that_stops_waiting_late_in_the_cycle() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=2)
