@@ -174,7 +174,7 @@ ENDED = (125_000, 250_000, 500_000, 1_000_000)
 #: Records of `admissions` when a gateway starts.
 HISTORY = (10_000, 40_000, 160_000, 640_000)
 #: The growth of hard cycles with the size of the cell.
-GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6")
+GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6", "p7")
 #: The work of KAI-Scheduler's benchmarks of quotas, the victims of one task, the ended tasks.
 QUOTA = ("K1", "K7", "K8", "K9", "one reclaim", "ended")
 LIVES = (2_000, 4_000, 8_000, 16_000)

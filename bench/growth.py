@@ -141,6 +141,25 @@ def reservations_kept(nodes: int) -> float:
     return cell.spent_s
 
 
+def projects_wait(projects: int) -> float:
+    """A task ends while each of `projects` projects waits in three priorities; the best of four.
+
+    The first end is not measured: it sorts the groups that were submitted.
+    """
+    cell = full(100)
+    for number in range(projects):
+        for priority in (LOW, LOW + 10, LOW + 20):
+            cell.submit(f"p{number:04d}x{priority}", project=f"p{number:04d}", priority=priority)
+    cell.cycle()
+    times = []
+    for number in range(5):
+        cell.ends(f"v{number:05d}x", 0, done=True)
+        started = cell.cycle()
+        assert sum(isinstance(event, dec.SlotsAllocatedV1) for event in started) == 1
+        times.append(cell.spent_s)
+    return min(times[1:])
+
+
 SERIES: dict[str, tuple[str, Callable[[int], float], int]] = {
     "p1": ("nodes lost at once", nodes_lost, 400),
     "p2": ("nodes, a gang preempts scattered victims", scattered_victims, 100),
@@ -148,7 +167,10 @@ SERIES: dict[str, tuple[str, Callable[[int], float], int]] = {
     "p4": ("groups waiting, a gang's releases", gang_ends, 2_048),
     "p5": ("jobs at a limit, one end", limit_is_freed, 2_000),
     "p6": ("nodes full of reservations, an idle cycle", reservations_kept, 200),
+    "p7": ("projects with three priorities waiting, one end", projects_wait, 500),
 }
+#: The largest mean ratio where the time does not depend on the size.
+FLAT: Final = {"p7": 1.1}
 #: Times below this are rounding of the clock, whose ratios say nothing.
 SMALLEST_S: Final = 1e-4
 
@@ -166,7 +188,7 @@ def growth(name: str) -> list[Row]:
         for size, took in zip(sizes, times, strict=True)
     ]
     ratio = (max(times[-1], SMALLEST_S) / max(times[0], SMALLEST_S)) ** (1 / (len(sizes) - 1))
-    return [*rows, Row(f"{name}: ratio per doubling", ratio, "x", f"<= {LINEAR}")]
+    return [*rows, Row(f"{name}: ratio per doubling", ratio, "x", f"<= {FLAT.get(name, LINEAR)}")]
 
 
 def ten_thousand_lost() -> list[Row]:

@@ -177,10 +177,9 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     state.emptied.clear()
     _forget_deadlines(state)
     for pool in state.pools.values():
-        if pool.recheck and not complete:
-            state.wake_index.wake_blocked(pool)
-            state.wake_index.wake_limited()
-        pool.recheck = pool.all_woken = pool.blocked_woken = False
+        if not complete:
+            state.wake_index.keep_awake(pool)
+        pool.recheck = pool.all_woken = pool.blocked_woken = pool.equals_woken = False
         pool.started.clear()
     state.wake_index.limits_woken.clear()
     if not complete:

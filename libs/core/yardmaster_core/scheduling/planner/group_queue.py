@@ -8,11 +8,14 @@ one turn before any has the next. Tasks whose last starts failed come after all 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
 reason. Likewise groups of one project that request the same amount and wait for the same limit.
+
+Where the pool's index keeps the equal groups that did not fit (`BlockedEquals`), only their leaders
+are queued, and a leader that gets slots is followed by the next group of its class.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import (
     Candidate,
@@ -21,18 +24,17 @@ from yardmaster_core.scheduling.planner.policy import (
     Policy,
     PoolView,
 )
+from yardmaster_core.scheduling.state.blocked_equals import BlockedEquals, EqualsKey
+from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import LIMITED
+from yardmaster_core.scheduling.state.wait_codes import LIMITED, NO_CAPACITY
 from yardmaster_schemas.reasons import WaitCode
 
 #: The first element of the policy's sort key (the tier), the turn (0: start), the rest of that key.
 SortKey = tuple[Any, ...]
 Entry = tuple[SortKey, int, Candidate]
 Follower = tuple[SortKey, int, Group]
-
-#: Wait codes that equivalent groups share.
-NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
 class GroupQueue:
@@ -55,6 +57,11 @@ class GroupQueue:
         self._queued: set[Group] = set()
         #: Leader -> its followers.
         self._followers: dict[Group, list[Follower]] = {}
+        self._equals = view.pool.index.equals
+        #: The leaders of classes of the index, with their class.
+        self._leaders: dict[Group, EqualsKey] = {}
+        #: By class: the key of its leader. The groups of the class after it count as queued.
+        self._reached: dict[EqualsKey, QueueKey] = {}
         #: Groups that got a wait reason in this cycle.
         self.done: set[Group] = set()
         #: Groups that are not queued any more; they are not offered again.
@@ -71,6 +78,8 @@ class GroupQueue:
         for group in groups:
             if group in self._queued or group in self.done or not group.pending:
                 continue
+            if self._equals is not None and self._follows(self._equals, group):
+                continue
             self._queued.add(group)
             equivalence = self._equivalence_of(group)
             if equivalence is None:
@@ -83,6 +92,40 @@ class GroupQueue:
         for followers in equivalent.values():
             heapify(followers)
             self._push_leader(followers)
+
+    def add_equals(self) -> None:
+        """Queue the first group of each class of equal groups that did not fit, if the pool's index
+        keeps these classes.
+        """
+        equals = self._equals
+        if equals is None:
+            return
+        equals.refresh()
+        self._leaders.clear()
+        self._reached.clear()
+        for key in equals.classes():
+            self._lead(key, None)
+
+    def _lead(self, key: EqualsKey, after: QueueKey | None) -> None:
+        """Queue the first group of a class, or the first one after the key `after`."""
+        assert self._equals is not None
+        while (entry := self._equals.next_of(key, after)) is not None:
+            after, group = entry
+            if group not in self._queued and group.pending:
+                self._queued.add(group)
+                self._leaders[group] = key
+                self._reached[key] = after
+                self.push_next(group, _tasks_of(group))
+                return
+        self._reached.pop(key, None)
+
+    def _follows(self, equals: BlockedEquals, group: Group) -> bool:
+        """Whether a group counts as queued behind the leader of its class."""
+        placed = equals.place_of(group)
+        if placed is None:
+            return False
+        reached = self._reached.get(placed[0])
+        return reached is not None and reached < placed[1]
 
     def requeue(self, groups: Iterable[Group]) -> None:
         """Queue groups, even if they are done."""
@@ -127,6 +170,9 @@ class GroupQueue:
         followers = self._followers.pop(group, None)
         if followers:
             self._push_leader(followers)
+        key = self._leaders.pop(group, None)
+        if key is not None:
+            self._lead(key, self._reached[key])
 
     def remove(self, group: Group) -> None:
         """Take a group out of the queue; it may be added again."""
@@ -145,8 +191,11 @@ class GroupQueue:
         if followers and _same_reason(group, followers[0][-1], pool):
             del self._followers[group]
             self._queued.difference_update(each for *_, each in followers)
-        else:
-            self.requeue_followers(group)
+        key = self._leaders.get(group)
+        if key is not None and code_of(group, pool) is key[-1]:
+            del self._leaders[group]
+            del self._reached[key]
+        self.requeue_followers(group)
 
     def _equivalence_of(self, group: Group) -> Hashable | None:
         """Return the key of a group; if one group with this key does not fit, the others do not.

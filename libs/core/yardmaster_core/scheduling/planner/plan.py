@@ -31,7 +31,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.budgeted_search import BudgetedSearch
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, GroupQueue
+from yardmaster_core.scheduling.planner.group_queue import GroupQueue
 from yardmaster_core.scheduling.planner.later_owners import LaterOwners
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
@@ -53,6 +53,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
 from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
@@ -98,7 +99,7 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     for pool, resolved in configured:
         if resolved.strategy.uses_workload:
             track_workload(pool)
-    if not any(pool.awake or pool.recheck or pool.index.due or pool.ready for pool in pools):
+    if not any(map(_must_plan, pools)):
         return
     preference = PoolPreference()
     passes = [PoolPass(draft, pool, resolved, preference) for pool, resolved in configured]
@@ -108,6 +109,12 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     _consider_all(passes)
     for pool_pass in passes:
         pool_pass.record_ranks()
+
+
+def _must_plan(pool: Pool) -> bool:
+    """Whether a cycle may decide anything in a pool."""
+    woken = pool.awake or pool.equals_woken or pool.recheck
+    return bool(woken or pool.index.due or pool.ready)
 
 
 def _consider_all(passes: "list[PoolPass]") -> None:
@@ -218,7 +225,9 @@ class PoolPass:
             index = pool.index
             if index.due or index.traits.follows_pools or pool.awake or pool.reconsidered:
                 self._reclaim()
-            self._recheck()
+            if not self._recheck() and pool.equals_woken:
+                # Not where another policy was configured meanwhile: that woke all groups.
+                self.queue.add_equals()
             pool.woken.clear()
             self.queue.add(chain(pool.awake, pool.reconsidered))
         else:
@@ -335,10 +344,13 @@ class PoolPass:
         if not self.draft.take_recheck(self.pool):
             return False
         wake_index = self.draft.state.wake_index
+        equals = self.pool.index.equals
         if self.pool.index.traits.finds_fitting_groups:
             self.queue.offer_again()
         else:
-            for group in chain(wake_index.blocked(self.pool), self.pool.reserved_groups):
+            self.queue.add_equals()
+            blocked = wake_index.blocked(self.pool) if equals is None else equals.others
+            for group in chain(blocked, self.pool.reserved_groups):
                 self.pool.reconsider(group)
         for pool, group in wake_index.limited_groups():
             pool.reconsider(group)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from yardmaster_core.scheduling.planner.draft import Draft
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.kept_reservations import displaced, dropped
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, StopReason
@@ -11,7 +10,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import LIMITED, class_of
+from yardmaster_core.scheduling.state.wait_codes import LIMITED, NO_CAPACITY, class_of
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     Outcome,

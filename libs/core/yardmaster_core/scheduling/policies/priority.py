@@ -33,7 +33,6 @@ from typing import ClassVar, Final
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
@@ -52,13 +51,14 @@ from yardmaster_core.scheduling.planner.policy import (
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import PreemptibleIndex, has_ended, holders_of
+from yardmaster_core.scheduling.state.blocked_equals import BlockedEquals
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.queue_class import PRIORITIES, QueueClass
 from yardmaster_core.scheduling.state.shapes import Shape
-from yardmaster_core.scheduling.state.tasks import Group, Task
-from yardmaster_core.scheduling.state.wait_codes import BEHIND
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, NO_CAPACITY
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.instants import LAST_MS
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
@@ -150,6 +150,10 @@ def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
     """Return the priority and the group's properties on which `must_wait` depends: if one group of
     that key neither starts nor preempts, no later one does.
     """
+    return _priority_and_kind(group)
+
+
+def _priority_and_kind(group: Group) -> Hashable:
     return group.priority, group.shape.preemptible, group.min_runtimes > 0
 
 
@@ -306,18 +310,26 @@ def actions(options: PriorityOptions) -> tuple[PreemptionAction, ...]:
 
 class PriorityIndex(PreemptibleIndex):
     """The preemptible tasks of a pool, and the groups behind others by the priority that is ahead
-    of them, so that only those are woken for which no task of that priority is pending any more.
+    of them, so that only those are woken for which no task of that priority is pending any more;
+    and its groups that did not fit.
     """
+
+    equals: BlockedEquals
 
     def __init__(self, pool: Pool, traits: Traits) -> None:
         super().__init__(pool, traits)
         self._pool = pool
         self._behind: dict[int, dict[Group, None]] = {}
         self._ahead_of: dict[Group, int] = {}
+        self.equals = BlockedEquals(pool.name, _priority_and_kind, ())
         for group in pool.groups.values():
             self.wait_changed(group)
 
+    def group_changed(self, group: Group, _: Job) -> None:
+        self.equals.changed(group)
+
     def wait_changed(self, group: Group) -> None:
+        self.equals.changed(group)
         ahead = self._ahead_of.pop(group, None)
         if ahead is not None:
             groups = self._behind[ahead]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from yardmaster_core.scheduling.state.blocked_equals import BlockedEquals
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
 from yardmaster_core.scheduling.state.queue_class import QueueClass
@@ -65,6 +66,9 @@ class PolicyIndex:
 
     #: The rules of the policy that the state follows.
     traits: Traits = PLAIN
+    #: The groups that did not fit, by what makes them equal, so that released slots wake only the
+    #: first group of each class. None: they wake every group that did not fit.
+    equals: BlockedEquals | None = None
     #: Whether the shares of the queues may differ from those that a cycle compared last with the
     #: recorded ones; that cycle clears it.
     shares_stale: bool = False

@@ -23,7 +23,8 @@ class Pool:
 
     __slots__ = (
         *("awake", "config", "free", "future", "groups", "has_min_runtimes", "hash", "index"),
-        *("all_woken", "blocked_woken", "max_free", "max_free_changes", "name", "nodes"),
+        *("all_woken", "blocked_woken", "equals_woken", "max_free", "max_free_changes"),
+        *("name", "nodes"),
         *("policy_cache", "protected", "queue_classes", "ranked", "ready", "recheck"),
         *("reconsidered", "reserved", "reserved_groups", "reserved_idle_milli"),
         *(
@@ -67,6 +68,9 @@ class Pool:
         self.awake: dict[Group, None] = {}
         #: Whether this cycle's inputs woke all groups, or all that did not fit: once is enough.
         self.all_woken = self.blocked_woken = False
+        #: Whether the next cycle considers the first of each class of equal groups that did not
+        #: fit.
+        self.equals_woken = False
         #: Tasks that started during the running cycle.
         self.started: dict[Task, None] = {}
         #: Groups that became awake during the running cycle.

@@ -16,6 +16,9 @@ BLOCKING: Final = frozenset(
     }
 )
 
+#: The tasks wait for free slots alone; equivalent groups share these codes.
+NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
+
 #: The tasks are considered again at a time that the wait names.
 UNTIL: Final = frozenset({WaitCode.VICTIMS_PROTECTED, WaitCode.PREEMPTION_DELAY})
 

@@ -56,11 +56,15 @@ class WakeIndex:
     def wake_blocked(self, pool: Pool) -> None:
         """Wake the groups of `pool` that did not fit and that freed slots can help.
 
-        A policy that finds these groups itself wakes them instead.
+        A policy that finds these groups itself wakes them instead. Of equal groups the cycle
+        considers the first.
         """
         if pool.index.traits.finds_fitting_groups:
             return
-        for group in self.blocked(pool):
+        equals = pool.index.equals
+        if equals is not None:
+            self._journal.put(pool, "equals_woken", True)
+        for group in self.blocked(pool) if equals is None else [*equals.others]:
             self.wake(pool, group)
         for group in pool.reserved_groups:
             self.wake(pool, group)
@@ -73,6 +77,16 @@ class WakeIndex:
         if not pool.blocked_woken:
             self._journal.put(pool, "blocked_woken", True)
             self.wake_blocked(pool)
+
+    def keep_awake(self, pool: Pool) -> None:
+        """Keep the groups awake that an incomplete cycle had to consider."""
+        if pool.recheck:
+            self.wake_blocked(pool)
+            self.wake_limited()
+        if pool.equals_woken:
+            # Which of them the cycle has considered is not known.
+            for group in self.blocked(pool):
+                self.wake(pool, group)
 
     def blocked(self, pool: Pool) -> Iterator[Group]:
         """The groups of `pool` that did not fit and may fit once slots are freed."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, running
+from tests.unit.core.scheduling.reading import all_of, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner import victim_search
+from yardmaster_core.scheduling.planner.group_queue import GroupQueue
 from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
@@ -61,6 +62,59 @@ def test_the_end_of_a_gang_wakes_the_pending_groups_once(monkeypatch: pytest.Mon
     cell.cycle()
     # Of the applied inputs; a draft applies none.
     assert woken == [1]
+
+
+@pytest.mark.parametrize("projects", [2, 20])
+@pytest.mark.parametrize("preemption", [True, False])
+def test_the_end_of_a_task_wakes_no_number_of_groups_that_grows_with_the_projects(
+    monkeypatch: pytest.MonkeyPatch, projects: int, preemption: bool
+) -> None:
+    cell = Cell(preemption=preemption)
+    cell.node("n1", gpus=1)
+    cell.submit("ends", gpus=1)
+    running(cell, "ends")
+    for number in range(projects):
+        cell.submit(f"high{number}x", gpus=1, project=f"p{number}", priority=60)
+        cell.submit(f"low{number}x", gpus=1, project=f"p{number}", priority=70)
+    cell.cycle()
+    cell.ends("ends", done=True)
+    woken = counted(monkeypatch, WakeIndex, "wake")
+    queued = counted(monkeypatch, GroupQueue, "push_next")
+    assert started(cell.cycle()) == ["high0x"]
+    assert woken[0] == 0
+    # The first group of each priority that did not fit, and the next one of the first.
+    assert queued[0] == (3 if preemption else 2)
+    assert_sound(cell.state)
+
+
+def test_of_equal_groups_each_gets_slots_after_the_one_before() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("ends", gpus=4)
+    running(cell, "ends")
+    for name in "abcde":
+        cell.submit(name, gpus=1, project=name, priority=60)
+    cell.submit("f", gpus=1, project="a", priority=60)
+    cell.cycle()
+    cell.ends("ends", done=True)
+    cell.cancel("a")
+    assert started(cell.cycle()) == ["b", "c", "d", "e"]
+    assert cell.wait_code("f") == "insufficient_free"
+    assert_sound(cell.state)
+
+
+def test_an_incomplete_cycle_leaves_the_equal_groups_awake() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("ends", gpus=4)
+    running(cell, "ends")
+    for name in "abc":
+        cell.submit(name, gpus=1, project=name, priority=60)
+    cell.cycle()
+    cell.ends("ends", done=True)
+    found = [started(cell.cycle(limit=2)) for _ in range(3)]
+    assert [name for names in found for name in names] == ["a", "b", "c"]
+    assert found[0] != ["a", "b", "c"]
 
 
 def test_the_loss_of_many_nodes_wakes_every_group_once(monkeypatch: pytest.MonkeyPatch) -> None:

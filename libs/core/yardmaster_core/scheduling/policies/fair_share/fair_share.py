@@ -30,7 +30,6 @@ from typing import ClassVar, Final, Literal
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.limits import limit_reached, reserved_for
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
@@ -65,6 +64,7 @@ from yardmaster_core.scheduling.policies.fair_share.shares import Share
 from yardmaster_core.scheduling.policies.strict import only
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode

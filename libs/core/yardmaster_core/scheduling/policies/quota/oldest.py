@@ -6,7 +6,6 @@ it starts on nodes that it could use. Tasks of other projects start there; it re
 that are beyond their share.
 """
 
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import first_exceeded, requested
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
@@ -18,6 +17,7 @@ from yardmaster_core.scheduling.policies.waiting_groups import (
     with_reservation,
 )
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.reasons import Wait
 
 

@@ -9,7 +9,6 @@ considers the same groups.
 
 from typing import Final
 
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
@@ -21,6 +20,7 @@ from yardmaster_core.scheduling.policies.quota.start import wait_for_quota
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit
 from yardmaster_core.scheduling.state.tasks import Group
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.reasons import WaitCode
 
 #: The number of every wait of a group whose project stayed within its share at the last search.

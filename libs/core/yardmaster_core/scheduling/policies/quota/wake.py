@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from typing import Final
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of, id_order
+from yardmaster_core.scheduling.planner.group_queue import code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
@@ -34,6 +34,7 @@ from yardmaster_core.scheduling.policies.quota.start import (
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.reasons import WaitCode
 
 #: The wait codes of tasks that may find victims although no slots were released.

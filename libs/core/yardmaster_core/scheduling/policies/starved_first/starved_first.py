@@ -22,7 +22,6 @@ from typing import ClassVar, Final, Literal
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
-from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
     Listing,
@@ -57,6 +56,7 @@ from yardmaster_core.scheduling.policies.waiting_groups import (
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import Among
 from yardmaster_schemas.fields import CLOSED, Permille, Positive
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
