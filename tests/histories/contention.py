@@ -169,7 +169,7 @@ class _Inputs:
 _OPTIONS_OF: Final = {
     "quota": (
         *("order", "over_quota", "max_moves", "saturation_permille", "min_runtime_of"),
-        "reserve_oldest_s",
+        *("reserve_oldest_s", "over_subscribed"),
     ),
     "starved_first": ("owners", "non_preemptible_permille", "reserve_oldest_s"),
     "fair_share": ("variant", "among"),

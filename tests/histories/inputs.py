@@ -66,6 +66,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "order": ("document", "document", "kai"),
     "actions": (*[None] * 5, ["allocate", "reclaim"], ["allocate", "consolidation", "preempt"]),
     "over_quota": ("deserved", "weight"),
+    "over_subscribed": ("first", "proportional"),
     "max_moves": (16, 16, 1, 0),
     "saturation_permille": (1000, 1000, 1500, 0),
     "preemption_delay_s": (*[0] * 5, 20),

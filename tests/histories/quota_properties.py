@@ -125,6 +125,8 @@ class Queues:
         options = options_of(pool.config.policy)
         assert isinstance(options, QuotaOptions)
         self._by_weight = options.over_quota == "weight"
+        self._proportional = options.over_subscribed == "proportional"
+        self._lowered: dict[Queue, Bounds] = {}
         follows = options.usage_half_life_s > 0
         self._usage_weight = Fraction(options.usage_weight_permille if follows else 0, 1000)
         every: list[Queue] = [*state.departments.values(), *state.projects.values()]
@@ -243,12 +245,49 @@ class Queues:
         return [each for each in self._ages if self._above[each] is queue]
 
     def deserved(self, queue: Queue) -> Bounds:
+        """Return what a queue deserves: its quota, or with `over_subscribed: proportional` its part
+        of what the department above it deserves, if that is less.
+        """
+        found = self._lowered.get(queue)
+        if found is None:
+            found = self._lowered[queue] = self._lower(queue)
+        return found
+
+    def _lower(self, queue: Queue) -> Bounds:
+        own, above = self._configured(queue), self._above[queue]
+        if not self._proportional or above is None:
+            return own
+        siblings = self._below(above)
+        found = list(own)
+        for i, bound in enumerate(self.deserved(above)):
+            amounts = [self._configured(each)[i] for each in siblings]
+            known = [amount for amount in amounts if amount is not None]
+            total = sum(known)
+            if bound is None or len(known) < len(amounts) or total <= bound:
+                continue
+            unit = UNITS[i]
+            parts = [amount * bound // total // unit * unit for amount in known]
+            rest = bound - sum(parts)
+            order = sorted(
+                range(len(known)),
+                key=lambda at: (parts[at] * total - known[at] * bound, at),
+            )
+            for at in order:
+                part = min(unit, rest)
+                parts[at] += part
+                rest -= part
+            at = siblings.index(queue)
+            found[i] = min(parts[at], known[at])
+        gpu, cpu, memory = found
+        return gpu, cpu, memory
+
+    def _configured(self, queue: Queue) -> Bounds:
         """Return its quota; of a department without one, that of the queues in it together."""
         quota = self._quota(queue)
         if quota is not None:
             gpus = None if quota.deserved_unlimited else quota.deserved_milli or 0
             return gpus, quota.deserved_cpu_milli, quota.deserved_memory_mib
-        below = [self.deserved(each) for each in self._below(queue)]
+        below = [self._configured(each) for each in self._below(queue)]
         return added(below) if below else (0, None, None)
 
     def limit(self, queue: Queue) -> Bounds:
@@ -259,7 +298,7 @@ class Queues:
         limits = quota.limit_milli, quota.limit_cpu_milli, quota.limit_memory_mib
         if quota.over_quota:
             return limits
-        return smaller(limits, self.deserved(queue))
+        return smaller(limits, self._configured(queue))
 
     # Shares
 
@@ -294,7 +333,7 @@ class Queues:
     def _weight(self, queue: Queue, i: int) -> int:
         quota = self._quota(queue)
         if not self._by_weight:
-            return self.deserved(queue)[i] or 0
+            return self._configured(queue)[i] or 0
         return quota.over_quota_weight if quota is not None and i == 0 else 1
 
     def most(self, queue: Queue) -> Amounts:

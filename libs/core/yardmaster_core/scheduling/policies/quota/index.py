@@ -61,7 +61,12 @@ from yardmaster_core.scheduling.policies.quota.blocked_order import (
 )
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE
 from yardmaster_core.scheduling.policies.quota.node_bounds import NodeBounds
-from yardmaster_core.scheduling.policies.quota.queues import Queue, configure, derive_settings
+from yardmaster_core.scheduling.policies.quota.queues import (
+    Queue,
+    configure,
+    derive_settings,
+    lower_deserved,
+)
 from yardmaster_core.scheduling.policies.quota.shares import divide_tree
 from yardmaster_core.scheduling.policies.waiting_groups import (
     WaitingGroups,
@@ -90,8 +95,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         usage_half_life_ms: int = 0,
         usage_weight: Fraction = NO_USAGE,
         reserves: bool = False,
+        lowers_deserved: bool = False,
     ) -> None:
         self._by_weight = by_weight
+        #: Whether the queues of a department deserve no more together than the department.
+        self._lowers_deserved = lowers_deserved
         #: Whether tasks may wait behind the oldest one of their project.
         self._reserves = reserves
         self._usage_weight = usage_weight if usage_half_life_ms else NO_USAGE
@@ -336,6 +344,8 @@ class QuotaIndex(ClaimingIndex[Project]):
                 parent = self._queues[project.department]
                 self._add(project, Queue(project.name, parent, (1, age)))
         derive_settings(root, by_weight=self._by_weight)
+        if self._lowers_deserved:
+            lower_deserved(root)
 
     def _add_department(
         self, state: CellView, root: Queue, department: Department, age: int

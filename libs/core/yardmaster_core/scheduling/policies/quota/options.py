@@ -33,6 +33,9 @@ class QuotaOptions:
             that others release.
         over_quota: the rest beyond what is deserved is divided in proportion to what is deserved,
             or by `weight`.
+        over_subscribed: if the queues of a department deserve more together than the department,
+            the first ones keep what they deserve (`first`), or each deserves less in proportion
+            (`proportional`).
         max_moves: the most tasks that are moved for one task; 0: none.
         saturation_permille: a queue above its share must stay less full than the queues that it
             reclaims from. Its fullness is multiplied by this; 1000: it counts as it is.
@@ -52,6 +55,7 @@ class QuotaOptions:
     order: Literal["document", "kai"] = "document"
     actions: tuple[Action, ...] | None = None
     over_quota: Literal["deserved", "weight"] = "deserved"
+    over_subscribed: Literal["first", "proportional"] = "first"
     max_moves: int = 16
     saturation_permille: int = 1000
     preemption_delay_s: int = 0

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
+    UNITS,
     UNLIMITED,
     Amounts,
     Bounds,
     plus,
     within,
 )
+from yardmaster_core.scheduling.policies.quota.division import QueueDemand, divide
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_schemas.events.requests import DEFAULT_RANK, Quota
@@ -178,6 +180,34 @@ def derive_settings(queue: Queue, *, by_weight: bool) -> None:
     else:
         gpu, cpu, memory = (amount or 0 for amount in queue.deserved)
         queue.weights = (gpu, cpu, memory)
+
+
+def lower_deserved(queue: Queue) -> None:
+    """Lower what the queues below each department deserve, in proportion, so that they deserve no
+    more together than the department; from the top.
+
+    The pool itself bounds nothing. Where a queue deserves an unlimited amount, nothing is lowered.
+    """
+    if queue.parent is not None and queue.children:
+        below = [_lowered(queue.deserved[i], queue.children, i) for i in RESOURCES]
+        for child, gpu, cpu, memory in zip(queue.children, *below, strict=True):
+            child.deserved = (gpu, cpu, memory)
+    for child in queue.children:
+        lower_deserved(child)
+
+
+def _lowered(bound: int | None, queues: Sequence[Queue], resource: int) -> list[int | None]:
+    """Return what queues deserve of a resource, lowered in proportion to `bound` together."""
+    amounts = [queue.deserved[resource] for queue in queues]
+    known = [amount for amount in amounts if amount is not None]
+    if bound is None or len(known) < len(amounts) or sum(known) <= bound:
+        return amounts
+    rows = [
+        QueueDemand(name=str(at), rank=0, deserved=0, demand=amount, weight=amount, age=at)
+        for at, amount in enumerate(known)
+    ]
+    shares = divide(bound, rows, UNITS[resource]).shares
+    return [min(shares[row.name], row.demand) for row in rows]
 
 
 def _sum(queue: Queue) -> Bounds:

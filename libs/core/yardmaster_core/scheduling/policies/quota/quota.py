@@ -123,6 +123,7 @@ def quota_index(pool: Pool, options: QuotaOptions) -> QuotaIndex:
         # rule: shares: usage_weight_permille
         usage_weight=Fraction(options.usage_weight_permille, 1000),
         reserves=options.reserve_oldest_s is not None,
+        lowers_deserved=options.over_subscribed == "proportional",
     )
 
 
