@@ -10,11 +10,12 @@ from yardmaster_simulation.conformance.determined_form import PlanningPass
 from yardmaster_simulation.conformance.formats import FORMATS
 from yardmaster_simulation.conformance.scenarios import Outcome, check, parsed
 
+places = st.sampled_from([0, 1, 2, 100])
 agents = st.lists(
     st.fixed_dictionaries(
         {
             "slots": st.sampled_from([1, 2, 4, 4, 8]),
-            "max_zero_slot": st.sampled_from([0, 1, 2, 100]),
+            "max_zero_slot": places,
             "draining": st.sampled_from([False] * 9 + [True]),
         }
     ),
@@ -54,6 +55,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     """A scenario without its outcome; running tasks are where the model would place them."""
     listed = [{"id": f"a{n}", **agent} for n, agent in enumerate(draw(agents))]
     chosen: dict[str, Any] = draw(options)
+    if chosen["fitting_policy"] == "worst":
+        # Tasks that stand for places that an agent lacks would count as tasks that it runs.
+        most = draw(places)
+        listed = [{**agent, "max_zero_slot": most} for agent in listed]
     made: list[dict[str, Any]] = draw(groups)
     tasks: list[dict[str, Any]] = []
     for number, group in enumerate(made):
