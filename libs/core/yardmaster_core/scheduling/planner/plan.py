@@ -496,12 +496,12 @@ class PoolPass:
             self.decisions.wait(group, task, self._capacity_wait(shape))
             return GroupResult.WAITS
         action = self.actions[turn - 1] if turn <= len(self.actions) else None
-        if action is not None and not action.applies(self.view, task):
-            action = None
         # Moved victims may release more than the reservation needs. The rest is offered to all
         # groups in the order of the first turn; otherwise the claimant's group would take it.
         if (action is None or action.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
+        if action is not None and not action.applies(self.view, task):
+            action = None
         owners = self.later_owners.of(task)
         if taken := self._take_over(task, owners):
             return taken
