@@ -459,7 +459,7 @@ def _drop_lines(out: Output, drop: Row) -> list[str]:
     if drop.get("for_task"):
         text += f", for {drop['for_task']}"
     lines = [_labelled("Lost slots", text)]
-    both = {k: v for k, v in (drop.get("numbers") or {}).items() if k.endswith("priority")}
+    both = {k: v for k, v in (drop.get("numbers") or {}).items() if not k.endswith("_at_ms")}
     if both:
         lines.append(_labelled("", numbers(both)))
     return lines

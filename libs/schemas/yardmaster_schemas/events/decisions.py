@@ -141,6 +141,8 @@ class ReservationDroppedV1(Event):
 
     `about` is the node or the pool that caused it. `for_task` is the task that takes over the slots
     because it comes first; `numbers` are then the priorities and submission times of both tasks.
+    Under `quota` it may also be a task that reclaims them; then `about` and `numbers` are those of
+    a stop by which slots are reclaimed.
     """
 
     task_id: TaskId

@@ -10,6 +10,7 @@ time.
 from functools import partial
 
 from yardmaster_core.scheduling.planner.limits import is_allowed, limit_reached
+from yardmaster_core.scheduling.planner.policy import StopReason
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
@@ -54,21 +55,25 @@ def dropped(task: Task, code: DropCode, about: str | None = None) -> Reservation
     )
 
 
-def displaced(owner: Task, task: Task) -> ReservationDroppedV1:
-    """Return the decision to drop the reservation of `owner` for `task`, which comes first."""
+def displaced(owner: Task, task: Task, reason: StopReason | None = None) -> ReservationDroppedV1:
+    """Return the decision to drop the reservation of `owner` for `task`: because that comes first,
+    or for this reason.
+    """
     assert owner.reserved is not None
+    numbers = {
+        "priority": owner.job.priority,
+        "for_priority": task.job.priority,
+        "submitted_at_ms": owner.job.submitted_ms,
+        "for_submitted_at_ms": task.job.submitted_ms,
+    }
     return ReservationDroppedV1(
         task_id=owner.id,
         attempt=owner.attempt + 1,
         pool=owner.reserved.pool_name,
         code=DropCode.PASSED,
         for_task=task.id,
-        numbers={
-            "priority": owner.job.priority,
-            "for_priority": task.job.priority,
-            "submitted_at_ms": owner.job.submitted_ms,
-            "for_submitted_at_ms": task.job.submitted_ms,
-        },
+        about=None if reason is None else reason.about,
+        numbers=numbers if reason is None else reason.numbers,
     )
 
 

@@ -26,11 +26,10 @@ from yardmaster_core.scheduling.planner.placement import (
     replicas_on,
 )
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, VictimSelection
-from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch
+from yardmaster_core.scheduling.planner.victim_search import HeldReplicas, VictimSearch, kept
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
-from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
@@ -46,7 +45,8 @@ MAX_TRIES: Final = 64
 class Preemption:
     """The slots of a task once its victims are gone.
 
-    `victims`: in the policy's order; `moved`: the victims that get other slots, with these slots.
+    `victims`: in the policy's order; those that do not run lose reserved slots. `moved`: the
+    victims that get other slots, with these slots.
     """
 
     placement: list[ReplicaSlots]
@@ -156,7 +156,9 @@ class MovingSearch(VictimSearch):
         moved: dict[Task, list[ReplicaSlots]] = {}
         # The most valuable first.
         for victim in reversed(needed):
-            other = self._find_placement(victim.job.shape)
+            # A task with reserved slots runs nowhere: it has nothing to move.
+            runs = victim.run is not None
+            other = self._find_placement(victim.job.shape) if runs else None
             if other is not None:
                 self.reserve(victim.job.shape, other)
                 moved[victim] = other
@@ -273,15 +275,11 @@ class Gains:
 
     def _gain(self, victim: Task) -> list[int]:
         """Count the slots that a victim releases; return the nodes that may hold a replica now."""
-        run = victim.run
-        assert run is not None
         ordinals: dict[int, None] = {}
         refused: set[int] = set()
-        for replica, held in enumerate(run.placements):
+        for held in kept(victim):
             ordinal = self._nodes[held.node].ordinal
-            if run.replicas[replica] >= ReplicaState.RELEASED or not self._allowed >> ordinal & 1:
-                continue
-            if ordinal in refused:
+            if not self._allowed >> ordinal & 1 or ordinal in refused:
                 continue
             new = ordinal not in ordinals if self._by_node else not ordinals
             if new and not self._selects(victim, ordinal if self._by_node else ALL_NODES):

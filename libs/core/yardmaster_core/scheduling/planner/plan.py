@@ -723,12 +723,15 @@ class PoolPass:
             for victim in found.victims
             if victim in found.moved
         }
+        owners = [victim for victim in found.victims if victim.run is None]
+        for owner in owners:
+            self.decisions.displace(owner, task, action.stop_reason(self.view, owner, task))
         for victim in found.victims:
-            if victim not in moves:
+            if victim.run is not None and victim not in moves:
                 self.decisions.stop(victim, action.stop_reason(self.view, victim, task))
         for victim, reason in moves.items():
             self.decisions.stop(victim, reason)
-        self._reserve(task, found.placement, len(found.victims))
+        self._reserve(task, found.placement, len(found.victims) - len(owners))
         for victim, placement in found.moved.items():
             self._reserve(victim, placement)
 

@@ -160,9 +160,11 @@ class PoolDecisions:
         )
         self.draft.record(event, task.id, task.cause)
 
-    def displace(self, owner: Task, task: Task) -> None:
-        """Drop the reservation of `owner`, whose slots `task` takes over."""
-        self.draft.record(displaced(owner, task), owner.id, task.cause)
+    def displace(self, owner: Task, task: Task, reason: StopReason | None = None) -> None:
+        """Drop the reservation of `owner`, whose slots `task` takes over: because it comes first,
+        or for this reason.
+        """
+        self.draft.record(displaced(owner, task, reason), owner.id, task.cause)
 
     def _released_by_ms(self, placements: tuple[Placement, ...]) -> int:
         """Return the latest deadline of the tasks that still hold part of these slots."""

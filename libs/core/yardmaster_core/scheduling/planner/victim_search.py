@@ -176,12 +176,12 @@ class VictimSearch:
 
     def _ordinals(self, victim: Task) -> list[int]:
         nodes, capacities = self._draft.state.nodes, self._future.capacities
-        found = [nodes[placement.node].ordinal for placement in _kept(victim)]
+        found = [nodes[placement.node].ordinal for placement in kept(victim)]
         return [ordinal for ordinal in found if ordinal in capacities]
 
     def _remove(self, victim: Task, *, undo: bool = False) -> None:
         nodes = self._draft.state.nodes
-        for held in _kept(victim):
+        for held in kept(victim):
             future = nodes[held.node].future
             amounts = future, held.slots, held.gpu_milli, held.cpu_milli, held.memory_mib
             if undo:
@@ -201,7 +201,7 @@ class VictimSearch:
         self._draft.undo_log.append(undo)
 
 
-def _kept(task: Task) -> Sequence[Placement]:
+def kept(task: Task) -> Sequence[Placement]:
     """Return what is reserved for a task; else what it holds, without released replicas."""
     if task.reserved is not None:
         return task.reserved.placements

@@ -62,10 +62,12 @@ def requested_for_limits(pool: Pool, shape: Shape) -> Amounts:
 
 
 def held_by_task(pool: Pool, task: Task) -> Amounts:
-    """Return the amounts that a running task holds; GPU memory counts as the part of the GPUs on
-    which the task is placed.
+    """Return the amounts that a running task holds, or that are reserved for a pending one; GPU
+    memory counts as the part of the GPUs on which the task is placed.
     """
     shape = task.job.shape
+    if task.run is None and task.reserved is not None:
+        return placed_amounts(task.reserved.placements)
     gpu = pool.held_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 

@@ -2,20 +2,26 @@
 
 The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation). But others are moved for
 a task beyond the share of its project only after all tasks within the shares of theirs tried to
-reclaim slots; else the task would start, and the slots would be reclaimed next.
+reclaim slots, and while none of them waits; else the task would start, and the slots would be
+reclaimed next.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.index import index_of
-from yardmaster_core.scheduling.policies.quota.options import follows_kai
+from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
+from yardmaster_core.scheduling.policies.quota.options import QuotaOptions, follows_kai
 from yardmaster_core.scheduling.policies.quota.order import in_victim_order
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
+from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.policies.quota.reclaim import stays_within_share
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
+
+#: A count of changes, and by queue class and matching nodes the projects with waiting tasks.
+_Waiting = tuple[Hashable, dict[tuple[int, int], list[Queue]]]
 
 
 def movable(view: PoolView, task: Task) -> Iterator[Task]:
@@ -23,7 +29,8 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
     # rule: protections: delay of moves
     if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
-    index = index_of(view)
+    index, pool = index_of(view), view.pool
+    pool.policy_cache[_searched(task.job.shape)] = pool.future.changes
     if not could_be_moved_for(view, task.job.shape):
         return
     tasks_by_queue = (
@@ -91,6 +98,16 @@ def consolidation(
     )
 
 
+def was_searched(view: PoolView, shape: Shape) -> bool:
+    """Whether tasks that may be moved for tasks of a shape were searched since nodes changed."""
+    pool = view.pool
+    return bool(pool.policy_cache.get(_searched(shape)) == pool.future.changes)
+
+
+def _searched(shape: Shape) -> Hashable:
+    return "moves_searched", shape.fit, shape.preemptible
+
+
 def may_move_within_share(view: PoolView, task: Task) -> bool:
     """Whether others may be moved for a task with which its project stays within its share."""
     return may_move_others(view, task) and stays_within_share(view, task)
@@ -98,4 +115,45 @@ def may_move_within_share(view: PoolView, task: Task) -> bool:
 
 def may_move_beyond_share(view: PoolView, task: Task) -> bool:
     """Whether others may be moved for a task with which its project exceeds its share."""
-    return may_move_others(view, task) and not stays_within_share(view, task)
+    return (
+        may_move_others(view, task)
+        and not stays_within_share(view, task)
+        and not must_leave_moves(view, task)
+    )
+
+
+def reclaims_after_moves(options: QuotaOptions) -> bool:
+    """Whether tasks reclaim slots, and try first whether others may be moved."""
+    names = options.claiming
+    return "consolidation" in names and "reclaim" in names[names.index("consolidation") :]
+
+
+def must_leave_moves(view: PoolView, task: Task) -> bool:
+    """Whether a task of another project waits for nodes that `task` could use, and would stay
+    within the share of its project.
+    """
+    own = queue_of(view, task)
+    return any(queue is not own for queue in waiting_within_share(view, task.job.shape))
+
+
+def waiting_within_share(view: PoolView, shape: Shape) -> Sequence[Queue]:
+    """Return two projects, or all if there are fewer, with a task that waits for nodes that suit
+    `shape` and would stay within the share of the project.
+    """
+    index, future = index_of(view), view.pool.future
+    changes = len(index.changed_leaves), index.blocked_changes
+    known: _Waiting | None = view.memo.get("within_share")
+    if known is None or known[0] != changes:
+        waiting: dict[tuple[int, int], list[Queue]] = {}
+        for queue, group in index.blocked_within_share(view.state):
+            other = group.shape
+            queues = waiting.setdefault((other.queue_class, future.matching(other)), [])
+            if len(queues) < 2 and queue not in queues and could_fit(view.pool, other):
+                queues.append(queue)
+        known = view.memo["within_share"] = changes, waiting
+    nodes = future.matching(shape)
+    found: dict[Queue, None] = {}
+    for (queue_class, matching), queues in known[1].items():
+        if queue_class == shape.queue_class and matching & nodes:
+            found.update(dict.fromkeys(queues))
+    return list(found)[:2]

@@ -136,8 +136,10 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._request_of: dict[Group, Request] = {}
         #: By group, whether it can never start because it exceeds all nodes or a bound of a queue.
         self._never_starts: dict[Group, bool] = {}
-        #: How often a request was added to `by_request` or removed.
+        #: How often a request was added to `by_request` or removed, and how often a group was
+        #: checked for it.
         self.request_changes = 0
+        self.blocked_changes = 0
         #: The groups of `by_request` in the order of queues, by the set of their requests; and the
         #: groups of each project in the order within it.
         self._orders: dict[frozenset[Request], BlockedOrder] = {}
@@ -264,6 +266,20 @@ class QuotaIndex(ClaimingIndex[Project]):
             fits_share = any(first_exceeded(request, room) is None for request in requests)
             set_member(self.below_share, queue, fits_share)
         return unchecked
+
+    def blocked_within_share(self, state: CellView) -> Iterator[tuple[Queue, Group]]:
+        """Yield the groups without reserved slots that did not fit and would stay within the share
+        of their project, each with its queue; also those of which this was found in this cycle.
+        """
+        self.divide(state)
+        unchecked = (queue for queue in self._unchecked if queue.is_project)
+        for queue in dict.fromkeys((*self.below_share, *unchecked)):
+            room = minus(queue.fair, queue.allocated)
+            for group in queue.blocked:
+                if not group.queue.live or group.shape.start_failed:
+                    continue
+                if first_exceeded(requested(self._pool, group.shape), room) is None:
+                    yield queue, group
 
     def first_blocked(
         self,
@@ -486,6 +502,7 @@ class QuotaIndex(ClaimingIndex[Project]):
                 waiting = self._waiting[project_queue] = WaitingGroups(self._waits)
             waiting.add(group)
         request = None
+        self.blocked_changes += 1
         record = group.waits.get(self._pool.name)
         blocked = record is not None and record[0].code in BLOCKING and group.queue.live
         if blocked or group.reserved.live:

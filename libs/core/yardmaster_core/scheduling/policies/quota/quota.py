@@ -44,6 +44,7 @@ from yardmaster_core.scheduling.policies.quota.consolidation import (
     consolidation,
     may_move_beyond_share,
     may_move_within_share,
+    reclaims_after_moves,
 )
 from yardmaster_core.scheduling.policies.quota.index import QuotaIndex
 from yardmaster_core.scheduling.policies.quota.listing import (
@@ -86,15 +87,14 @@ def actions(options: QuotaOptions) -> tuple[PreemptionAction, ...]:
         "reclaim": (RECLAIM,),
         "consolidation": (consolidation(options.max_moves),),
     }
-    names = options.claiming
     # rule: moves: beyond the share after every reclaim
-    if "consolidation" in names and "reclaim" in names[names.index("consolidation") :]:
+    if reclaims_after_moves(options):
         within, beyond = (
             consolidation(options.max_moves, applies)
             for applies in (may_move_within_share, may_move_beyond_share)
         )
         found |= {"consolidation": (within,), "reclaim": (RECLAIM, beyond)}
-    return tuple(action for name in names for action in found[name])
+    return tuple(action for name in options.claiming for action in found[name])
 
 
 def at_limit(options: QuotaOptions) -> AtLimit | None:

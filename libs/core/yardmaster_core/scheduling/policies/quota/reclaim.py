@@ -6,10 +6,13 @@ compared by their first ancestors that differ, from the top, which are siblings:
 the reclaimee.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
+from yardmaster_core.scheduling.planner.victim_search import kept
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     CPU,
     GPU,
@@ -40,7 +43,7 @@ from yardmaster_core.scheduling.policies.quota.protections import (
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, is_over_share
 from yardmaster_core.scheduling.policies.quota.turns import could_reclaim
 from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Reservation, Task
 
 
 def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
@@ -59,23 +62,54 @@ def reclaim_victims(view: PoolView, task: Task) -> Iterator[Task]:
         return
     if no_node_suffices(view, project_queue, task, request, victims, guaranteed=guaranteed):
         return
+    owners = reserved_owners(view)
     tasks_by_queue = (
         (
             queue,
-            by_price(
-                view,
-                task,
-                unprotected(
+            chain(
+                owners.get(project, ()),
+                by_price(
                     view,
                     task,
-                    index.running(view, project),
-                    _protected_s(view, project_queue, queue),
+                    unprotected(
+                        view,
+                        task,
+                        index.running(view, project),
+                        _protected_s(view, project_queue, queue),
+                    ),
                 ),
             ),
         )
         for queue, project in victims
     )
     yield from in_victim_order(view.pool, tasks_by_queue, over_in_all=follows_kai(view))
+
+
+def reserved_owners(view: PoolView) -> Mapping[Project, Sequence[Task]]:
+    """Return, by project, the pending preemptible tasks with reserved slots: those that come last
+    in the project first. A task that is moved is not among them.
+
+    Each reservation is reclaimed at most once in a cycle, and none that a cycle made after its
+    first reclaim: so tasks do not take slots from each other within a cycle without end.
+    """
+    pool, memo = view.pool, view.memo
+    first: list[tuple[Task, Reservation]] | None = memo.get("reservations")
+    if first is None:
+        first = memo["reservations"] = [
+            (task, task.reserved)
+            for task in pool.reserved
+            if task.reserved is not None and task.run is None and task.job.shape.preemptible
+        ]
+        first.sort(key=lambda each: (each[0].job.priority, each[0].key), reverse=True)
+    changes = pool.future.changes
+    known: tuple[int, dict[Project, list[Task]]] | None = memo.get("reserved_owners")
+    if known is None or known[0] != changes:
+        owners: dict[Project, list[Task]] = {}
+        for task, reservation in first:
+            if task.reserved is reservation:
+                owners.setdefault(task.job.project, []).append(task)
+        known = memo["reserved_owners"] = changes, owners
+    return known[1]
 
 
 def cannot_suffice(
@@ -158,7 +192,20 @@ def no_node_suffices(
         if loses:
             projects.append(project)
     most = index_of(view).node_bounds.most_on_one_node(frozenset(projects))
-    return most < view.pool.least_milli(shape)
+    return most + most_reserved_on_one_node(view) < view.pool.least_milli(shape)
+
+
+def most_reserved_on_one_node(view: PoolView) -> int:
+    """Return the most gpu_milli of one node that are reserved for `reserved_owners`."""
+    key, changes = "most_reserved", view.pool.future.changes
+    known: tuple[int, int] | None = view.memo.get(key)
+    if known is None or known[0] != changes:
+        by_node: Counter[str] = Counter()
+        owners = chain.from_iterable(reserved_owners(view).values())
+        for placement in chain.from_iterable(map(kept, owners)):
+            by_node[placement.node] += placement.gpu_milli * len(placement.slots)
+        known = view.memo[key] = changes, max(by_node.values(), default=0)
+    return known[1]
 
 
 def exceeds(reclaimee: Queue, resource: int, *, within_deserved: bool) -> bool:
@@ -177,7 +224,8 @@ def _largest_task(view: PoolView, project: Project) -> int:
     largest: int | None = view.memo.get(key)
     if largest is None:
         usage = view.pool.held_by_project.get(project)
-        jobs = usage.jobs if usage is not None else ()
+        owners = reserved_owners(view).get(project, ())
+        jobs = chain(usage.jobs if usage is not None else (), (owner.job for owner in owners))
         largest = max((view.pool.most_milli(job.shape) for job in jobs), default=0)
         view.memo[key] = largest
     return largest
@@ -207,8 +255,8 @@ def _protected_s(view: PoolView, project_queue: Queue, victim_queue: Queue) -> i
 def reclaimable_projects(
     view: PoolView, project_queue: Queue, request: Amounts, *, guaranteed: bool
 ) -> Iterator[tuple[Queue, Project]]:
-    """Yield the other projects that have running preemptible tasks and from which some may be
-    reclaimed, each with its queue.
+    """Yield the other projects that have preemptible tasks that run or have reserved slots and from
+    which some may be reclaimed, each with its queue.
 
     Two projects are compared by their first ancestors that differ, from the top: the reclaimer and
     the reclaimee. The comparison costs a step per project with preemptible tasks.
@@ -221,7 +269,8 @@ def reclaimable_projects(
     """
     index, state = index_of(view), view.state
     reclaimable: dict[Queue, bool] = {}
-    for project, by_priority in index.victims.items():
+    owners = reserved_owners(view)
+    for project in (*index.victims, *(owner for owner in owners if owner not in index.victims)):
         queue = index.queue_of(state, project)
         if queue is project_queue:
             continue
@@ -234,8 +283,10 @@ def reclaimable_projects(
             known = reclaimable[reclaimee] = is_reclaimable_from(
                 view, reclaimee, request, within_deserved=within_deserved
             )
-        if known and any(
-            next(tasks.in_order(), None) is not None for tasks in by_priority.values()
+        by_priority = index.victims.get(project, {})
+        if known and (
+            project in owners
+            or any(next(tasks.in_order(), None) is not None for tasks in by_priority.values())
         ):
             yield queue, project
 

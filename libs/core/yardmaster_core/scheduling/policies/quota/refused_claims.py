@@ -15,7 +15,10 @@ from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.quota.index import index_of
 from yardmaster_core.scheduling.policies.quota.preempt import has_own_victims
 from yardmaster_core.scheduling.policies.quota.queues import Queue
-from yardmaster_core.scheduling.policies.quota.reclaim import may_lose_tasks
+from yardmaster_core.scheduling.policies.quota.reclaim import (
+    may_lose_tasks,
+    most_reserved_on_one_node,
+)
 from yardmaster_core.scheduling.policies.quota.start import wait_for_quota
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit
@@ -80,7 +83,8 @@ class RefusedClaims:
         most = self._most.get(parent)
         if most is None:
             losing = self._that_may_lose_tasks(project_queue)
-            most = self._most[parent] = self._index.node_bounds.most_on_one_node(losing)
+            most = self._index.node_bounds.most_on_one_node(losing)
+            most = self._most[parent] = most + most_reserved_on_one_node(self._view)
         return most
 
     def _that_may_lose_tasks(self, project_queue: Queue) -> frozenset[Project]:

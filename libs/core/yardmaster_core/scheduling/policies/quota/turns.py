@@ -63,6 +63,8 @@ def _has_task_within_share(
         return False
     running = dict(_running(view, project))
     for task in lost:
+        if task.run is None:
+            continue
         priority = task.job.priority
         held, requests = running[priority]
         running[priority] = minus(held, held_by_task(view.pool, task)), requests

@@ -14,8 +14,14 @@ from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
 from yardmaster_core.scheduling.policies.min_runtime import groups_behind
-from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request
-from yardmaster_core.scheduling.policies.quota.consolidation import enough_to_move
+from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request, request_of
+from yardmaster_core.scheduling.policies.quota.consolidation import (
+    enough_to_move,
+    must_leave_moves,
+    reclaims_after_moves,
+    waiting_within_share,
+    was_searched,
+)
 from yardmaster_core.scheduling.policies.quota.index import index_of, set_member
 from yardmaster_core.scheduling.policies.quota.oldest import unreported_oldest
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
@@ -162,10 +168,12 @@ def _that_reclaim(view: PoolView) -> Iterator[Group]:
 
 def _that_move_others(view: PoolView) -> Iterator[Group]:
     """Yield the first group of each request for which others may be moved, if nodes or the settings
-    of owners changed. The search has the same result for all groups of a request.
+    of owners changed, or tasks that others must leave the moves to no longer wait. The search has
+    the same result for all groups of a request.
     """
     index = index_of(view)
-    if not index.changed_nodes and not index.reconfigured:
+    changed = index.changed_nodes or index.reconfigured
+    if not changed and not index.changed_queues(view.state):
         return
     for request, groups in list(index.by_request.items()):
         passed: set[Group] = set()
@@ -174,11 +182,35 @@ def _that_move_others(view: PoolView) -> Iterator[Group]:
             continue
         if not enough_to_move(view, example.shape):
             continue
+        if not changed and was_searched(view, example.shape):
+            continue
         while (group := _first_of(view, frozenset((request,)), passed)) is not None:
             if _may_claim(view, group) and _nothing_refuses(view, group):
-                yield group
+                yield from _that_may_move(view, request, group)
                 break
             passed.add(group)
+
+
+def _that_may_move(view: PoolView, request: Request, group: Group) -> Iterator[Group]:
+    """Yield the group, unless it must leave moves to a project that waits within its share; then a
+    group of that project with the same request, if no other project does.
+    """
+    task = group.queue.first
+    if (
+        not reclaims_after_moves(view.options)
+        or stays_within_share(view, task)
+        or not must_leave_moves(view, task)
+    ):
+        yield group
+        return
+    queues = waiting_within_share(view, group.shape)
+    if len(queues) == 1:
+        for other in list(queues[0].blocked):
+            if request_of(other) != request or not _may_claim(view, other):
+                continue
+            if _nothing_refuses(view, other):
+                yield other
+                return
 
 
 def _nothing_refuses(view: PoolView, group: Group) -> bool:

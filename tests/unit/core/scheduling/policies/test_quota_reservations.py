@@ -1,0 +1,108 @@
+"""The policy `quota`: slots that are reserved for tasks beyond what their projects deserve."""
+
+from typing import Any
+
+from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.reasons import DropCode, WaitCode
+
+
+def moved_for_a_task_beyond_its_share(**options: Any) -> QuotaCell:
+    """Return a cell in which a task of `r` leaves n0 slowly for a task of `over`, with which that
+    project holds 7 GPUs of 3 that it deserves.
+    """
+    cell = QuotaCell({"n0": 4, "n1": 4}, **options)
+    for project, deserved in (("over", 3), ("within", 4), ("r", 1)):
+        cell.entitle_to(project, deserved)
+    cell.submit("first", project="over", gpus=3)
+    cell.run()
+    cell.submit("filler", project="r", gpus=1)
+    cell.run()
+    cell.submit("r", project="r", gpus=1, grace_s=600)
+    cell.run()
+    cell.cancel("filler")
+    cell.run()
+    assert [node for node, _ in cell.slots_of("r")] != [node for node, _ in cell.slots_of("first")]
+    cell.submit("more", project="over", gpus=4)
+    decided = cell.cycle(after_s=1)
+    assert stopped(decided) == ["r"]
+    assert cell.task("more").reserved is not None
+    return cell
+
+
+def test_slots_reserved_beyond_what_is_deserved_go_to_a_project_within_what_it_deserves() -> None:
+    cell = moved_for_a_task_beyond_its_share()
+    cell.submit("due", project="within", gpus=4)
+    decided = cell.cycle(after_s=1)
+    drop = only(decided, dec.ReservationDroppedV1)
+    due, more = cell.task("due"), cell.task("more")
+    assert (drop.task_id, drop.code, drop.for_task) == (more.id, DropCode.PASSED, due.id)
+    assert (drop.about, drop.numbers["used_milli"], drop.numbers["deserved_milli"]) == (
+        "over",
+        7000,
+        3000,
+    )
+    assert stopped(decided) == []
+    assert [event.task_id for event in all_of(decided, dec.SlotsReservedV1)] == [due.id]
+    assert_sound(cell.state)
+    assert "due" in started(cell.run())
+    assert cell.phase("more") == "pending"
+    assert stopped(cell.run()) == []
+
+
+def test_reserved_slots_and_running_tasks_are_reclaimed_together() -> None:
+    """A task that needs more than the reserved slots also gets those of a running task."""
+    cell = QuotaCell({"n0": 8})
+    for project, deserved in (("over", 2), ("within", 6)):
+        cell.entitle_to(project, deserved)
+    cell.submit("low", project="over", gpus=4, priority=60, grace_s=600)
+    cell.submit("rest", project="over", tasks=4, priority=20)
+    cell.run()
+    cell.submit("high", project="over", gpus=4, priority=10)
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+    cell.submit("due", project="within", gpus=6)
+    decided = cell.cycle(after_s=1)
+    assert only(decided, dec.ReservationDroppedV1).task_id == cell.task("high").id
+    assert len(stopped(decided)) == 2
+    assert all_of(decided, dec.SlotsReservedV1)[0].victims == 2
+    assert_sound(cell.state)
+    cell.run()
+    assert (cell.held("within"), cell.held("over")) == (6, 2)
+
+
+def test_slots_reserved_within_what_is_deserved_stay() -> None:
+    cell = QuotaCell({"n0": 4})
+    for project in ("a", "b"):
+        cell.entitle_to(project, 2)
+    cell.submit("c", project="c", gpus=4, grace_s=600)
+    cell.run()
+    cell.submit("of a", project="a", gpus=2)
+    assert stopped(cell.cycle(after_s=1)) == ["c"]
+    cell.submit("of b", project="b", gpus=3)
+    assert all_of(cell.cycle(after_s=1), dec.ReservationDroppedV1) == []
+    assert cell.task("of a").reserved is not None
+
+
+def test_no_task_is_moved_beyond_a_share_while_a_task_within_its_share_waits() -> None:
+    """The task of `within` waits for tasks that are protected, and reclaims slots later."""
+    cell = QuotaCell({"n0": 4, "n1": 4})
+    for project, deserved in (("over", 3), ("within", 4), ("r", 1)):
+        cell.entitle_to(project, deserved)
+    cell.submit("first", project="over", gpus=3, min_runtime_s=3600)
+    cell.run()
+    cell.submit("filler", project="r", gpus=1)
+    cell.run()
+    cell.submit("r", project="r", gpus=1)
+    cell.run()
+    cell.cancel("filler")
+    cell.run()
+    cell.submit("due", project="within", gpus=4, avoid_nodes=("n1",))
+    cell.run()
+    assert cell.wait_of("due") is WaitCode.VICTIMS_PROTECTED
+    cell.submit("more", project="over", gpus=4)
+    assert stopped(cell.run()) == []
+    cell.cancel("due")
+    assert stopped(cell.run()) == ["r"], "nothing waits within its share any more"
+    assert cell.phase("more") == "running"
