@@ -230,7 +230,9 @@ def _shares() -> Iterator[Rule]:
     yield Rule("shares: largest remainder", "", "-remainders[queue.name], ")
     yield Rule("shares: remainders go out", "part = 0")
     yield Rule("shares: unused parts are shared", "pass")
-    yield Rule("shares: impossible tasks request nothing", "False", "never_fits(self._pool, shape)")
+    yield Rule(
+        "shares: impossible tasks request nothing", "True", "fits_usable_nodes(self._pool, shape)"
+    )
     yield Rule(
         "shares: level by level",
         "while parent.parent is not None:\n    parent = parent.parent\n"

@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import add, sub
 from typing import Final
 
-from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.policies.quota.division import NO_USAGE, QueueDemand, divide
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions
@@ -113,6 +113,9 @@ class Held:
     #: Of `used`, what tasks that cannot be preempted hold.
     non_preemptible: Amounts = NONE
     requested: Amounts = NONE
+    #: What placed and what pending tasks that cannot be preempted hold and request.
+    fixed: Amounts = NONE
+    fixed_pending: Amounts = NONE
 
 
 class Queues:
@@ -142,11 +145,13 @@ class Queues:
             self._count(task)
         for group in pool.groups.values():
             shape = group.shape
-            if group.queue.live and not shape.start_failed and not never_fits(pool, shape):
+            if group.queue.live and not shape.start_failed and fits_usable_nodes(pool, shape):
                 for task in group.queue.in_order():
                     for queue in self.path(task.job.project):
                         one = self.held[queue]
                         one.requested = plus(one.requested, request_of(pool, task))
+                        if not task.job.spec.preemptible:
+                            one.fixed_pending = plus(one.fixed_pending, request_of(pool, task))
         self.total = self._total()
 
     @cached_property
@@ -227,6 +232,7 @@ class Queues:
             one.requested = plus(one.requested, plus(allocated, returning))
             if not task.job.spec.preemptible:
                 one.non_preemptible = plus(one.non_preemptible, used)
+                one.fixed = plus(one.fixed, plus(allocated, leaving))
 
     def _total(self) -> Amounts:
         total = NONE
@@ -315,7 +321,7 @@ class Queues:
             weights = [1] * len(siblings)
         demands = []
         for at, (queue, weight) in enumerate(zip(siblings, weights, strict=True)):
-            limit, requested = self.limit(queue)[i], self.held[queue].requested[i]
+            limit, requested = self.limit(queue)[i], self._requested(queue, i)
             demands.append(
                 QueueDemand(
                     name=str(at),
@@ -329,6 +335,16 @@ class Queues:
             )
         found = divide(total, demands, UNITS[i], self._usage_weight if i == 0 else NO_USAGE).shares
         return [found[demand.name] for demand in demands]
+
+    def _requested(self, queue: Queue, i: int) -> int:
+        """Return the amount of a resource that a queue holds and requests; tasks that cannot be
+        preempted request at most what it deserves.
+        """
+        held, deserved = self.held[queue], self.deserved(queue)[i]
+        if deserved is None:
+            return held.requested[i]
+        within = max(0, deserved - held.fixed[i])
+        return held.requested[i] - max(0, held.fixed_pending[i] - within)
 
     def _weight(self, queue: Queue, i: int) -> int:
         quota = self._quota(queue)

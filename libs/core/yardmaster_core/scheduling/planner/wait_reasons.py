@@ -34,6 +34,11 @@ def never_fits(pool: Pool, shape: Shape) -> bool:
     return lasting is not None and lasting.code.wait_class is WaitClass.NEVER
 
 
+def fits_usable_nodes(pool: Pool, shape: Shape) -> bool:
+    """Whether a shape fits on the nodes that take tasks when they are empty."""
+    return _known_lasting(pool, shape) is None
+
+
 def _known_lasting(pool: Pool, shape: Shape) -> Wait | None:
     """Return the wait reason that depends only on the set of nodes, or None."""
     key = ("no_capacity", shape.fit)

@@ -478,3 +478,33 @@ def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None
     cell.submit("urgent", project="p")
     preempted = [event for event in cell.run() if isinstance(event, PreemptionRequestedV1)]
     assert [event.task_id for event in preempted] == [cell.task("small", 1).id]
+
+
+def test_tasks_beyond_what_is_deserved_that_cannot_be_preempted_request_nothing() -> None:
+    """Tasks that never start move no share from one project to another."""
+    cell = QuotaCell({"n1": 12}, over_quota="weight")
+    for project in ("a", "b", "c"):
+        cell.entitle_to(project, 2)
+    cell.submit("of a", project="a", tasks=22, preemptible=False)
+    cell.run()
+    for project in ("b", "c"):
+        cell.submit(project, project=project, tasks=12)
+        cell.run()
+    assert [cell.held(project) for project in ("a", "b", "c")] == [2, 5, 5]
+
+
+def test_tasks_for_cordoned_nodes_request_nothing() -> None:
+    cell = QuotaCell({"n1": 8}, over_quota="weight")
+    cell.node("n2", gpus=8, node_type="other")
+    for project in ("a", "b", "c"):
+        cell.entitle_to(project, 0)
+    cell.cordon("n2")
+    cell.submit("of a", project="a", tasks=8, node_types=("other",))
+    for project in ("b", "c"):
+        cell.submit(project, project=project, tasks=8)
+        cell.run()
+    assert cell.wait_of("of a") is WaitCode.NODES_UNAVAILABLE
+    assert [cell.held(project) for project in ("b", "c")] == [4, 4]
+    cell.uncordon("n2")
+    cell.run()
+    assert cell.held("a") >= 5

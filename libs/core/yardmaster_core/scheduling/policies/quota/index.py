@@ -29,7 +29,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
-from yardmaster_core.scheduling.planner.wait_reasons import never_fits
+from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes, never_fits
 from yardmaster_core.scheduling.policies.carried_over import CarriedOver, CarriedOverFlag
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
@@ -269,7 +269,7 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def blocked_within_share(self, state: CellView) -> Iterator[tuple[Queue, Group]]:
         """Yield the groups without reserved slots that did not fit and would stay within the share
-        of their project, each with its queue; also those of which this was found in this cycle.
+        of their project, each with its queue; also those that did not fit in this cycle.
         """
         self.divide(state)
         unchecked = (queue for queue in self._unchecked if queue.is_project)
@@ -480,7 +480,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.rank_stale[project_queue] = None
         self._update_blocked(project_queue, group)
         # rule: shares: impossible tasks request nothing
-        if group.queue.live and not shape.start_failed and not never_fits(self._pool, shape):
+        if group.queue.live and not shape.start_failed and fits_usable_nodes(self._pool, shape):
             counts = group.queue.live
         now = times(requested(self._pool, shape), counts)
         if now == known:
@@ -493,6 +493,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         for queue in project_queue.path:
             demands_before.setdefault(queue, queue.demand)
             queue.pending = plus(queue.pending, more)
+            if not shape.preemptible:
+                queue.pending_non_preemptible = plus(queue.pending_non_preemptible, more)
 
     def _update_blocked(self, project_queue: Queue, group: Group) -> None:
         """Add a group to those that did not fit, or have reserved slots, or remove it."""

@@ -15,6 +15,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     UNLIMITED,
     Amounts,
     Bounds,
+    minus,
     plus,
     within,
 )
@@ -31,14 +32,14 @@ class Queue:
     the amount that tasks are about to release, and `returning` the part of `leaving` that tasks
     will request again. `reserved` is reserved for tasks, and `pending` is requested by tasks
     without reserved slots. `non_preemptible` is the part of held, leaving and reserved amounts that
-    belongs to tasks that cannot be preempted.
+    belongs to tasks that cannot be preempted, and `pending_non_preemptible` that of `pending`.
     """
 
     __slots__ = (
         *("age", "allocatable", "blocked", "children", "deserved", "divided", "fair", "held"),
         *("leaving", "limit", "name", "needs_division_below", "non_preemptible", "parent", "path"),
-        *("pending", "place", "preempt_s", "quota", "rank", "reclaim_s", "reserved", "returning"),
-        *("usage_milli", "waiting", "weights"),
+        *("pending", "pending_non_preemptible", "place", "preempt_s", "quota", "rank"),
+        *("reclaim_s", "reserved", "returning", "usage_milli", "waiting", "weights"),
     )
 
     def __init__(self, name: str, parent: "Queue | None", age: tuple[int, int]) -> None:
@@ -62,7 +63,7 @@ class Queue:
         self.preempt_s: int | None = None
         self.reclaim_s: int | None = None
         self.held = self.non_preemptible = self.leaving = self.returning = NOTHING
-        self.reserved = self.pending = NOTHING
+        self.reserved = self.pending = self.pending_non_preemptible = NOTHING
         #: The share, and the most that the queue may hold before others reclaim.
         self.fair: Amounts = NOTHING
         self.allocatable: Amounts = NOTHING
@@ -98,7 +99,9 @@ class Queue:
 
     @property
     def demand(self) -> Amounts:
-        """The amounts that tasks of the queue hold and request, within its limit."""
+        """The amounts that tasks of the queue hold and request, within its limit. Tasks that cannot
+        be preempted request no more than with what they hold is deserved.
+        """
         held, returning, reserved, pending = (
             self.held,
             self.returning,
@@ -110,8 +113,21 @@ class Queue:
             held[1] + returning[1] + reserved[1] + pending[1],
             held[2] + returning[2] + reserved[2] + pending[2],
         )
+        if self.pending_non_preemptible != NOTHING:
+            total = minus(total, self._never_granted())
         # rule: shares: limits bound requests
         return total if self.limit == UNLIMITED else within(total, self.limit)
+
+    def _never_granted(self) -> Amounts:
+        """The amounts requested by tasks that cannot be preempted, beyond what is deserved."""
+
+        def of(resource: int) -> int:
+            deserved, pending = self.deserved[resource], self.pending_non_preemptible[resource]
+            if deserved is None:
+                return 0
+            return max(0, pending - max(0, deserved - self.non_preemptible[resource]))
+
+        return of(0), of(1), of(2)
 
     def leaves(self) -> Iterator["Queue"]:
         """The leaves below the queue; the queue alone if it is a leaf."""
