@@ -699,7 +699,7 @@ class PoolPass:
         state, pool, view = self.draft.state, self.pool, self.view
 
         def hold(victims: list[Task]) -> bool:
-            victims_milli = sum(map(pool.held_milli, victims))
+            victims_milli = sum(map(pool.unreleased_milli, victims))
 
             def freed(department: str | None) -> int:
                 return victims_milli + pool.index.leaving_milli(state, task.job, department)

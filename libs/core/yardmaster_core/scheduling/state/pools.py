@@ -146,10 +146,12 @@ class Pool:
         """The gpu_milli of a running task: its request, or for a request by memory the amount that
         it holds where it is placed.
         """
-        job = task.job
-        if not job.shape.gpu_memory_mib:
-            return job.shape.total_gpu_milli
-        usage = self.held_by_job.get(job)
+        shape = task.job.shape
+        return self.unreleased_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
+
+    def unreleased_milli(self, task: Task) -> int:
+        """The gpu_milli that a task holds, without replicas that have released theirs."""
+        usage = self.held_by_job.get(task.job)
         return usage.tasks.get(task, 0) if usage is not None else 0
 
     def nodes_changed(self) -> None:

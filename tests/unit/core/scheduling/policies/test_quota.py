@@ -467,6 +467,25 @@ def test_stopping_tasks_of_other_projects_make_room_under_the_limit_of_a_departm
     assert cell.wait_of("high") is WaitCode.AT_LIMIT
 
 
+def test_replicas_that_are_gone_do_not_count_as_gone_again_at_a_limit() -> None:
+    cell = QuotaCell({"n1": 5})
+    cell.entitle_to("d", 0, department=True, limit=5)
+    cell.submit("gang", project="a", department="d", replicas=3, priority=60)
+    cell.submit("keeps", project="b", department="d", gpus=2)
+    cell.run()
+    for replica in (1, 2):
+        cell.ends("gang", replica=replica)
+    cell.entitle_to("d", 0, department=True, limit=4)
+    # Without the last replica of the gang, the department would hold 5 of 4.
+    cell.submit("wide", project="a", department="d", gpus=3, priority=40)
+    cell.cycle()
+    assert cell.held("a") == 1
+    gang = cell.task("gang").run
+    assert gang is not None
+    assert gang.stop is None
+    assert cell.wait_of("wide") is WaitCode.AT_LIMIT
+
+
 def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None:
     cell = QuotaCell({"n1": 8})
     cell.entitle_to("p", 4)
