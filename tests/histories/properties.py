@@ -148,6 +148,8 @@ class CheckedCell(Cell):
             case dec.ReservationDroppedV1():
                 dropped = self.reserved.pop(decision.task_id, None)
                 assert dropped is not None, f"{decision.task_id} has no reserved slots to drop"
+                # A task that takes these slots over needs the victims; the owner may need others.
+                self.victims.pop(decision.task_id, None)
                 if decision.code is DropCode.STARTED_ELSEWHERE:
                     self.elsewhere.add(decision.task_id)
             case dec.TaskEndedV1():
