@@ -195,7 +195,11 @@ def _quotas() -> Iterator[Rule]:
     yield Rule("sum over pools: bounds tasks that are not preemptible", "return None")
 
     yield Rule("GPU memory: the part of the node's GPUs", "40", "self.gpu_memory_mib")
-    yield Rule("GPU memory: deserved counts the largest GPUs", "most_milli", "least_milli")
+    yield Rule(
+        "GPU memory: deserved counts the largest GPUs",
+        "most_milli(shape)",
+        "milli_for_limits(shape, task)",
+    )
     yield Rule("GPU memory: shares count the smallest GPUs", "least_milli", "most_milli")
 
 

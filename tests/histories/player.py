@@ -12,8 +12,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.tasks import Job, Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
@@ -426,9 +425,7 @@ class HistoryPlayer:
     # Invariants of a cycle's decisions
 
     def _within_limits(self, decided: Sequence[Event]) -> None:
-        """S6: no start takes a project, a department or a job past its limit, which counts a
-        request by memory as its part of the largest GPUs.
-        """
+        """S6: no start takes a project, a department or a job past its limit."""
         state = self.cell.state
         for event in decided:
             if not isinstance(event, dec.SlotsAllocatedV1):
@@ -437,28 +434,14 @@ class HistoryPlayer:
             if not job.shape.gpus:
                 continue
             if job.max_slots_milli is not None:
-                assert job.used_milli - self._excess(job) <= job.max_slots_milli
+                assert job.used_milli <= job.max_slots_milli
             for level in (job.project, job.project.department):
                 quota = level.config.quotas.get(event.pool) if level.config else None
                 if quota is not None and quota.limit_milli is not None:
-                    used = level.used_milli[event.pool] - self._excess(level, event.pool)
-                    assert used <= quota.limit_milli
+                    assert level.used_milli[event.pool] <= quota.limit_milli
             config = job.project.config
             if config is not None and config.limit_milli is not None:
-                used = sum(job.project.used_milli.values()) - self._excess(job.project)
-                assert used <= config.limit_milli
-
-    def _excess(self, owner: Job | Project | Department, pool: str | None = None) -> int:
-        """The gpu_milli that tasks hold beyond what limits count for them."""
-        excess = 0
-        for task in self.state.tasks.values():
-            job, run = task.job, task.run
-            if run is None or not job.shape.gpu_memory_mib or pool not in (None, run.pool_name):
-                continue
-            if owner in (job, job.project, job.project.department):
-                of = self.state.pools[run.pool_name]
-                excess += max(0, of.held_milli(task) - of.least_milli(job.shape))
-        return excess
+                assert sum(job.project.used_milli.values()) <= config.limit_milli
 
     def _starts_are_lawful(self, decided: Sequence[Event]) -> None:
         state = self.cell.state

@@ -117,7 +117,7 @@ class Limits:
         """Return the bounds under every policy: of the job, its project and its queues."""
         cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
         job_id = body.task_id.partition(".")[0]
-        asked = self._milli(body, job)
+        asked = amounts_of(body.placements)[0]
         used = cluster.job_used.get(job_id, 0)
         bounds: list[Bound] = [(f"job {job_id} max_slots", job.max_slots_milli, used, asked)]
         config = cluster.projects.get(job.project)
@@ -181,24 +181,8 @@ class Limits:
         A task on whole nodes counts with the CPUs and memory of one node, because the number of its
         nodes is known only when it is placed.
         """
-        _, cpu, memory = amounts_of(body.placements)
+        gpu, cpu, memory = amounts_of(body.placements)
         if job.spec.layout is Layout.WHOLE_NODES:
             resources = job.spec.resources
             cpu, memory = resources.cpu_milli, resources.memory_mib
-        return self._milli(body, job), cpu, memory
-
-    def _milli(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> int:
-        """Return the gpu_milli that a task without slots counts as; a request of GPU memory counts
-        as its part of the pool's largest GPU.
-        """
-        placed, requested = amounts_of(body.placements)[0], job.spec.resources
-        if not requested.gpu_memory_mib:
-            return placed
-        largest_mib = max(
-            mib
-            for node in self.cluster.nodes.values()
-            if node.pool == body.pool and node.gpus
-            for mib in node.gpu_memories_mib
-        )
-        each = -(-requested.gpu_memory_mib * 100 // max(largest_mib, 1)) * 10
-        return min(placed, len(body.placements) * requested.gpus * each)
+        return gpu, cpu, memory

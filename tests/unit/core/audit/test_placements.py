@@ -209,7 +209,7 @@ def test_a_node_whose_agent_learned_the_memory_of_its_gpus_takes_fractions_by_me
     assert found(log) == ()
 
 
-def test_s6_a_fraction_by_memory_counts_towards_limits_as_its_part_of_the_largest_gpus(
+def test_s6_a_fraction_by_memory_counts_towards_limits_as_its_part_of_the_gpus_that_it_gets(
     log: LogBuilder,
 ) -> None:
     log.claim(joined("n3", gpu_memory_mib=80_000))
@@ -218,4 +218,5 @@ def test_s6_a_fraction_by_memory_counts_towards_limits_as_its_part_of_the_larges
     admit(log, JOB, resources=by_memory(20_000), max_slots_milli=300)
     fraction = placed("n4", 0, gpu_milli=500, gpu_memory_mib=20_000)
     log.scheduler.cycle(allocated(A, fraction))
-    assert found(log) == ()
+    [finding] = found(log)
+    assert "max_slots 300, used 0, requested 500" in finding.message

@@ -41,8 +41,14 @@ class NodeVictims:
 class BudgetedSearch(VictimSearch):
     """Searches victims in one pool, on its future capacity, during one cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
-        super().__init__(draft, pool, strategy)
+    def __init__(
+        self,
+        draft: Draft,
+        pool: Pool,
+        strategy: PlacementStrategy,
+        placed_shape: Callable[[Task], Shape],
+    ) -> None:
+        super().__init__(draft, pool, strategy, placed_shape)
         self._pool = pool
         #: Fit -> the change count of the future capacity at which no victims helped.
         self._failed_at: dict[Fit, int] = {}
@@ -61,7 +67,7 @@ class BudgetedSearch(VictimSearch):
         Nodes on which an equal task found no victims before are searched again only if something
         changed there. For a task that may need several nodes, all are searched if anything changed.
         """
-        shape, changes = task.job.shape, self._future.changes
+        shape, changes = self._placed_shape(task), self._future.changes
         if self._failed_at.get(shape.fit) == changes:
             return []
         rules = new_rules()

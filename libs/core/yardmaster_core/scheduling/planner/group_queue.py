@@ -209,12 +209,15 @@ class GroupQueue:
         if code is WaitCode.AT_LIMIT:
             # Of its project or department; a limit of its job has another code.
             about = group.waits[self._view.pool.name][0].about
-            requested = self._view.pool.least_milli(shape)
+            by_memory = shape.gpu_memory_mib > 0
+            requested = shape.fit_within_limits if by_memory else shape.total_gpu_milli
             return shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
         equivalent = self._equivalence(self._view, group)
-        return None if equivalent is None else (equivalent, shape.fit, shape.start_failed, code)
+        if equivalent is None:
+            return None
+        return equivalent, shape.fit_within_limits, shape.start_failed, code
 
     def _push_leader(self, followers: list[Follower]) -> None:
         group = heappop(followers)[2]

@@ -78,7 +78,7 @@ class LaterOwners:
     def _key(self, task: Task) -> tuple[Hashable, Fit]:
         found = self._precedence(self._view, task)
         assert found is not None
-        return found[0], task.job.shape.fit
+        return found[0], task.job.shape.fit_within_limits
 
     def _sorted(self) -> dict[tuple[Hashable, int], list[_Row]]:
         found: dict[tuple[Hashable, int], list[_Row]] = {}

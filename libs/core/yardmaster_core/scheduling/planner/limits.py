@@ -3,7 +3,9 @@
 Slots that are reserved for their tasks count as held: otherwise more tasks would be preempted than
 the limits let start. The held amount of a project counts in its department and in those above. A
 project that may not use a pool any more has the limit 0 there. A request by GPU memory counts as
-its fraction of the pool's largest GPUs until it is placed, and then as the amount that it holds.
+the amount that it holds where it is placed. Until then it counts as its fraction of the largest
+GPUs that take tasks, and it is placed only on GPUs where the limits allow its fraction
+(`gpu_memory.py`).
 """
 
 from collections.abc import Callable, Iterable
@@ -32,17 +34,27 @@ def nothing_freed(_: str | None) -> int:
 
 
 def limit_reached(
-    state: CellView, pool: Pool, task: Task, *, freed: Freed = nothing_freed
+    state: CellView,
+    pool: Pool,
+    task: Task,
+    *,
+    freed: Freed = nothing_freed,
+    gpu_milli: int | None = None,
 ) -> Wait | None:
-    """Return the wait reason for the first limit that the task would exceed in a pool, or None."""
+    """Return the wait reason for the first limit that the task would exceed in a pool, or None.
+
+    `gpu_milli`: the amount that the task takes there; None: the least that it may take.
+    """
     job = task.job
     project = job.project
     config = project.config
     if config is None and job.max_slots_milli is None and project.department.config is None:
         return None
-    requested = pool.least_milli(job.shape)
+    requested = pool.milli_for_limits(job.shape, task) if gpu_milli is None else gpu_milli
+    # On other nodes of the pool, which take no tasks now, it may take less.
+    least = min(requested, pool.least_milli(job.shape)) if job.shape.gpu_memory_mib else requested
     if config is not None and not is_allowed(project, pool):
-        return _limit(0, 0, max(requested, 1), project.name)
+        return _limit(0, 0, max(requested, 1), max(least, 1), project.name)
     if not requested:
         return None
     if job.max_slots_milli is not None:
@@ -50,18 +62,18 @@ def limit_reached(
         used = job.used_milli + _reserved(state, task, job)
         if used + requested > limit:
             now, never = WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_MAX_SLOTS
-            return _wait(now, never, limit, used, requested, "job")
+            return _wait(now, never, limit, used, requested, least, "job")
     if config is not None:
         if config.limit_milli is not None:
             used = sum(project.used_milli.values()) + _reserved(state, task, project) - freed(None)
             if used + requested > config.limit_milli:
-                return _limit(config.limit_milli, used, requested, project.name)
+                return _limit(config.limit_milli, used, requested, least, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
             used = project.used_milli.get(pool.name, 0) + reserved_for(pool, task, project)
             used -= freed(None)
             if used + requested > quota.limit_milli:
-                return _limit(quota.limit_milli, used, requested, project.name)
+                return _limit(quota.limit_milli, used, requested, least, project.name)
     for department in _departments(state, project):
         quota = department.config.quotas.get(pool.name) if department.config is not None else None
         if quota is not None and quota.limit_milli is not None:
@@ -71,7 +83,7 @@ def limit_reached(
             ) - _reserved_for_task(pool, task)
             used -= freed(department.name)
             if used + requested > quota.limit_milli:
-                return _limit(quota.limit_milli, used, requested, department.name)
+                return _limit(quota.limit_milli, used, requested, least, department.name)
     return None
 
 
@@ -102,16 +114,15 @@ def _reserved(state: CellView, task: Task, owner: Job | Project) -> int:
     )
 
 
-def _limit(limit: int, used: int, requested: int, level: str) -> Wait:
-    return _wait(WaitCode.AT_LIMIT, WaitCode.EXCEEDS_LIMIT, limit, used, requested, level)
+def _limit(limit: int, used: int, requested: int, least: int, level: str) -> Wait:
+    return _wait(WaitCode.AT_LIMIT, WaitCode.EXCEEDS_LIMIT, limit, used, requested, least, level)
 
 
 def _wait(
-    now: WaitCode, never: WaitCode, limit: int, used: int, requested: int, level: str
+    now: WaitCode, never: WaitCode, limit: int, used: int, requested: int, least: int, level: str
 ) -> Wait:
-    if requested > limit:
-        return Wait(
-            code=never, numbers={"asked_milli": requested, "limit_milli": limit}, about=level
-        )
+    if least > limit:
+        numbers = {"asked_milli": least, "limit_milli": limit}
+        return Wait(code=never, numbers=numbers, about=level)
     numbers = {"limit_milli": limit, "used_milli": used, "asked_milli": requested}
     return Wait(code=now, numbers=numbers, about=level)

@@ -31,7 +31,7 @@ from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.shapes import Shape, on_larger_gpus
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 
@@ -57,8 +57,14 @@ class Preemption:
 class MovingSearch(VictimSearch):
     """Searches victims in one pool, on its future capacity, during one cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
-        super().__init__(draft, pool, strategy)
+    def __init__(
+        self,
+        draft: Draft,
+        pool: Pool,
+        strategy: PlacementStrategy,
+        placed_shape: Callable[[Task], Shape],
+    ) -> None:
+        super().__init__(draft, pool, strategy, placed_shape)
         #: By task: how many sets of victims were tried without success.
         self.tries: Counter[Task] = Counter()
         #: Whether the policy refused the last set of victims that was tried.
@@ -97,7 +103,9 @@ class MovingSearch(VictimSearch):
         seen: list[Task],
     ) -> Preemption | None:
         """Search among the victims that a selection accepts; `seen` gets all of them."""
-        gains = Gains(self._future, task.job.shape, self._draft.state.nodes, new_selection)
+        gains = Gains(
+            self._future, self._placed_shape(task), self._draft.state.nodes, new_selection
+        )
         tries = 0
         for victim in victims:
             seen.append(victim)
@@ -139,7 +147,7 @@ class MovingSearch(VictimSearch):
         *,
         earlier_first: bool,
     ) -> Preemption | None:
-        shape = task.job.shape
+        shape = self._placed_shape(task)
         for victim in some:
             self._remove(victim)
         moves = action.max_moves is not None
@@ -156,11 +164,11 @@ class MovingSearch(VictimSearch):
         moved: dict[Task, list[ReplicaSlots]] = {}
         # The most valuable first.
         for victim in reversed(needed):
+            as_held = self._shape_as_held(victim)
             # A task with reserved slots runs nowhere: it has nothing to move.
-            runs = victim.run is not None
-            other = self._find_placement(victim.job.shape) if runs else None
+            other = self._find_placement(as_held) if victim.run is not None else None
             if other is not None:
-                self.reserve(victim.job.shape, other)
+                self.reserve(as_held, other)
                 moved[victim] = other
             # rule: moves: every task has a new place
             elif action.max_moves is not None:
@@ -171,6 +179,17 @@ class MovingSearch(VictimSearch):
             self._refused = True
             return None
         return Preemption(placement, needed, moved)
+
+    def _shape_as_held(self, victim: Task) -> Shape:
+        """Return the request of a task that moves: by memory, on no smaller GPUs than it holds now,
+        so that it exceeds no limit.
+        """
+        shape, run = victim.job.shape, victim.run
+        if not shape.gpu_memory_mib or run is None:
+            return shape
+        nodes = self._draft.state.nodes
+        held_mib = max(nodes[placement.node].gpu_memory_mib for placement in run.placements)
+        return on_larger_gpus(shape, max(held_mib, shape.gpu_memory_mib))
 
     def _needed(
         self,

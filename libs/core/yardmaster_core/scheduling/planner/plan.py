@@ -31,6 +31,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.budgeted_search import BudgetedSearch
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
+from yardmaster_core.scheduling.planner.gpu_memory import placed_shape, refused_on
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue
 from yardmaster_core.scheduling.planner.later_owners import LaterOwners
 from yardmaster_core.scheduling.planner.limits import limit_reached
@@ -160,8 +161,8 @@ class PoolPass:
         self.preference = preference
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
         self.offers_groups = resolved.policy.wake.offer is not None
-        self.victim_search = MovingSearch(draft, pool, self.strategy)
-        self.budgeted_search = BudgetedSearch(draft, pool, self.strategy)
+        self.victim_search = MovingSearch(draft, pool, self.strategy, self._placed_shape)
+        self.budgeted_search = BudgetedSearch(draft, pool, self.strategy, self._placed_shape)
         self.view = PoolView(draft.state, pool, resolved.options)
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self._must_wait = self.policy.start.must_wait
@@ -445,7 +446,7 @@ class PoolPass:
                 return GroupResult.KEPT
             self.decisions.start_elsewhere(task, placement)
             return GroupResult.STARTED
-        shape = group.shape
+        shape = self._placed_shape(task)
         if wait is not None:
             if wait.code is WaitCode.AT_LIMIT and self._at_limit is not None:
                 if self._preempt_at_limit(self._at_limit, task):
@@ -465,7 +466,7 @@ class PoolPass:
         if placement is None:
             if self.preference.starts_in_later(task, self.pool.name):
                 self._left_to_later[group] = None
-                self.decisions.wait(group, task, self._capacity_wait(shape))
+                self.decisions.wait(group, task, self._capacity_wait(task))
                 return GroupResult.WAITS
             reserved = not shape.start_failed and self._reserve_released(task)
             return GroupResult.RESERVED if reserved else GroupResult.NO_CAPACITY
@@ -493,7 +494,7 @@ class PoolPass:
         """
         shape = group.shape
         if shape.start_failed:
-            self.decisions.wait(group, task, self._capacity_wait(shape))
+            self.decisions.wait(group, task, self._capacity_wait(task))
             return GroupResult.WAITS
         action = self.actions[turn - 1] if turn <= len(self.actions) else None
         # Moved victims may release more than the reservation needs. The rest is offered to all
@@ -546,7 +547,7 @@ class PoolPass:
 
     def _wait_for_capacity(self, group: Group, task: Task) -> None:
         """Record that a task did not fit and found no victims."""
-        wait = self._capacity_wait(group.shape)
+        wait = self._capacity_wait(task)
         if wait.code in NO_CAPACITY:
             # Else not even the end of all victims would help.
             wait = self.policy.preemption.no_victims_wait(self.view, task, wait)
@@ -563,7 +564,7 @@ class PoolPass:
         if self.strategy.unequal:
             # With unequal gangs, a task may fit on less capacity and not on more.
             return self._placement_off_failed_nodes(index, task)
-        key = (index, task.job.shape.fit)
+        key = (index, self._placed_shape(task).fit)
         if self._no_placement_at.get(key) == index.changes:
             return None
         placement = self._placement_off_failed_nodes(index, task)
@@ -607,7 +608,7 @@ class PoolPass:
         So those nodes affect where the task is placed, but not whether it fits: it fits wherever
         its equals fit.
         """
-        shape, key = task.job.shape, self._seed_key(task)
+        shape, key = self._placed_shape(task), self._seed_key(task)
         if avoid := index.ordinals(task.failed_nodes):
             placement = place(index, shape, self.strategy, key, avoid)
             if placement is not None:
@@ -617,7 +618,23 @@ class PoolPass:
     def _seed_key(self, task: Task) -> str:
         return f"{task.id}/{task.attempt + 1}" if self.strategy.seeded is not None else ""
 
-    def _capacity_wait(self, shape: Shape) -> Wait:
+    def _placed_shape(self, task: Task) -> Shape:
+        """Return the request of a task, on the GPUs that limits leave it."""
+        shape = task.job.shape
+        if not shape.gpu_memory_mib:
+            return shape
+        return placed_shape(self.view, task, self.policy.start.exceeds)
+
+    def _capacity_wait(self, task: Task) -> Wait:
+        shape = self._placed_shape(task)
+        wait = self._no_capacity(shape)
+        if shape is task.job.shape or wait.code in NO_CAPACITY:
+            return wait
+        # On no node where the limits would let it start: so it waits for a limit.
+        smallest = self.pool.free.memories(task.job.shape)[0]
+        return refused_on(self.view, task, smallest, self.policy.start.exceeds) or wait
+
+    def _no_capacity(self, shape: Shape) -> Wait:
         changes = self.pool.free.changes
         known = self._capacity_waits.get(shape.fit)
         if known is None or known[0] != changes:
@@ -682,7 +699,8 @@ class PoolPass:
 
     def _reserve_for(self, task: Task, victims: int = 0) -> None:
         """Reserve slots for the task, which fits once the tasks that stop are gone."""
-        placement = place(self.pool.future, task.job.shape, self.strategy, self._seed_key(task))
+        shape = self._placed_shape(task)
+        placement = place(self.pool.future, shape, self.strategy, self._seed_key(task))
         assert placement is not None, "the task does not fit without its victims"
         self._reserve(task, placement, victims)
 

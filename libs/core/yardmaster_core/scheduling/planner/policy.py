@@ -194,6 +194,10 @@ def never_must_wait(_: PoolView, __: Group, ___: Task) -> None:
     """A task that does not fit lets the tasks behind it pass."""
 
 
+def never_exceeds(_: PoolView, __: Task, ___: int) -> None:
+    """The policy has no bounds."""
+
+
 _IN_ORDER: Final = Start(rule="in_order")
 
 
@@ -215,12 +219,16 @@ class StartRules:
         must_wait: the reason, other than capacity and limits, why a task must not start now, get
             reserved slots or preempt; else None. It holds for all tasks of the group without
             reserved slots.
+        exceeds: the wait reason with which a bound of the policy keeps a task from taking that
+            gpu_milli; else None. For requests by GPU memory, which take another amount on each kind
+            of GPU.
         reason: why a task starts.
         on_idle: for given options, whether tasks start on idle capacity, or only on slots that are
             reserved for them.
     """
 
     must_wait: Callable[[PoolView, Group, Task], Wait | None] = never_must_wait
+    exceeds: Callable[[PoolView, Task, int], Wait | None] = never_exceeds
     reason: Callable[[PoolView, Task], Start] = in_order
     on_idle: Callable[[Any], bool] = always
 

@@ -35,8 +35,16 @@ SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
 class VictimSearch:
     """Searches victims in one pool, on its future capacity, during one cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        pool: Pool,
+        strategy: PlacementStrategy,
+        placed_shape: Callable[[Task], Shape],
+    ) -> None:
+        """`placed_shape` gives the shape by which a task is placed."""
         self._draft = draft
+        self._placed_shape = placed_shape
         self._future = pool.future
         self._strategy = strategy
 
@@ -50,7 +58,7 @@ class VictimSearch:
         """
         changes = self._future.changes
         with self._draft.trial():
-            needed = self._try(task.job.shape, victims, drop_unneeded=drop_unneeded)
+            needed = self._try(self._placed_shape(task), victims, drop_unneeded=drop_unneeded)
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         return needed
@@ -64,7 +72,7 @@ class VictimSearch:
         """
         if limits_hold([]):
             return []
-        shape, tried, hold = task.job.shape, list[Task](), False
+        shape, tried, hold = self._placed_shape(task), list[Task](), False
         changes = self._future.changes
         with self._draft.trial():
             for victim in islice(victims, MAX_AT_LIMIT):

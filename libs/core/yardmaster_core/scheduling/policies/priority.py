@@ -186,7 +186,10 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
             ):
                 yield victim
     # All of them together do not suffice, and a later task may preempt no others.
-    view.memo["insufficient", task.job.shape.fit] = (for_priority, task.job.submitted_ms)
+    view.memo["insufficient", task.job.shape.fit_within_limits] = (
+        for_priority,
+        task.job.submitted_ms,
+    )
 
 
 def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
@@ -203,7 +206,7 @@ def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
 def _known_insufficient(view: PoolView, task: Task) -> bool:
     """Whether an earlier search, or `could_fit`, shows that no set of victims suffices."""
     shape = task.job.shape
-    tried = view.memo.get(("insufficient", shape.fit))
+    tried = view.memo.get(("insufficient", shape.fit_within_limits))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
     # If a task stops that could not be preempted, more will be free than `could_fit` counts.

@@ -96,7 +96,7 @@ class BlockedEquals:
     def _class_of(self, group: Group) -> EqualsKey:
         shape = group.shape
         code = group.waits[self._pool_name][0].code
-        return self._equivalence(group), shape.fit, shape.start_failed, code
+        return self._equivalence(group), shape.fit_within_limits, shape.start_failed, code
 
     def _has_class(self, group: Group) -> bool:
         return (

@@ -347,10 +347,15 @@ class CapacityIndex:
         if shape.gpu_memory_mib:
             enough = 0
             for memory, nodes in self.of_gpu_memory.items():
-                if memory >= shape.gpu_memory_mib:
+                if memory >= shape.gpu_memory_from_mib:
                     enough |= nodes
             mask &= enough
         return mask & ~self.ordinals(shape.avoid_nodes)
+
+    def memories(self, shape: Shape) -> list[int]:
+        """The memories of the GPUs of the available nodes that match `shape`, ascending."""
+        usable = self.available & self.matching(shape)
+        return sorted(memory for memory, nodes in self.of_gpu_memory.items() if nodes & usable)
 
     def ordinals(self, names: Iterable[str]) -> int:
         """The ordinals of the nodes with these names, as a bit set; unknown names are skipped."""
@@ -416,7 +421,7 @@ class CapacityIndex:
         return [
             (fraction_of(requested, memory), nodes)
             for memory, nodes in self.of_gpu_memory.items()
-            if memory >= requested
+            if memory >= shape.gpu_memory_from_mib
         ]
 
     def count_on(self, workload: Workload) -> None:

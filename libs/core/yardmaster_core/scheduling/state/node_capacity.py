@@ -5,7 +5,7 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.decisions import Placement
-from yardmaster_schemas.resources import fraction_of
+from yardmaster_schemas.resources import TOO_LARGE, fraction_of
 
 #: Places for tasks without GPUs on a node of a pool that is not configured.
 UNLIMITED: Final = 1 << 30
@@ -99,9 +99,11 @@ class NodeCapacity:
 
     def milli_of(self, shape: Shape) -> int:
         """The gpu_milli that a replica of `shape` takes of each of its slots; `TOO_LARGE` if it
-        requests more memory than the GPUs have.
+        requests more memory than the GPUs have, or must not use them.
         """
         if shape.gpu_memory_mib:
+            if self.gpu_memory_mib < shape.gpu_memory_from_mib:
+                return TOO_LARGE
             # rule: GPU memory: the part of the node's GPUs
             return fraction_of(shape.gpu_memory_mib, self.gpu_memory_mib)
         return shape.gpu_milli

@@ -133,6 +133,18 @@ class Pool:
         """The least gpu_milli that a task of `shape` may take: that on the pool's largest GPUs."""
         return shape.total_gpu_milli or self._milli_by_memory(shape, max)
 
+    def milli_for_limits(self, shape: Shape, task: Task) -> int:
+        """The least gpu_milli that a pending task of `shape` may take now, for limits: that of its
+        reservation, else that on the largest GPUs of the nodes that take tasks.
+        """
+        if not shape.gpu_memory_mib:
+            return shape.total_gpu_milli
+        reservation = task.reserved
+        if reservation is not None and reservation.pool_name == self.name:
+            return sum(p.gpu_milli * len(p.slots) for p in reservation.placements)
+        memories = self.free.memories(shape)
+        return shape.gpu_milli_on(memories[-1]) if memories else self.least_milli(shape)
+
     def _milli_by_memory(self, shape: Shape, choose: Callable[[list[int]], int]) -> int:
         requested = shape.gpu_memory_mib
         if not requested:

@@ -4,12 +4,14 @@ Tasks of one project with the same requests share a `Shape`. If one of them does
 them fits, and one recorded reason applies to all.
 """
 
+from copy import copy
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.requests import Layout, Unschedulable
+from yardmaster_schemas.resources import fraction_of
 
 #: gpu_milli of a whole GPU.
 WHOLE: Final = 1000
@@ -56,6 +58,8 @@ class Shape:
         "cpu_milli",
         "fail_when_never",
         "fit",
+        "fit_within_limits",
+        "gpu_memory_from_mib",
         "gpu_memory_mib",
         "gpu_milli",
         "gpus",
@@ -86,6 +90,13 @@ class Shape:
         self.fit: Fit = (*request[5:10], self.node_types, constraints, self.image)
         if self.gpu_memory_mib:
             self.fit = (*self.fit, self.gpu_memory_mib)
+        #: The memory that its GPUs must have at least.
+        self.gpu_memory_from_mib = self.gpu_memory_mib
+        #: `fit`; for a request by memory with the owners of its limits, which may leave a task only
+        #: GPUs on which it takes a smaller part.
+        self.fit_within_limits: Fit = self.fit
+        if self.gpu_memory_mib:
+            self.fit_within_limits = (*self.fit, self.project, self.job_id)
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
         #: 1 with GPUs, 0 without; the two classes never block each other.
@@ -96,6 +107,21 @@ class Shape:
         facts += ("gpu_memory_mib", self.gpu_memory_mib) if self.gpu_memory_mib else ()
         facts += () if self.user is None else ("user", self.user)
         self.id = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+    def gpu_milli_on(self, memory_mib: int) -> int:
+        """The gpu_milli that a task with this request by memory takes, all its replicas together,
+        on GPUs of `memory_mib`.
+        """
+        return self.replicas * self.gpus * fraction_of(self.gpu_memory_mib, memory_mib)
+
+
+@lru_cache(maxsize=4096)
+def on_larger_gpus(shape: Shape, memory_mib: int) -> Shape:
+    """The same request by memory, on GPUs that have at least `memory_mib`."""
+    larger = copy(shape)
+    larger.gpu_memory_from_mib = memory_mib
+    larger.fit = (*shape.fit, "from", memory_mib)
+    return larger
 
 
 def shape_of(

@@ -9,6 +9,7 @@ All of it is derived from the recorded waits, so neither snapshots nor digests c
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from yardmaster_core.scheduling.state.journal import Journal
 from yardmaster_core.scheduling.state.pools import Pool
@@ -20,7 +21,7 @@ from yardmaster_schemas.reasons import Wait, WaitCode
 class WakeIndex:
     """The sleeping groups of all pools, by what they wait for."""
 
-    __slots__ = ("_journal", "limited", "limits_woken")
+    __slots__ = ("_journal", "by_memory", "limited", "limits_woken")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -28,6 +29,9 @@ class WakeIndex:
         self.limited: dict[str, dict[tuple[Pool, Group], None]] = {}
         #: Of these, the owners whose groups this cycle's inputs woke.
         self.limits_woken: dict[str, None] = {}
+        #: Groups that did not fit and request memory of GPUs: where a limit leaves more, they may
+        #: use smaller GPUs.
+        self.by_memory: dict[tuple[Pool, Group], None] = {}
 
     # Waking
 
@@ -129,8 +133,10 @@ class WakeIndex:
             self.wake(pool, group)
 
     def wake_limited_by(self, owner: str) -> None:
-        """Wake the groups that wait for a limit of this job, project or department."""
-        for pool, group in self.limited.get(owner, ()):
+        """Wake the groups that wait for a limit of this job, project or department, and those whose
+        GPUs may depend on it.
+        """
+        for pool, group in chain(self.limited.get(owner, ()), self.by_memory):
             self.wake(pool, group)
 
     def wake_below_limits(self, owners: Iterable[str]) -> None:
@@ -155,6 +161,8 @@ class WakeIndex:
         queue_class = pool.queue_classes[group.shape.queue_class]
         if blocks(group.shape, code, impossible=pool.index.traits.impossible_block):
             queue_class.block(group, protected=code is WaitCode.VICTIMS_PROTECTED)
+            if group.shape.gpu_memory_mib:
+                self.by_memory[pool, group] = None
         elif code in BEHIND:
             queue_class.behind[group] = None
         owner = _limit_owner(group, record[0])
@@ -167,6 +175,7 @@ class WakeIndex:
         """Remove `group` from the collections of its recorded wait in `pool`."""
         pool.queue_classes[group.shape.queue_class].remove(group)
         pool.protected.pop(group, None)
+        self.by_memory.pop((pool, group), None)
         record = group.waits.get(pool.name)
         owner = _limit_owner(group, record[0]) if record is not None else None
         if owner is not None and owner in self.limited:

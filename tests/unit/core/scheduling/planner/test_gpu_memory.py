@@ -252,7 +252,7 @@ def test_a_node_whose_agent_learns_the_memory_of_its_gpus_takes_requests() -> No
 # Counting
 
 
-def test_limits_count_a_request_by_the_largest_gpus_of_the_pool() -> None:
+def test_limits_count_a_request_by_the_largest_gpus_until_it_is_placed() -> None:
     cell = unequal()
     cell.entitle("p", limit_milli=600)
     for name in ("a", "b", "c"):
@@ -265,6 +265,131 @@ def test_limits_count_a_request_by_the_largest_gpus_of_the_pool() -> None:
     wait = group.waits["main"][0]
     assert wait.code == "at_limit"
     assert wait.numbers == {"limit_milli": 600, "used_milli": 500, "asked_milli": 250}
+
+
+def three_of_20(cell: Cell, **how: Any) -> None:
+    """Submit a gang of three requests for 20 GiB: 1,500 on GPUs of 40 GiB, 750 on those of 80."""
+    gang = by_memory(20)
+    cell.submit("gang", resources=gang, replicas_min=3, replicas_max=3, project="p", **how)
+
+
+def wait_of(cell: Cell, name: str) -> tuple[str, dict[str, int]]:
+    """The recorded wait code of a task, and its numbers."""
+    group = cell.task(name).group
+    assert group is not None
+    wait = group.waits["main"][0]
+    return wait.code, wait.numbers
+
+
+def limited(policy: str, milli: int) -> dict[str, Any]:
+    """The configuration of a project with this limit (gpu_milli), which deserves a whole GPU."""
+    deserves = {"main": Quota(deserved_milli=1000)} if policy == "quota" else {}
+    return {"limit_milli": milli, "quotas": deserves}
+
+
+def bounded(policy: str, milli: int) -> dict[str, Any]:
+    """The configuration of a project that a policy bounds to this gpu_milli."""
+    if policy == "quota":
+        return {"quotas": {"main": Quota(deserved_milli=milli)}}
+    return {"limit_milli": milli}
+
+
+@pytest.mark.parametrize("policy", ["priority", "quota", "fifo", "starved_first"])
+def test_a_lost_node_with_larger_gpus_does_not_let_a_gang_exceed_a_bound(policy: str) -> None:
+    cell = Cell(policy=policy)
+    cell.node("small", gpus=2, gpu_memory_mib=40 * GIB)
+    cell.node("large", gpus=1, gpu_memory_mib=80 * GIB)
+    cell.entitle("p", **bounded(policy, 1000))
+    cell.cycle()
+    cell.cycle(after_s=100, silent={"large": cell.now_ms})
+    three_of_20(cell, preemptible=False)
+    assert started(cell.cycle()) == []
+    code, numbers = wait_of(cell, "gang")
+    assert code == ("at_deserved" if policy == "quota" else "at_limit")
+    assert numbers["asked_milli"] == 1500
+    # It comes back, and the gang takes 750 there.
+    cell.node("large", gpus=1, gpu_memory_mib=80 * GIB, incarnation=2)
+    cell.run_until_idle()
+    assert milli_of(cell, "gang") == [250, 250, 250]
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("policy", ["priority", "quota", "fifo"])
+def test_a_request_is_placed_on_larger_gpus_where_smaller_ones_exceed_a_bound(policy: str) -> None:
+    cell = unequal(policy=policy)
+    cell.entitle("p", **bounded(policy, 300))
+    cell.submit("t", resources=by_memory(20), project="p", preemptible=False)
+    assert started(cell.cycle()) == ["t"]
+    assert cell.slots_of("t") == [("large", (0,))]
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+@pytest.mark.parametrize("policy", ["priority", "quota", "fifo", "starved_first"])
+def test_a_request_within_a_bound_on_larger_gpus_only_waits_for_these(
+    policy: str, preemptible: bool
+) -> None:
+    cell = unequal(policy=policy)
+    cell.entitle("p", **limited(policy, 300))
+    cell.entitle("q", **bounded(policy, 2000))
+    cell.submit("full", resources=by_memory(80), project="q", preemptible=False, priority=1)
+    cell.cycle()
+    cell.starts("full")
+    cell.submit("t", resources=by_memory(20), project="p", preemptible=preemptible)
+    assert started(cell.cycle()) == []
+    assert wait_of(cell, "t")[0] in {"insufficient_free", "fragmented"}
+    cell.ends("full", done=True)
+    cell.run_until_idle()
+    assert cell.slots_of("t") == [("large", (0,))]
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("policy", ["priority", "quota", "fifo"])
+def test_a_request_that_waits_for_larger_gpus_starts_on_smaller_ones_once_a_limit_allows_it(
+    policy: str,
+) -> None:
+    cell = unequal(policy=policy)
+    cell.entitle("p", **limited(policy, 300))
+    cell.entitle("q", **bounded(policy, 2000))
+    cell.submit("full", resources=by_memory(80), project="q", preemptible=False, priority=1)
+    cell.cycle()
+    cell.submit("t", resources=by_memory(20), project="p", preemptible=False)
+    assert started(cell.cycle()) == []
+    cell.entitle("p", **limited(policy, 500))
+    assert started(cell.cycle()) == ["t"]
+    assert cell.slots_of("t") == [("small", (0,))]
+
+
+def test_a_task_preempts_only_on_gpus_where_a_limit_lets_it_start() -> None:
+    cell = unequal()
+    cell.entitle("p", limit_milli=300)
+    for number in range(2):
+        cell.submit(f"low{number}", gpus=1, project="q", priority=60)
+    cell.cycle()
+    for number in range(2):
+        cell.starts(f"low{number}")
+    cell.submit("top", resources=by_memory(20), project="p", priority=10)
+    cell.cycle()
+    [victim] = [f"low{n}" for n in range(2) if cell.phase(f"low{n}") == "stopping"]
+    assert cell.slots_of(victim) == [("large", (0,))]
+    cell.ends(victim)
+    assert started(cell.cycle()) == ["top"]
+    assert milli_of(cell, "top") == [250]
+
+
+def test_an_equal_request_of_another_project_is_not_held_up_by_a_limit() -> None:
+    cell = unequal()
+    cell.entitle("p", limit_milli=300)
+    cell.submit("full", resources=by_memory(80), project="q", preemptible=False, priority=1)
+    cell.submit("other", resources=by_memory(40), project="q", preemptible=False, priority=1)
+    cell.cycle()
+    for name in ("full", "other"):
+        cell.starts(name)
+    cell.submit("t", resources=by_memory(20), project="p", preemptible=False)
+    cell.submit("u", resources=by_memory(20), project="r", preemptible=False)
+    cell.cycle()
+    small = next(name for name in ("full", "other") if cell.slots_of(name)[0][0] == "small")
+    cell.ends(small, done=True)
+    assert started(cell.cycle()) == ["u"]
 
 
 def test_a_request_above_a_limit_on_the_largest_gpus_never_starts() -> None:

@@ -125,7 +125,9 @@ class Rules:
 def search(cell: Cell, name: str, rules: Rules, *left_out: Task) -> list[Task]:
     """Search victims for the first task of a job in a cycle of its own."""
     with Draft(cell.state, 1000) as draft:
-        found = BudgetedSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
+        found = BudgetedSearch(
+            draft, cell.state.pools["main"], strategy_named("best_fit"), lambda task: task.job.shape
+        )
         task = cell.task(name)
         return found.within(task, rules.all, lambda: rules, lambda victim: victim in left_out)
 

@@ -52,11 +52,21 @@ def requested(pool: Pool, shape: Shape) -> Amounts:
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 
 
-def requested_for_limits(pool: Pool, shape: Shape) -> Amounts:
-    """Return the amounts that a task of `shape` requests, for comparison with limits and deserved
-    amounts: a request of GPU memory counts as its part of the pool's largest GPUs.
+def requested_for_limits(
+    pool: Pool, shape: Shape, task: Task, gpu_milli: int | None = None
+) -> Amounts:
+    """Return the amounts that a pending task of `shape` requests, for comparison with limits and
+    deserved amounts: `gpu_milli`, or the least that it may take now.
     """
     # rule: GPU memory: deserved counts the largest GPUs
+    gpu = pool.milli_for_limits(shape, task) if gpu_milli is None else gpu_milli
+    return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
+
+
+def least_requested(pool: Pool, shape: Shape) -> Amounts:
+    """Return the amounts that a task of `shape` takes at least, wherever it is placed: a request of
+    GPU memory counts as its part of the pool's largest GPUs.
+    """
     gpu = pool.least_milli(shape) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
 

@@ -37,10 +37,10 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     UNITS,
     Amounts,
     first_exceeded,
+    least_requested,
     minus,
     plus,
     requested,
-    requested_for_limits,
     times,
 )
 from yardmaster_core.scheduling.policies.claiming.index import (
@@ -214,7 +214,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         if never is None:
             shape = group.shape
             project_queue = self._queue(state, state.projects[shape.project])
-            request = requested_for_limits(self._pool, shape)
+            request = least_requested(self._pool, shape)
             # rule: order: impossible tasks last
             never = self._never_starts[group] = never_fits(self._pool, shape) or any(
                 # rule: order: tasks beyond a limit last

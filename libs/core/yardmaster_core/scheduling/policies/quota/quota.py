@@ -63,6 +63,7 @@ from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks
 from yardmaster_core.scheduling.policies.quota.reclaim import RECLAIM
 from yardmaster_core.scheduling.policies.quota.share_rows import project_shares, queue_shares
 from yardmaster_core.scheduling.policies.quota.start import (
+    exceeds_quota,
     no_victims_wait,
     start_reason,
     wait_for_quota,
@@ -132,7 +133,9 @@ QUOTA: Final = Policy(
     version=1,
     options=QuotaOptions,
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
-    start=StartRules(must_wait=wait_for_quota, reason=start_reason, on_idle=starts_on_idle),
+    start=StartRules(
+        must_wait=wait_for_quota, exceeds=exceeds_quota, reason=start_reason, on_idle=starts_on_idle
+    ),
     preemption=Preemption(
         actions=actions,
         no_victims_wait=no_victims_wait,

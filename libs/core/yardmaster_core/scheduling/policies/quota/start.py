@@ -8,8 +8,10 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
     SUFFIXES,
+    Amounts,
     first_exceeded,
     held_by_task,
+    least_requested,
     minus,
     placed_amounts,
     plus,
@@ -23,11 +25,17 @@ from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
 def wait_for_quota(
-    view: PoolView, group: Group, task: Task, *, without: Sequence[Task] | None = None
+    view: PoolView,
+    group: Group,
+    task: Task,
+    *,
+    without: Sequence[Task] | None = None,
+    gpu_milli: int | None = None,
 ) -> Wait | None:
     """Return the wait reason of a task with which a queue would hold more than its limit; or more
     than it deserves, if the task cannot be preempted, or would be protected by a minimum run time
@@ -38,11 +46,13 @@ def wait_for_quota(
     GPUs still start.
 
     `without`: preemptible tasks of the project whose slots do not count towards limits; then those
-    of stopping tasks do not count either.
+    of stopping tasks do not count either. `gpu_milli`: the amount that the task takes; None: the
+    least that it may take.
     """
     index_of(view).divide(view.state)
     project_queue = queue_of(view, task)
-    request = requested_for_limits(view.pool, group.shape)
+    request = requested_for_limits(view.pool, group.shape, task, gpu_milli)
+    least = least_requested(view.pool, group.shape)
     reservation = task.reserved
     # What is reserved for the task in this pool already counts for its queues.
     counted = NOTHING
@@ -59,7 +69,7 @@ def wait_for_quota(
         resource = first_exceeded(used, queue.limit, among=request)
         # rule: limits
         if resource is not None:
-            return _wait(WaitCode.AT_LIMIT, queue, resource, request[resource])
+            return _wait(WaitCode.AT_LIMIT, queue, resource, request[resource], least[resource])
         # rule: at_deserved: not for preemptible tasks
         if not group.shape.preemptible:
             # rule: at_deserved: counts tasks that are not preemptible
@@ -67,10 +77,12 @@ def wait_for_quota(
             resource = first_exceeded(used, queue.deserved, among=request)
             # rule: at_deserved
             if resource is not None:
-                return _wait(WaitCode.AT_DESERVED, queue, resource, request[resource])
+                return _wait(
+                    WaitCode.AT_DESERVED, queue, resource, request[resource], least[resource]
+                )
     if not group.shape.preemptible and reservation is None:
         # rule: sum over pools: bounds tasks that are not preemptible
-        wait = _wait_for_sum(view, project_queue, task)
+        wait = _wait_for_sum(view, project_queue, task, request)
         if wait is not None:
             return wait
     if reservation is not None:
@@ -80,6 +92,17 @@ def wait_for_quota(
         if wait is not None:
             return wait
     return wait_for_oldest(view, group, task)
+
+
+def exceeds_quota(view: PoolView, task: Task, gpu_milli: int) -> Wait | None:
+    """Return the wait reason of a task that a quota refuses if it takes that gpu_milli; else None.
+
+    A bound that refuses it whatever it takes does not count.
+    """
+    group = task.group
+    assert group is not None
+    wait = wait_for_quota(view, group, task, gpu_milli=gpu_milli)
+    return wait if wait is not None and wait.code in LIMITED else None
 
 
 def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bool:
@@ -98,7 +121,9 @@ def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bo
     )
 
 
-def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | None:
+def _wait_for_sum(
+    view: PoolView, project_queue: Queue, task: Task, request: Amounts
+) -> Wait | None:
     """Return the wait reason of a task that cannot be preempted and with which its project would
     hold more than it deserves in all its pools; else None.
 
@@ -107,18 +132,18 @@ def _wait_for_sum(view: PoolView, project_queue: Queue, task: Task) -> Wait | No
     sums = sum_over_pools(view, task.job.project)
     if sums is None:
         return None
-    request = requested_for_limits(view.pool, task.job.shape)
     resource = first_exceeded(plus(sums.non_preemptible, request), sums.deserved, among=request)
     if resource is None:
         return None
-    wait = _wait(WaitCode.AT_DESERVED, project_queue, resource, request[resource])
+    least = least_requested(view.pool, task.job.shape)[resource]
+    wait = _wait(WaitCode.AT_DESERVED, project_queue, resource, request[resource], least)
     in_all_pools = sums.numbers(resource, sums.non_preemptible)
     return replace(wait, numbers={**wait.numbers, **in_all_pools})
 
 
-def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
+def _wait(code: WaitCode, queue: Queue, resource: int, asked: int, least: int) -> Wait:
     """Return the wait reason at the limit, or at the deserved amount, of a queue. If the task alone
-    requests more, the reason says that it can never start.
+    requests more, wherever it is placed (`least`), the reason says that it can never start.
     """
     suffix = SUFFIXES[resource]
     at_limit = code is WaitCode.AT_LIMIT
@@ -126,9 +151,9 @@ def _wait(code: WaitCode, queue: Queue, resource: int, asked: int) -> Wait:
     assert bound is not None, "an unlimited amount was exceeded"
     name = f"{'limit' if at_limit else 'deserved'}_{suffix}"
     # rule: exceeds_limit and exceeds_deserved
-    if asked > bound:
+    if least > bound:
         never = WaitCode.EXCEEDS_LIMIT if at_limit else WaitCode.EXCEEDS_DESERVED
-        numbers = {f"asked_{suffix}": asked, name: bound}
+        numbers = {f"asked_{suffix}": least, name: bound}
         return Wait(code=never, numbers=numbers, about=queue.name)
     used = (queue.used if at_limit else queue.non_preemptible)[resource]
     numbers = {name: bound, f"used_{suffix}": used, f"asked_{suffix}": asked}

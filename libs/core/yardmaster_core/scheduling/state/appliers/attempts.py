@@ -182,7 +182,7 @@ def close_replica(
         _count_closed(state, task, run, 1)
     schedule_decision(state, task)
     state.wake_index.wake_after_release(pool)
-    if state.wake_index.limited:
+    if state.wake_index.limited or state.wake_index.by_memory:
         state.wake_index.wake_below_limits((task.job.id, *state.owners_of(task.job.project)))
 
 
