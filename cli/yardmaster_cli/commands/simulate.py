@@ -1,11 +1,11 @@
 """`yard simulate`: compare policies, placements and seeds on a simulated cluster."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -317,10 +317,24 @@ def _show(out: Output, results: Sequence[Result]) -> None:
         out.note(f"{count_of(refused, 'job')} refused: above the limits of a project")
 
 
+#: The means of whole runs in a row: the column's key, and the field of the summary.
+MEANS: Final = {
+    "makespan_s": "makespan_s",
+    "utilisation": "utilisation",
+    "arriving_utilisation": "arriving_utilisation",
+    "fragmentation": "fragmentation",
+    "fairness": "fairness",
+    "preemptions": "preemptions",
+    "useless_preemptions": "useless_preemptions",
+    "lost_gpu_hours": "preempted_lost_gpu_hours",
+    "reserved_idle_gpu_hours": "reserved_idle_gpu_hours",
+}
+
+
 def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
     summaries = [result.figures.summary for result in group]
 
-    def mean(values: Sequence[float | None]) -> float | None:
+    def mean(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return fmean(known) if known else None
 
@@ -328,27 +342,15 @@ def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
     for kind in (TE, BE):
         parts = [summary.part(kind) for summary in summaries]
         for of in ("p50", "p95", "p99"):
-            row[f"{kind}_{of}"] = mean([getattr(part.slowdown, of) for part in parts])
+            row[f"{kind}_{of}"] = mean(getattr(part.slowdown, of) for part in parts)
     every = [summary.part(ALL) for summary in summaries]
-    row |= {
-        "wait_s": mean([part.wait_s.mean for part in every]),
-        "completion_s": mean([part.completion_s.mean for part in every]),
-        "makespan_s": mean([summary.makespan_s for summary in summaries]),
-        "utilisation": mean([summary.utilisation for summary in summaries]),
-        "arriving_utilisation": mean([summary.arriving_utilisation for summary in summaries]),
-        "fragmentation": mean([summary.fragmentation for summary in summaries]),
-        "fairness": mean([summary.fairness for summary in summaries]),
-        "preempted": mean([part.preempted_share for part in every]),
-        "preemptions": mean([summary.preemptions for summary in summaries]),
-        "useless_preemptions": mean([summary.useless_preemptions for summary in summaries]),
-        "lost_gpu_hours": mean([summary.preempted_lost_gpu_hours for summary in summaries]),
-        "reserved_idle_gpu_hours": mean([summary.reserved_idle_gpu_hours for summary in summaries]),
-        "tasks": sum(result.tasks for result in group),
-        "seconds": sum(result.seconds for result in group),
-        "tasks_per_s": sum(result.tasks for result in group)
-        / max(1e-9, sum(result.seconds for result in group)),
-    }
-    return row
+    row["wait_s"] = mean(part.wait_s.mean for part in every)
+    row["completion_s"] = mean(part.completion_s.mean for part in every)
+    row["preempted"] = mean(part.preempted_share for part in every)
+    for key, field in MEANS.items():
+        row[key] = mean(getattr(summary, field) for summary in summaries)
+    tasks, seconds = sum(r.tasks for r in group), sum(r.seconds for r in group)
+    return row | {"tasks": tasks, "seconds": seconds, "tasks_per_s": tasks / max(1e-9, seconds)}
 
 
 def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str | None]:
