@@ -29,8 +29,7 @@ def movable(view: PoolView, task: Task) -> Iterator[Task]:
     # rule: protections: delay of moves
     if not may_move_others(view, task) or delayed_until_ms(view, task):
         return
-    index, pool = index_of(view), view.pool
-    pool.policy_cache[_searched(task.job.shape)] = pool.future.changes
+    index = index_of(view)
     if not could_be_moved_for(view, task.job.shape):
         return
     tasks_by_queue = (
@@ -96,16 +95,6 @@ def consolidation(
         max_moves=max_moves,
         applies=applies,
     )
-
-
-def was_searched(view: PoolView, shape: Shape) -> bool:
-    """Whether tasks that may be moved for tasks of a shape were searched since nodes changed."""
-    pool = view.pool
-    return bool(pool.policy_cache.get(_searched(shape)) == pool.future.changes)
-
-
-def _searched(shape: Shape) -> Hashable:
-    return "moves_searched", shape.fit, shape.preemptible
 
 
 def may_move_within_share(view: PoolView, task: Task) -> bool:

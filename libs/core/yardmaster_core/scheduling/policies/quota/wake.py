@@ -20,7 +20,6 @@ from yardmaster_core.scheduling.policies.quota.consolidation import (
     must_leave_moves,
     reclaims_after_moves,
     waiting_within_share,
-    was_searched,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of, set_member
 from yardmaster_core.scheduling.policies.quota.oldest import unreported_oldest
@@ -181,8 +180,6 @@ def _that_move_others(view: PoolView) -> Iterator[Group]:
         if example.shape.start_failed or not example.queue.live:
             continue
         if not enough_to_move(view, example.shape):
-            continue
-        if not changed and was_searched(view, example.shape):
             continue
         while (group := _first_of(view, frozenset((request,)), passed)) is not None:
             if _may_claim(view, group) and _nothing_refuses(view, group):
