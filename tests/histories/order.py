@@ -18,12 +18,12 @@ wait in the same pool and come before them by the stated order of the policy:
 
 No start, of whatever task, takes what an earlier task needs to start; but a preemptible task may
 have started while a rule still kept the earlier one waiting, which another start of the same cycle
-ended. And on slots that were not
-reserved for it, a task that cannot be
-preempted, or has a minimum run time, takes no part of what an earlier task waits for, unless the
-policy says so (`_may_pass`). A task takes what an earlier one could use if both request GPUs (or
-neither does), and a node of the one could hold a replica of the other. An earlier task that waits
-for a limit, or whose last starts failed, does not count.
+ended. And on slots that were not reserved for it, a task that cannot be preempted, or has a minimum
+run time, takes no part of what an earlier task waits for, unless the policy says so (`_may_pass`).
+Under `quota` a task with several pools may be considered in one of them while a later task starts
+in another. A task takes what an earlier one could use if both request GPUs (or neither does), and a
+node of the one could hold a replica of the other. An earlier task that waits for a limit, or whose
+last starts failed, does not count.
 
 On slots that were reserved for it before the cycle, a task starts before others are considered:
 only a task that waited already, and may take over reserved slots (`_takes_over`), is before it; and
@@ -249,6 +249,8 @@ def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later:
     assert group is not None
     if earlier.reserved is not None or waits_by_rule(state, pool, group):
         return
+    if len(earlier.job.shape.pools) > 1 and pool.config and pool.config.policy.name == "quota":
+        return  # it may be considered in another pool while later tasks start here
     assert not fits(state, pool, earlier, [later]), (
         f"{later.id} starts, but {earlier.id} comes first and fits in its place"
     )

@@ -16,6 +16,8 @@ from yardmaster_core.scheduling.policies.quota.node_bounds import NodeBounds
 from yardmaster_core.scheduling.policies.quota.refused_claims import RefusedClaims
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import TaskUnschedulableV1
 
 SEEDS = range(3_000, 3_060)
 
@@ -46,9 +48,24 @@ class Both(SchedulerMachine):
             patch.object(QuotaIndex, "anything_changed", lambda *_: True),
         ):
             all_considered = super().decide(state, limit=limit, observed=observed)
-        if found != all_considered or not all(map(bounds_agree, state.pools.values())):
+        agree = decisions_of(found) == decisions_of(all_considered)
+        if not agree or not all(map(bounds_agree, state.pools.values())):
             self.different.append(state.cycle)
         return found
+
+
+def decisions_of(result: CycleResult) -> list[Event]:
+    """Return the decisions of a cycle.
+
+    Since when slots are kept for a task is in its reason as soon as the task is considered again,
+    for whatever cause.
+    """
+    return [
+        event
+        for event in (decision.event for decision in result.decisions)
+        if not isinstance(event, TaskUnschedulableV1)
+        or "reserved_from_at_ms" not in event.wait.numbers
+    ]
 
 
 def bounds_agree(pool: Pool) -> bool:
