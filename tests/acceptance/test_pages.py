@@ -59,7 +59,7 @@ NOT_HERE: Final = {
     "how-to/nodes.md": (1, "a GPU with the control daemon of MPS"),
     "how-to/users.md": (1, "Kubernetes"),
     "how-to/monitor.md": (3, "kubectl, and promtool of Prometheus"),
-    "explanation/simulator.md": (1, "traces that are not in the tree, and long simulations"),
+    "explanation/simulator.md": (2, "traces that are not in the tree, and long simulations"),
 }
 #: How the commands of a page are undone after it, by how they begin.
 UNDO: Final = {
