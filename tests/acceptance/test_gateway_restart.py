@@ -52,6 +52,8 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
     (task,) = cluster.submit(["sh", "-c", script])
     followed = begin(cluster, "logs", "-f", task)
     (ended,) = cluster.submit(["true"])
+    # Until the views have a task, the gateway knows none of that id.
+    cluster.until_ended([ended])
     waiting = begin(cluster, "wait", ended, task, "--timeout", "3m")
     assert waiting.stderr is not None
     # The command has reached the gateway once it prints the task that has ended.

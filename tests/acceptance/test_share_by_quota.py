@@ -455,7 +455,7 @@ def test_an_interactive_task_at_deserved_waits_and_training_does_not(
     large = jobs.submit("desk", "hall", "--gpus", "2", "--kind", "interactive")
     why = site.waits(f"{more}.0", "at_deserved")
     assert "hall at_deserved 1 desk deserved 1, used 1" in why
-    assert "Starts when tasks of the project or department that cannot be preempted end" in why
+    assert "Starts when tasks of the same owner that cannot be preempted end" in why
     why = site.waits(f"{large}.0", "exceeds_deserved")
     assert "hall never: exceeds_deserved 2 desk deserved 1" in why
 
