@@ -53,7 +53,7 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
     followed = begin(cluster, "logs", "-f", task)
     (ended,) = cluster.submit(["true"])
     # Until the views have a task, the gateway knows none of that id.
-    cluster.until_ended([ended])
+    cluster.until(lambda: {task, ended} <= cluster.tasks().keys(), "the views have both tasks")
     waiting = begin(cluster, "wait", ended, task, "--timeout", "3m")
     assert waiting.stderr is not None
     # The command has reached the gateway once it prints the task that has ended.
