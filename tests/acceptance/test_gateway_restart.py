@@ -12,6 +12,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.yard_cli import STEP_S, YARD, next_line
 from yardmaster.client import Change, Client
+from yardmaster_schemas.api import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("takeover")]
 
@@ -50,10 +51,11 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
         f"[ $i -ne 50 ] || until [ -e {go} ]; do sleep 0.1; done; done; exit 7"
     )
     (task,) = cluster.submit(["sh", "-c", script])
-    followed = begin(cluster, "logs", "-f", task)
     (ended,) = cluster.submit(["true"])
     # Until the views have a task, the gateway knows none of that id.
-    cluster.until(lambda: {task, ended} <= cluster.tasks().keys(), "the views have both tasks")
+    cluster.until_phases([task], Phase.RUNNING)
+    cluster.until_phases([ended], Phase.SUCCEEDED)
+    followed = begin(cluster, "logs", "-f", task)
     waiting = begin(cluster, "wait", ended, task, "--timeout", "3m")
     assert waiting.stderr is not None
     # The command has reached the gateway once it prints the task that has ended.
