@@ -225,8 +225,10 @@ async def test_without_a_broker_members_keep_their_partitions(tmp_path: Path) ->
             # The group works again: a third gets the share of the one that leaves.
             async with place.member(0, 1) as third:
                 await first.close()
-                mine, theirs = await has(second, 1), await has(third, 1)
-                assert mine | theirs == {0, 1}
+                async with asyncio.timeout(30):
+                    # Until the partitions move, both may have the same one.
+                    while await has(second, 1) | await has(third, 1) != {0, 1}:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
 
 
 async def test_a_member_reports_a_missing_broker_and_joins_when_it_starts(
