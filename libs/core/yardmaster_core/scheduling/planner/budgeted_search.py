@@ -10,7 +10,8 @@ Adding a victim costs a step per replica; a try costs a step per victim of the n
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
@@ -71,7 +72,7 @@ class BudgetedSearch(VictimSearch):
         if self._failed_at.get(shape.fit) == changes:
             return []
         rules = new_rules()
-        every_node = bits(self._future.capacities)
+        every_node = reduce(or_, self._future.of_size.values(), 0)
         nodes = every_node & ~self._searched(shape.fit, rules)
         if not nodes:
             self._failed_at[shape.fit] = changes
@@ -96,7 +97,7 @@ class BudgetedSearch(VictimSearch):
         searched, owners = rules.searched.failed(fit, rules.limits)
         if searched and owners:
             victims = (victim for owner in owners for victim in rules.victims_of(owner))
-            searched &= ~bits(ordinal for victim in victims for ordinal in self._ordinals(victim))
+            searched &= ~bits({each for victim in victims for each in self._ordinals(victim)})
         return searched
 
     def _fits_on_one_node(self, shape: Shape) -> bool:

@@ -4,7 +4,7 @@ Without this memory each search costs a step per victim of the pool, and finds t
 on what changed alone, so it is neither in the digest nor in a snapshot.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,9 +71,10 @@ class SearchedNodes:
         self._failed[fit] = _Failed(nodes & ~bits(self._unsettled), dict(limits))
 
 
-def bits(ordinals: Iterable[int]) -> int:
+def bits(ordinals: Collection[int]) -> int:
     """Return a set of nodes as bits."""
-    found = 0
+    # In a byte array, because setting one bit of an integer copies the whole integer.
+    found = bytearray(max(ordinals, default=0) // 8 + 1)
     for ordinal in ordinals:
-        found |= 1 << ordinal
-    return found
+        found[ordinal >> 3] |= 1 << (ordinal & 7)
+    return int.from_bytes(found, "little")
