@@ -259,6 +259,23 @@ def test_they_start_on_the_nodes_that_join() -> None:
     assert waits(cell, "large").code is WaitCode.AT_DESERVED
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_next_one_starts_also_if_all_is_counted_from_nothing_meanwhile(
+    cancelled: bool,
+) -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit("large", user="alice", gpus=8)
+    bobs = cell.submit_all("bob", 6, preemptible=False)
+    cell.run()
+    cell.ends(bobs[0], done=True)
+    if cancelled:
+        # The cycle begins with a group that has no task any more.
+        cell.cancel("large")
+    # The limits of another project change.
+    cell.entitle("other", limit_milli=4000)
+    assert started(cell.run()) == [bobs[4]]
+
+
 def test_what_an_owner_may_not_hold_leaves_its_other_tasks_alone() -> None:
     cell = OwnersCell({"n1": 4}, **PROJECTS)
     for name in ("a", "b", "c"):

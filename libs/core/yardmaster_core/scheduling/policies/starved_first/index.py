@@ -115,7 +115,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         #: Projects whose rank may have changed since they were ranked.
         self.rank_stale: dict[str, None] = {}
         #: Owners that may hold more in tasks that cannot be preempted than when their groups were
-        #: considered.
+        #: considered: since then they released some, the pool got nodes, or all was counted again.
         self.bound_stale: dict[OwnerName, None] = {}
 
     def owner_of(self, job: Job) -> OwnerName:
@@ -123,10 +123,6 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         if self._by_user and job.user is not None:
             return "user", job.user
         return "project", job.project.name
-
-    def owner_of_group(self, group: Group) -> OwnerName:
-        """Return the owner of the tasks of a group, which has pending tasks."""
-        return self.owner_of(group.first.job)
 
     # Reading
 
@@ -237,7 +233,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             self._topology = pool.topology
             self._level = None
             self._stale_groups.update(dict.fromkeys(pool.groups.values()))
-            self.bound_stale.update(dict.fromkeys(map(self.owner_of_group, pool.groups.values())))
+            self._mark_bounds_stale()
         for task in self._stale_tasks:
             self._count_task(task)
         self._stale_tasks.clear()
@@ -263,6 +259,15 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._level = None
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
+        # A count from nothing does not see which owners hold less than before.
+        self._mark_bounds_stale()
+
+    def _mark_bounds_stale(self) -> None:
+        """Mark all owners with pending tasks as `bound_stale`."""
+        for group in self._pool.groups.values():
+            # A group may have lost its last task in this cycle.
+            if group.pending:
+                self.bound_stale[self.owner_of(group.first.job)] = None
 
     def _owner(self, name: OwnerName) -> Owner:
         """Return an owner by name; an unknown owner is added."""
