@@ -79,6 +79,7 @@ BY_PATTERN: Final[Mapping[str, str]] = {
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     ),
     r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$": "u-5f2d1e0b7c44",
+    r"^(project/)?[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$": "project/vision",
     r"^[0-9a-f-]{8,36}$": "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44",
     r"^[A-Za-z_][A-Za-z0-9_]{0,127}$": "NCCL_DEBUG",
     r"^[A-Z][A-Za-z]{1,40}$": "TaskSubmitted",

@@ -234,8 +234,9 @@ class QueueReader:
                     if row is not None and row.traits in some:
                         yield at, row
             return
+        assert self._among is not None
         of = f"{self._pool}/{at.claimant}"
-        async for found in self._in_parts(at, "claim", of, sections):
+        async for found in self._in_parts(at, self._among, of, sections):
             yield found
 
     async def _by_submission(

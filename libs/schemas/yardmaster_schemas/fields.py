@@ -67,6 +67,8 @@ Code = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
 LogId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
+#: A claimant of a pool: a job, a project or a user; `project/NAME`: a project among users.
+ClaimantName = Annotated[str, Field(pattern=r"^(project/)?[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
 #: The pattern of a new user's name: narrower than a `PrincipalId`, so that it excludes email
 #: addresses.
 _USER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$"

@@ -136,6 +136,24 @@ async def test_under_quota_the_most_deprived_project_comes_first_then_priority(
     assert places(await queue(cell, token="vision")) == wanted[:1]
 
 
+@pytest.mark.parametrize("owners", ["user", "project"])
+async def test_under_starved_first_the_owner_that_holds_least_comes_first_then_priority(
+    cell: GatewayCell, owners: str
+) -> None:
+    config = {"policy": {"name": "starved_first", "options": {"owners": owners}}}
+    await cell.call("PUT", "/v1/pools/default", status=202, json=config, headers={"If-Match": "*"})
+    await cell.submit(resources={"gpus": 3}, min_runtime="1h")
+    await cell.submit(token="vision", project="vision", min_runtime="1h")
+    low = await cell.submit(priority=50, resources={"gpus": 4})
+    first = await cell.submit(priority=20, tasks={"count": 2}, resources={"gpus": 4})
+    other = await cell.submit(token="vision", project="vision", priority=99, resources={"gpus": 4})
+    wanted = [(1, f"{other}.0", 1), (2, f"{first}.0", 2), (4, f"{low}.0", 1)]
+    assert places(await queue(cell)) == wanted
+    each = await queue(cell, "&grouped=false")
+    assert [one["position"] for one in each] == [1, 2, 3, 4]
+    assert places(await queue(cell, "&project=nlp")) == wanted[1:]
+
+
 async def test_unknown_pools_and_cursors_are_refused(cell: GatewayCell) -> None:
     await cell.call("GET", "/v1/pools/nope/queue", status=404)
     await cell.call("GET", "/v1/pools/default/queue?cursor=abc", status=400)

@@ -53,6 +53,7 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
     "Code": (["a", "a1_b", "a" * 41], ["", "1a", "A", "a" * 42, "a-b"]),
     "LogId": (["0f" * 16], ["0f" * 15]),
     "TraceParent": ([f"00-{'0f' * 16}-{'0f' * 8}-01"], ["", f"01-{'0f' * 16}-{'0f' * 8}-01"]),
+    "ClaimantName": (["vision", "A.b_c@d:e-f", "project/vision"], ["", "a b", "job/vision", "a/b"]),
     "PrincipalId": (["u", "A.b_c@d:e-f", "u" * 128], ["", "a b", "@u", "u" * 129]),
     "UserName": (["u", "A.b_c:d-e", "u" * 63], ["", "a b", ".u", "a@b", "u" * 64]),
     "Address": (["gpu-07", "10.0.0.7", "2001:db8::1", "a" * 254], ["", "a b", "-a", "a" * 255]),

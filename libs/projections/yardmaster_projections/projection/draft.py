@@ -315,6 +315,7 @@ def queue_rows(job: JobRow) -> dict[str, QueueRow]:
             pool=pool,
             job_id=job.key,
             project=job.facts.project,
+            actor=job.facts.actor,
             traits=QueueTraits(spec.priority, spec.preemptible, gpus, failed),
             submitted_at_ms=job.facts.submitted_at_ms,
             queued_at_ms=job.queued_at_ms,

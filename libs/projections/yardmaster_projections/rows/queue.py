@@ -1,7 +1,7 @@
 """Rows of the queue of a pool: jobs with pending tasks, and the ranks of claimants."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from yardmaster_core.scheduling.planner.policy import QueueTraits, Rank
 from yardmaster_projections.rows.row import Facet, Order, Row
@@ -20,6 +20,10 @@ def traits_of(section: str) -> QueueTraits:
     return QueueTraits(int(priority), *(flag == "1" for flag in flags))
 
 
+#: The claimants whose jobs are found by section.
+_WITH_SECTIONS: Final = (Among.PROJECT, Among.USER)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow(Row):
     """A job in the queue of a pool: it has pending tasks of these traits.
@@ -32,6 +36,8 @@ class QueueRow(Row):
     pool: str
     job_id: str
     project: str
+    #: The id of the user who submitted it; empty: not known.
+    actor: str
     traits: QueueTraits
     submitted_at_ms: int
     #: The submission time by which the scheduler orders tasks, as in `JobRow`.
@@ -51,14 +57,18 @@ class QueueRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The section of the tasks in the pool, and their section within the project."""
+        """The section of the tasks in the pool, and their section within project and user."""
         section = section_of(self.traits)
-        claim = f"{self.pool}/{self.project}/{section}"
-        return (("section", f"{self.pool}/{section}"), ("claim", claim))
+        return (
+            ("section", f"{self.pool}/{section}"),
+            *((each, f"{self.pool}/{self.claimant(each)}/{section}") for each in _WITH_SECTIONS),
+        )
 
     def claimant(self, among: Among) -> str:
-        """The claimant to which the tasks belong: the job's id, or else the project's name."""
-        return self.job_id if among is Among.JOB else self.project
+        """The claimant to which the tasks belong, as a `ClaimantRank` names it."""
+        if among is Among.JOB:
+            return self.job_id
+        return self.actor or f"project/{self.project}" if among is Among.USER else self.project
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from yardmaster_schemas.fields import (
     MAX_TASKS,
     Address,
     CheckpointUri,
+    ClaimantName,
     Code,
     Count,
     GpuMilli,
@@ -160,6 +161,8 @@ class Among(StrEnum):
 
     JOB = "job"
     PROJECT = "project"
+    #: Users, and the projects of jobs that name no user.
+    USER = "user"
 
 
 @writes_slots
@@ -167,18 +170,21 @@ class Among(StrEnum):
 class ClaimantRank:
     """The place of a claimant in its pool's queue: the smallest `rank` comes first, compared number
     by number. Empty: the claimant is no longer in the queue.
+
+    `claimant` is the id of a job or user, or the name of a project; among users a project is
+    `project/NAME`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
-    claimant: Name
+    claimant: ClaimantName
     rank: Annotated[tuple[Count, ...], Field(max_length=MAX_RANK)]
 
 
 @event(DECISIONS, name="ClaimantsRanked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimantsRankedV1(Event):
-    """The place in a pool's queue changed for these claimants, which are jobs or projects.
+    """The place in a pool's queue changed for these claimants: jobs, projects, or users.
 
     Only policies whose order depends on what others demand record it.
     """

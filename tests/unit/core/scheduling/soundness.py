@@ -396,13 +396,17 @@ def _owners(state: ClusterState, pool: Pool) -> None:
     fresh = REGISTRY.index(pool)
     assert isinstance(fresh, OwnersIndex)
     assert _owner_rows(kept) == _owner_rows(fresh), f"owners of {pool.name}"
-    for (_, name), owner in kept.owners.items():
+    for owner in kept.owners.values():
         rank = (owner.allocated,) if owner.waiting else ()
-        recorded = (
-            kept.traits.equal_within == "user"
-            or state.projects[name].ranks.get(pool.name, ()) == rank
+        kind, name = owner.name
+        if kept.traits.equal_within == "user":
+            claimant = name if kind == "user" else f"project/{name}"
+            recorded = pool.user_ranks.get(claimant, ())
+        else:
+            recorded = state.projects[name].ranks.get(pool.name, ())
+        assert recorded == rank or owner.name in kept.rank_stale, (
+            f"the rank of {name} in {pool.name} changed"
         )
-        assert recorded or name in kept.rank_stale, f"the rank of {name} in {pool.name} changed"
 
 
 def _owner_rows(index: OwnersIndex) -> list[Any]:

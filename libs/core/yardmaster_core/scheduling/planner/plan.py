@@ -53,7 +53,7 @@ from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
-from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
@@ -206,7 +206,7 @@ class PoolPass:
         if among is None:
             return
         changed = [
-            ClaimantRank(claimant=_name(claimant), rank=rank)
+            ClaimantRank(claimant=claimant, rank=rank)
             for claimant, rank in listing.ranks(self.view)
         ]
         changed.sort(key=attrgetter("rank", "claimant"))
@@ -752,10 +752,6 @@ class PoolPass:
         self._reserve(task, found.placement, len(found.victims) - len(owners))
         for victim, placement in found.moved.items():
             self._reserve(victim, placement)
-
-
-def _name(claimant: Job | Project) -> str:
-    return claimant.id if isinstance(claimant, Job) else claimant.name
 
 
 #: When a pool decides a group without the results of the pools that the group prefers: the first

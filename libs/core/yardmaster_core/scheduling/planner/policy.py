@@ -34,7 +34,7 @@ from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex
 from yardmaster_core.scheduling.state.pools import IndexSource, Pool
 from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.decisions import Among, QueueShare
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.fields import CLOSED
@@ -361,7 +361,7 @@ def no_claimants(_: Any) -> None:
     """The order depends on no claimant."""
 
 
-def no_ranks(_: PoolView) -> Iterable[tuple[Job | Project, Rank]]:
+def no_ranks(_: PoolView) -> Iterable[tuple[str, Rank]]:
     """No rank changes."""
     return ()
 
@@ -377,16 +377,16 @@ class Listing:
         in_rank: whether the ranks of claimants order the tasks of a place.
         within: for given options, the place of a task by its traits among those of equal place and
             rank.
-        claimants: for given options, what the claimants are: jobs, projects, or None.
-        ranks: the claimants whose rank is not the recorded one, with that rank, which the planner
-            records (ClaimantsRanked).
+        claimants: for given options, what the claimants are: jobs, projects, users, or None.
+        ranks: the claimants, as `ClaimantRank` names them, whose rank is not the recorded one, with
+            that rank, which the planner records (ClaimantsRanked).
     """
 
     place: Callable[[QueueTraits], Rank] = by_submission_only
     in_rank: Callable[[QueueTraits], bool] = never_in_rank
     within: Callable[[Any, QueueTraits], Rank] = nothing_within
     claimants: Callable[[Any], Among | None] = no_claimants
-    ranks: Callable[[PoolView], Iterable[tuple[Job | Project, Rank]]] = no_ranks
+    ranks: Callable[[PoolView], Iterable[tuple[str, Rank]]] = no_ranks
 
 
 def no_queues(_: PoolView) -> Iterable[QueueShare]:

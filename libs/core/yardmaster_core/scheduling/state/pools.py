@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.held import HeldByJob, HeldByProject
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
@@ -37,6 +38,7 @@ class Pool:
         ),
         *("started", "topology"),
         *("held_by_job", "held_by_project", "used_milli", "woken", "workload"),
+        *("user_ranks", "user_ranks_hash"),
     )
 
     def __init__(self, name: str) -> None:
@@ -60,6 +62,9 @@ class Pool:
         self.index = PolicyIndex()
         #: Claimants with a recorded place in the queue (derived).
         self.ranked: dict[Job | Project, None] = {}
+        #: The recorded places of users in the queue, by claimant, and the sum of their hashes.
+        self.user_ranks: dict[str, tuple[int, ...]] = {}
+        self.user_ranks_hash = 0
         #: The shares of its queues that were recorded last.
         self.shares: RecordedShares | None = None
         #: (shape id, priority) -> pending tasks.
@@ -218,11 +223,22 @@ class Pool:
 
     def facts(self) -> tuple[object, ...]:
         """All that the state's digest covers."""
-        facts = ("pool", self.name, self.revision, self.workload.facts())
+        facts: tuple[object, ...] = ("pool", self.name, self.revision, self.workload.facts())
+        if self.user_ranks:
+            facts = (*facts, "user_ranks", self.user_ranks_hash)
         shares = self.shares
         if shares is None:
             return facts
         return (*facts, "shares", shares.at_ms, shares.pause_ms, shares.digest)
+
+    def set_user_rank(self, claimant: str, rank: tuple[int, ...]) -> None:
+        """Set the recorded place of a claimant among users; an empty `rank` removes it."""
+        before = self.user_ranks.pop(claimant, ())
+        change = -row_hash(repr((claimant, before))) if before else 0
+        if rank:
+            self.user_ranks[claimant] = rank
+            change += row_hash(repr((claimant, rank)))
+        self.user_ranks_hash = (self.user_ranks_hash + change) % MODULUS
 
 
 class IndexSource(Protocol):

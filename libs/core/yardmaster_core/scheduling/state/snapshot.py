@@ -75,6 +75,7 @@ def dump(state: ClusterState) -> Plain:
                 "index": dict(p.index.dump()),
                 "workload": p.workload.facts(),
                 **_dump_shares(p),
+                **_dump_user_ranks(p),
             }
             for p in state.pools.values()
         ],
@@ -115,6 +116,11 @@ def _dump_shares(pool: Pool) -> Plain:
     if shares is None:
         return {}
     return {"shares": [shares.at_ms, shares.cycle, shares.digest, shares.pause_ms]}
+
+
+def _dump_user_ranks(pool: Pool) -> Plain:
+    ranks = {claimant: list(rank) for claimant, rank in sorted(pool.user_ranks.items())}
+    return {"user_ranks": ranks} if ranks else {}
 
 
 def _dump_usage(project: Project) -> Plain:
@@ -314,6 +320,8 @@ def _load_pool(state: ClusterState, row: Plain) -> None:
     pool.workload = WorkloadCounter.load(row["workload"])
     if "shares" in row:
         pool.shares = RecordedShares(*row["shares"])
+    for claimant, rank in row.get("user_ranks", {}).items():
+        pool.set_user_rank(claimant, tuple(rank))
     if pool.config is not None:
         for index in pool.indexes:
             index.limit_gpuless(pool.config.gpuless_per_node)

@@ -18,6 +18,7 @@ FAIR: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fair_share", {"among": "job", "variant": "max_min"}),
     ("quota", {"order": "kai"}),
     ("starved_first", {"owners": "project"}),
+    ("starved_first", {"owners": "user"}),
 )
 CASES = FAIR + tuple(
     (name, {})
@@ -59,8 +60,11 @@ def listed(cell: Cell) -> list[str]:
         traits = QueueTraits(job.priority, job.spec.preemptible, gpus, task.shape.start_failed)
         rank: tuple[int, ...] = ()
         if among is not None and policy.listing.in_rank(traits):
-            claimant = job if among is Among.JOB else job.project
-            rank = claimant.ranks["main"]
+            if among is Among.USER:
+                rank = pool.user_ranks[job.user or f"project/{job.project.name}"]
+            else:
+                claimant = job if among is Among.JOB else job.project
+                rank = claimant.ranks["main"]
         place = tuple(map(int, policy.listing.place(traits)))
         return place, rank, tuple(map(int, policy.listing.within(options, traits))), task.key
 
@@ -92,6 +96,7 @@ def test_the_listed_order_is_that_of_the_planner(
             tasks=random.randrange(1, 4),
             priority=random.choice((10, 50)),
             preemptible=random.random() < 0.6,
+            user=random.choice((None, "ada", "bob", "eve")),
         )
         if random.random() < 0.3:
             cell.cancel(random.choice(names[: number + 1]))

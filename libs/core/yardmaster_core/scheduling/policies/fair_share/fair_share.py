@@ -46,7 +46,6 @@ from yardmaster_core.scheduling.planner.policy import (
 )
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
-    Claimant,
     claimant_of,
     held_by,
     weight_of,
@@ -245,7 +244,7 @@ def claimants_among(options: FairShareOptions) -> Among:
     return Among(options.among)
 
 
-def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
+def changed_ranks(view: PoolView) -> Iterator[tuple[str, Rank]]:
     """Yield the claimants whose rank is not the recorded one, with their rank: demand, then age.
 
     All ranks are those of the last division. A claimant whose last pending task with GPUs
@@ -257,7 +256,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
     served = dict.fromkeys(demands.served(view.state.projects))
     for claimant in served:
         if claimant.ranks.get(pool.name):
-            yield claimant, ()
+            yield name_of(claimant), ()
     for claimant in list(demands.rank_stale):
         if claimant in served:
             continue
@@ -273,7 +272,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Claimant, Rank]]:
         if rank == claimant.ranks.get(pool.name, ()):
             del demands.rank_stale[claimant]
         else:
-            yield claimant, rank
+            yield name_of(claimant), rank
 
 
 FAIR_SHARE: Final = Policy(

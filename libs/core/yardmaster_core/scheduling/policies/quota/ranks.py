@@ -66,7 +66,7 @@ def rank_of(view: PoolView, project: Project) -> Rank:
     )
 
 
-def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:
+def changed_ranks(view: PoolView) -> Iterator[tuple[str, Rank]]:
     """Yield the projects whose rank is not the recorded one, with their rank.
 
     A project without pending tasks has no rank. A project stays in `rank_stale` until its recorded
@@ -92,7 +92,7 @@ def changed_ranks(view: PoolView) -> Iterator[tuple[Project, Rank]]:
         if rank == project.ranks.get(pool, ()):
             del rank_stale[queue]
         else:
-            yield project, rank
+            yield project.name, rank
 
 
 def _inner(queue: Queue) -> Iterator[Queue]:

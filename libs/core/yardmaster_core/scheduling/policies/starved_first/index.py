@@ -112,8 +112,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         #: Owners whose amounts changed in this cycle, in the order of the changes. An `OwnerOrder`
         #: remembers up to where it has read them.
         self.changed_owners: list[Owner] = []
-        #: Projects whose rank may have changed since they were ranked.
-        self.rank_stale: dict[str, None] = {}
+        #: Owners whose rank may have changed since they were ranked.
+        self.rank_stale: dict[OwnerName, None] = {}
         #: Owners that may hold more in tasks that cannot be preempted than when their groups were
         #: considered: since then they released some, the pool got nodes, or all was counted again.
         self.bound_stale: dict[OwnerName, None] = {}
@@ -253,9 +253,11 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._groups.clear()
         self._waiting.clear()
         self.changed_owners.clear()
-        self.rank_stale = {
-            each.name: None for each in self._pool.ranked if isinstance(each, Project)
-        }
+        self.rank_stale = dict.fromkeys(
+            self._ranked_users()
+            if self._by_user
+            else (("project", each.name) for each in self._pool.ranked if isinstance(each, Project))
+        )
         self._level = None
         self._stale_tasks = dict.fromkeys((*holders(self._pool), *self._pool.reserved))
         self._stale_groups = dict.fromkeys(self._pool.groups.values())
@@ -268,6 +270,11 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             # A group may have lost its last task in this cycle.
             if group.pending:
                 self.bound_stale[self.owner_of(group.first.job)] = None
+
+    def _ranked_users(self) -> Iterator[OwnerName]:
+        for claimant in self._pool.user_ranks:
+            project = claimant.removeprefix("project/")
+            yield ("user", claimant) if project == claimant else ("project", project)
 
     def _owner(self, name: OwnerName) -> Owner:
         """Return an owner by name; an unknown owner is added."""
@@ -364,8 +371,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         ):
             self._level = None
         self.changed_owners.append(owner)
-        if not self._by_user:
-            self.rank_stale[owner.name[1]] = None
+        self.rank_stale[owner.name] = None
         if not now and not owner.waiting:
             del self.owners[owner.name]
             del self._sorted[bisect_left(self._sorted, (0, owner.name))]

@@ -54,7 +54,6 @@ from yardmaster_core.scheduling.policies.waiting_groups import (
     with_reservation,
 )
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import Among
@@ -254,33 +253,37 @@ def by_priority(_: StarvedFirstOptions, traits: QueueTraits) -> Rank:
     return (traits.priority,)
 
 
-def claimant_kind(options: StarvedFirstOptions) -> Among | None:
-    """Return the kind of the claimants with recorded ranks: projects, or none if users own."""
-    return Among.PROJECT if options.owners == "project" else None
+def claimant_kind(options: StarvedFirstOptions) -> Among:
+    """Return the kind of the claimants with recorded ranks, which are the owners."""
+    return Among.PROJECT if options.owners == "project" else Among.USER
 
 
-def changed_ranks(view: PoolView) -> Iterable[tuple[Project, Rank]]:
-    """Yield the projects whose rank is not the recorded one, with their rank: the GPUs they hold.
+def changed_ranks(view: PoolView) -> Iterable[tuple[str, Rank]]:
+    """Yield the owners whose rank is not the recorded one, with their rank: the GPUs they hold.
 
-    A project without pending tasks has no rank. A project stays in `rank_stale` until its recorded
+    An owner without pending tasks has no rank. An owner stays in `rank_stale` until its recorded
     rank is found to be right, because a draft may be rolled back.
     """
-    index = index_of(view)
+    index, pool = index_of(view), view.pool
     index.count()
     for name in list(index.rank_stale):
-        project = view.state.projects[name]
-        owner = index.owners.get(("project", name))
+        owner = index.owners.get(name)
         rank = (owner.allocated,) if owner is not None and owner.waiting else ()
-        if rank == project.ranks.get(view.pool.name, ()):
+        kind, claimant = name
+        if view.options.owners == "project":
+            recorded = view.state.projects[claimant].ranks.get(pool.name, ())
+        else:
+            claimant = claimant if kind == "user" else f"{kind}/{claimant}"
+            recorded = pool.user_ranks.get(claimant, ())
+        if rank == recorded:
             del index.rank_stale[name]
         else:
-            yield project, rank
+            yield claimant, rank
 
 
 def listed_order(view: PoolView, group: Group, task: Task) -> OrderKey:
     """Return the place of a task in the listed queue; in a cycle `OwnerOrder` replaces it."""
-    allocated = index_of(view).owner(task.job).allocated if view.options.owners == "project" else 0
-    return 0, allocated, group.priority, task.key
+    return 0, index_of(view).owner(task.job).allocated, group.priority, task.key
 
 
 def project_shares(view: PoolView) -> Mapping[str, int]:

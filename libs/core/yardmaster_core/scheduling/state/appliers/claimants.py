@@ -17,6 +17,9 @@ def shares_divided_v1(state: ClusterState, event: SharesDividedV1, _: str) -> No
 def claimants_ranked_v1(state: ClusterState, event: ClaimantsRankedV1, _: str) -> None:
     pool = state.pool(event.pool)
     for each in event.ranks:
+        if event.among is Among.USER:
+            set_user_rank(state, pool, each.claimant, each.rank)
+            continue
         claimant = (
             state.jobs.get(each.claimant)
             if event.among is Among.JOB
@@ -39,3 +42,11 @@ def set_rank(
         claimant.ranks.pop(pool.name, None)
         pool.ranked.pop(claimant, None)
     state.dirty[claimant] = None
+
+
+def set_user_rank(state: ClusterState, pool: Pool, claimant: str, rank: tuple[int, ...]) -> None:
+    """Set the recorded place of a claimant among users; an empty `rank` removes it."""
+    before = pool.user_ranks.get(claimant, ())
+    state.journal.record(set_user_rank, state, pool, claimant, before)
+    pool.set_user_rank(claimant, rank)
+    state.dirty[pool] = None

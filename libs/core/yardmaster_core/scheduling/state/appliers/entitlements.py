@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
-from yardmaster_core.scheduling.state.appliers.claimants import set_rank
+from yardmaster_core.scheduling.state.appliers.claimants import set_rank, set_user_rank
 from yardmaster_core.scheduling.state.appliers.usages import follow_half_life
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
@@ -53,6 +53,8 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
                 other.index.input_changed(from_next_cycle=False)
     for claimant in list(pool.ranked):
         set_rank(state, pool, claimant, ())
+    for name in list(pool.user_ranks):
+        set_user_rank(state, pool, name, ())
     if pool.index.traits.equal_within == former.equal_within:
         return
     for other in state.pools.values():
