@@ -110,6 +110,8 @@ class Held:
 
     allocated: Amounts = NONE
     used: Amounts = NONE
+    #: `used` without what tasks hold that stop and are not overdue.
+    kept: Amounts = NONE
     #: Of `used`, what tasks that cannot be preempted hold.
     non_preemptible: Amounts = NONE
     requested: Amounts = NONE
@@ -209,7 +211,7 @@ class Queues:
 
     def _count(self, task: Task) -> None:
         name, run, reservation = self.pool.name, task.run, task.reserved
-        allocated = leaving = returning = NONE
+        allocated = leaving = freed_in_time = returning = NONE
         if reservation is not None and reservation.pool_name == name:
             allocated = sum_of(reservation.placements)
         if run is not None and run.pool_name == name:
@@ -219,6 +221,8 @@ class Queues:
                 allocated = plus(allocated, held)
             elif reservation is None:
                 leaving = held
+                if run.stop is not None and not run.overdue:
+                    freed_in_time = held
                 if isinstance(run.stop, PolicyStop):
                     returning = held
         used = plus(allocated, leaving)
@@ -229,6 +233,7 @@ class Queues:
             one = self.held[queue]
             one.allocated = plus(one.allocated, allocated)
             one.used = plus(one.used, used)
+            one.kept = plus(one.kept, minus(plus(allocated, leaving), freed_in_time))
             one.requested = plus(one.requested, plus(allocated, returning))
             if not task.job.spec.preemptible:
                 one.non_preemptible = plus(one.non_preemptible, used)
@@ -560,7 +565,7 @@ def check_taken(
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
         used, non_preemptible = plus(held.used, counted), plus(held.non_preemptible, counted)
         if gone != NONE:
-            used = plus(held.allocated, counted)
+            used = plus(held.kept, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
@@ -597,7 +602,7 @@ def needed_at_limit(state: ClusterState, pool: Pool, task: Task, victim: Task) -
         return True
     queues, ask, lost = Queues(state, pool), request_of(pool, task), lost_with(pool, victim)
     return any(
-        exceeds(plus(queues.held[queue].allocated, lost), queues.limit(queue), of=ask)
+        exceeds(plus(queues.held[queue].kept, lost), queues.limit(queue), of=ask)
         for queue in queues.path(task.job.project)
     )
 

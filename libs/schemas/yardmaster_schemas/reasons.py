@@ -96,8 +96,8 @@ class StopCode(StrEnum):
 class DropCode(StrEnum):
     """Why a reservation was dropped.
 
-    `passed`: a task that comes first took over the slots. `stop_overdue`: the task on the slots did
-    not release them in time.
+    `passed`: a task that comes first took over the slots. `stop_overdue`: the task on the slots,
+    or one without which no limit refuses the owner, did not release its slots in time.
     """
 
     STARTED_ELSEWHERE = "started_elsewhere"

@@ -14,8 +14,9 @@ checked when the slots were reserved, and a move is not checked, so a quota that
 stops no task. The limits that hold under every policy are checked again at each start: the
 scheduler drops the reservation of a task that exceeds one.
 
-If tasks of its project are preempted for a task because of a limit, stopping tasks do not count
-when slots are reserved for it. It starts once they are gone: all bounds are checked at its start.
+If tasks of its project are preempted for a task because of a limit, stopping tasks that are not
+overdue do not count when slots are reserved for it. It starts once they are gone: all bounds are
+checked at its start.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,8 @@ class Limits:
                 attempt
                 for task in self.cluster.tasks.values()
                 if (attempt := task.attempt) is not None
-                and (attempt.stopped, attempt.moved, attempt.pool) == (True, False, body.pool)
+                and (attempt.stopped, attempt.pool) == (True, body.pool)
+                and not (attempt.moved or attempt.overdue)
             ]
             self._waiting[body.task_id] = body.attempt, self.cluster.quotas.revision
         for attempt in leaving:

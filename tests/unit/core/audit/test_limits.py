@@ -27,6 +27,7 @@ from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     ReservationDroppedV1,
     SlotsReservedV1,
+    StopOverdueV1,
 )
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
@@ -341,20 +342,23 @@ def test_a_start_in_a_pool_that_the_project_may_not_use_is_named(
     expect_one(log, "project nlp limit in default, not one of its pools, 0")
 
 
+def preempted_at_limit(log: LogBuilder, victim: str, task: str) -> PreemptionRequestedV1:
+    return PreemptionRequestedV1(
+        task_id=victim,
+        attempt=1,
+        nodes=("n1",),
+        stop=PolicyStop(policy="quota", rule="at_limit", for_task=task),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + 61_000,
+    )
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_task_at_a_limit_starts_only_when_its_victim_is_gone(log: LogBuilder, gone: bool) -> None:
     nested(log, nlp=Quota(deserved_milli=1000, over_quota=False))
     admit(log, JOBS[0], JOBS[1])
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
-    stop = PreemptionRequestedV1(
-        task_id=A,
-        attempt=1,
-        nodes=("n1",),
-        stop=PolicyStop(policy="quota", rule="at_limit", for_task=B),
-        grace_s=60,
-        deadline_at_ms=log.now_ms + 61_000,
-    )
-    log.scheduler.cycle(stop, reserved(B, placed("n1", 1)))
+    log.scheduler.cycle(preempted_at_limit(log, A, B), reserved(B, placed("n1", 1)))
     if gone:
         log.claim(slots_released(A, "n1"))
     log.scheduler.cycle(allocated(B, placed("n1", 1)))
@@ -362,3 +366,21 @@ def test_a_task_at_a_limit_starts_only_when_its_victim_is_gone(log: LogBuilder, 
         assert found(log) == ()
     else:
         expect_one(log, f"{B} attempt 1: project nlp deserved in default (over-quota off) 1000")
+
+
+def test_a_task_whose_stop_is_overdue_counts_at_a_limit(log: LogBuilder) -> None:
+    nested(log, nlp=Quota(limit_milli=2000))
+    admit(log, *JOBS)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)), allocated(B, placed("n1", 1)))
+    stop = preempted_at_limit(log, A, C)
+    log.scheduler.cycle(stop, reserved(C, placed("n1", 2)))
+    log.now_ms = stop.deadline_at_ms + 60_000
+    overdue = StopOverdueV1(
+        task_id=A, attempt=1, pool="default", nodes=("n1",), deadline_at_ms=stop.deadline_at_ms
+    )
+    drop = ReservationDroppedV1(task_id=C, attempt=1, pool="default", code=DropCode.STOP_OVERDUE)
+    log.scheduler.cycle(overdue, drop)
+    assert found(log) == ()
+    nested(log, nlp=Quota(limit_milli=1000))
+    log.scheduler.cycle(preempted_at_limit(log, B, C), reserved(C, placed("n1", 2)))
+    expect_one(log, "project nlp limit in default 1000, used 1000, requested 1000")

@@ -97,15 +97,17 @@ def _of_pool(
         return DropCode.POOL_CHANGED, pool.name
     if not is_allowed(task.job.project, pool):
         return DropCode.POOL_NOT_ALLOWED, pool.name
+    if pool.index.relies_on_overdue(state, task):
+        return DropCode.STOP_OVERDUE, pool.name
     if task.shape.id != reservation.shape_id or _exceeds_limit(state, pool, task):
         return DropCode.LIMIT_CHANGED, pool.name
     return None
 
 
 def _exceeds_limit(state: ClusterState, pool: Pool, task: Task) -> bool:
-    """Whether a limit refuses the task also once tasks that are stopping are gone."""
-    leaving = partial(pool.index.leaving_milli, state, task.job)
-    return limit_reached(state, pool, task, freed=leaving) is not None
+    """Whether a limit refuses the task also once the tasks that stop in time are gone."""
+    freed = partial(pool.index.freed_in_time_milli, state, task.job)
+    return limit_reached(state, pool, task, freed=freed) is not None
 
 
 def _of_node(node: Node, placement: Placement) -> DropCode | None:

@@ -4,6 +4,7 @@ Each step is a function of the present task or node. So it is harmless to check 
 decision; `attention` only lists the tasks to check.
 """
 
+from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
@@ -60,19 +61,20 @@ def _advance_task(draft: Draft, task: Task) -> None:
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)
         if isinstance(event, StopOverdueV1):
-            _drop_reserved_on(draft, event.nodes)
+            _drop_relying_on(draft, event)
 
 
-def _drop_reserved_on(draft: Draft, nodes: tuple[str, ...]) -> None:
-    """Drop what is reserved on these nodes for slots that a task did not release in time.
+def _drop_relying_on(draft: Draft, overdue: StopOverdueV1) -> None:
+    """Drop what is reserved on slots that a task did not release in time, or for tasks that a limit
+    lets start only once it has.
 
     Also for tasks about which this cycle has decided already.
     """
     state = draft.state
-    for name in nodes:
-        for owner in sorted(state.nodes[name].reserved):
-            if (drop := drop_of(state, owner)) is not None:
-                draft.record(drop, owner.id, owner.cause)
+    on_nodes = (state.nodes[name].reserved for name in overdue.nodes)
+    for owner in sorted(dict.fromkeys(chain(state.pools[overdue.pool].reserved, *on_nodes))):
+        if (drop := drop_of(state, owner)) is not None:
+            draft.record(drop, owner.id, owner.cause)
 
 
 def _next_of_node(state: ClusterState, node: Node) -> Event | None:

@@ -720,7 +720,7 @@ class PoolPass:
             victims_milli = sum(map(pool.unreleased_milli, victims))
 
             def freed(department: str | None) -> int:
-                return victims_milli + pool.index.leaving_milli(state, task.job, department)
+                return victims_milli + pool.index.freed_in_time_milli(state, task.job, department)
 
             limited = limit_reached(state, pool, task, freed=freed)
             return limited is None and rules.hold_without(view, task, victims)

@@ -133,14 +133,22 @@ class PolicyIndex:
         """Whether the pool must be planned although no group was woken."""
         return False
 
-    def leaving_milli(self, state: Any, job: Job, department: str | None = None) -> int:
-        """The gpu_milli that stopping tasks of the job's project hold, or those of a department
-        above it, if slots may be reserved for a task that a limit allows it only once those are
-        gone; else 0.
+    def freed_in_time_milli(self, state: Any, job: Job, department: str | None = None) -> int:
+        """The gpu_milli that tasks of the job's project hold that stop and are not overdue, or that
+        tasks of a department above it do, if slots may be reserved for a task that a limit lets
+        start only once those are gone; else 0.
 
         `state`: a `CellView`, which this module must not import.
         """
         return 0
+
+    def relies_on_overdue(self, state: Any, task: Task) -> bool:
+        """Whether a limit lets a task start on its reserved slots only once tasks are gone that do
+        not release theirs in time.
+
+        `state`: a `CellView`, as above.
+        """
+        return False
 
     def cycle_ended(self) -> None:
         """A cycle considered everything."""

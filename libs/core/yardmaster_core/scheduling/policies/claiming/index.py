@@ -30,9 +30,10 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import PolicyStop
 
-#: The amounts that a task counts as: held, non_preemptible, leaving, returning, reserved.
-Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts]
-UNCOUNTED: Final[Counted] = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+#: The amounts that a task counts as: held, non_preemptible, leaving, freed_in_time, returning,
+#: reserved.
+Counted = tuple[Amounts, Amounts, Amounts, Amounts, Amounts, Amounts]
+UNCOUNTED: Final[Counted] = (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
 O = TypeVar("O")  # noqa: E741
 
@@ -40,11 +41,13 @@ O = TypeVar("O")  # noqa: E741
 def counted(task: Task, pool: str) -> Counted:
     """Return the amounts that a task counts as in a pool.
 
-    Slots that the task is about to release are `leaving` instead of `held`; they are `returning`
-    too if a policy stopped it, because the task will request them again. If the task cannot be
-    preempted, `non_preemptible` is the sum of held, leaving and reserved amounts.
+    Slots that the task is about to release are `leaving` instead of `held`. They are
+    `freed_in_time` too if the task stops and its stop is not overdue: only these count as future
+    capacity. They are `returning` too if a policy stopped the task, because it will request them
+    again. If the task cannot be preempted, `non_preemptible` is the sum of held, leaving and
+    reserved amounts.
     """
-    held = leaving = returning = reserved = NOTHING
+    held = leaving = freed_in_time = returning = reserved = NOTHING
     run, reservation = task.run, task.reserved
     if reservation is not None and reservation.pool_name == pool:
         reserved = placed_amounts(reservation.placements)
@@ -59,12 +62,14 @@ def counted(task: Task, pool: str) -> Counted:
             held = amounts
         elif reservation is None:
             leaving = amounts
+            if run.frees_slots:
+                freed_in_time = amounts
             if isinstance(run.stop, PolicyStop):
                 returning = amounts
     non_preemptible = NOTHING
     if not task.job.spec.preemptible:
         non_preemptible = plus(plus(held, leaving), reserved)
-    return held, non_preemptible, leaving, returning, reserved
+    return held, non_preemptible, leaving, freed_in_time, returning, reserved
 
 
 class ClaimingIndex(PolicyIndex, Generic[O]):

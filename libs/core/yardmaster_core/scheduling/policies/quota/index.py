@@ -448,7 +448,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             del self._tasks[task]
         else:
             self._tasks[task] = now
-        held, non_preemptible, leaving, returning, reserved = map(minus, now, known)
+        held, non_preemptible, leaving, freed_in_time, returning, reserved = map(minus, now, known)
         project_queue = self._queue(state, task.job.project)
         for queue in project_queue.path:
             demands_before.setdefault(queue, queue.demand)
@@ -458,6 +458,8 @@ class QuotaIndex(ClaimingIndex[Project]):
                 queue.non_preemptible = plus(queue.non_preemptible, non_preemptible)
             if leaving != NOTHING:
                 queue.leaving = plus(queue.leaving, leaving)
+            if freed_in_time != NOTHING:
+                queue.freed_in_time = plus(queue.freed_in_time, freed_in_time)
             if returning != NOTHING:
                 queue.returning = plus(queue.returning, returning)
             if reserved != NOTHING:
@@ -587,12 +589,25 @@ class QuotaIndex(ClaimingIndex[Project]):
         super().cycle_ended()
         self.changed_leaves.clear()
 
-    def leaving_milli(self, state: CellView, job: Job, department: str | None = None) -> int:
+    def freed_in_time_milli(self, state: CellView, job: Job, department: str | None = None) -> int:
         project = self.queue_of(state, job.project)
         if department is None:
-            return project.leaving[0]
+            return project.freed_in_time[0]
         above = (queue for queue in project.path if not queue.is_project)
-        return next(queue.leaving[0] for queue in above if queue.name == department)
+        return next(queue.freed_in_time[0] for queue in above if queue.name == department)
+
+    def relies_on_overdue(self, state: CellView, task: Task) -> bool:
+        request = requested(self._pool, task.job.shape)
+        for queue in self.queue_of(state, task.job.project).path:
+            never_freed = minus(queue.leaving, queue.freed_in_time)
+            later, at_last = (
+                first_exceeded(amounts, queue.limit, among=request)
+                for amounts in (plus(queue.allocated, never_freed), queue.allocated)
+            )
+            # A limit that was lowered below the allocated amount leaves what is reserved.
+            if later is not None and at_last is None:
+                return True
+        return False
 
     def dump(self) -> Mapping[str, Any]:
         return {**super().dump(), "shares_stale": self.shares_stale}

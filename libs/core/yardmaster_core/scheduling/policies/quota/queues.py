@@ -29,15 +29,17 @@ class Queue:
     """A department or project in one pool; the root stands for the pool.
 
     The amounts of its tasks: `held` is the amount that tasks hold and will not release, `leaving`
-    the amount that tasks are about to release, and `returning` the part of `leaving` that tasks
-    will request again. `reserved` is reserved for tasks, and `pending` is requested by tasks
+    the amount that tasks are about to release. Of `leaving`, `freed_in_time` is the part of tasks
+    that stop and are not overdue, and `returning` the part that tasks will request again.
+    `reserved` is reserved for tasks, and `pending` is requested by tasks
     without reserved slots. `non_preemptible` is the part of held, leaving and reserved amounts that
     belongs to tasks that cannot be preempted, and `pending_non_preemptible` that of `pending`.
     """
 
     __slots__ = (
-        *("age", "allocatable", "blocked", "children", "deserved", "divided", "fair", "held"),
-        *("leaving", "limit", "name", "needs_division_below", "non_preemptible", "parent", "path"),
+        *("age", "allocatable", "blocked", "children", "deserved", "divided", "fair"),
+        *("freed_in_time", "held", "leaving", "limit", "name", "needs_division_below"),
+        *("non_preemptible", "parent", "path"),
         *("pending", "pending_non_preemptible", "place", "preempt_s", "quota", "rank"),
         *("reclaim_s", "reserved", "returning", "usage_milli", "waiting", "weights"),
     )
@@ -62,7 +64,8 @@ class Queue:
         #: queues; None: that of the queue above.
         self.preempt_s: int | None = None
         self.reclaim_s: int | None = None
-        self.held = self.non_preemptible = self.leaving = self.returning = NOTHING
+        self.held = self.non_preemptible = NOTHING
+        self.leaving = self.freed_in_time = self.returning = NOTHING
         self.reserved = self.pending = self.pending_non_preemptible = NOTHING
         #: The share, and the most that the queue may hold before others reclaim.
         self.fair: Amounts = NOTHING

@@ -1,7 +1,8 @@
 """Why a task starts or waits, by the quotas of its project and of the departments above it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import (
@@ -29,12 +30,17 @@ from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
 
 
+def nothing_without(_: Queue) -> Amounts:
+    """All that a queue uses counts towards its limit."""
+    return NOTHING
+
+
 def wait_for_quota(
     view: PoolView,
     group: Group,
     task: Task,
     *,
-    without: Sequence[Task] | None = None,
+    without: Callable[[Queue], Amounts] = nothing_without,
     gpu_milli: int | None = None,
 ) -> Wait | None:
     """Return the wait reason of a task with which a queue would hold more than its limit; or more
@@ -45,9 +51,8 @@ def wait_for_quota(
     that the task requests count: if a limit of GPUs was lowered below the GPUs held, tasks without
     GPUs still start.
 
-    `without`: preemptible tasks of the project whose slots do not count towards limits; then those
-    of stopping tasks do not count either. `gpu_milli`: the amount that the task takes; None: the
-    least that it may take.
+    `without`: of what a queue uses, what does not count towards limits. `gpu_milli`: the amount
+    that the task takes; None: the least that it may take.
     """
     index_of(view).divide(view.state)
     project_queue = queue_of(view, task)
@@ -58,13 +63,9 @@ def wait_for_quota(
     counted = NOTHING
     if reservation is not None and reservation.pool_name == view.pool.name:
         counted = placed_amounts(reservation.placements)
-    gone = NOTHING
-    for victim in without or ():
-        gone = plus(gone, held_by_task(view.pool, victim))
     # rule: limits and at_deserved at every level
     for queue in project_queue.ancestors():
-        used = queue.used if without is None else minus(queue.allocated, gone)
-        used = plus(minus(used, counted), request)
+        used = plus(minus(minus(queue.used, without(queue)), counted), request)
         # rule: limits: of requested resources only
         resource = first_exceeded(used, queue.limit, among=request)
         # rule: limits
@@ -196,23 +197,30 @@ def _wait_until(view: PoolView, task: Task) -> Wait | None:
 
 
 def starts_without(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether no quota refuses the task once these tasks of its project, and all that are stopping,
+    """Whether no quota refuses the task once these tasks of its project, and all that stop in time,
     are gone.
     """
     group = task.group
     assert group is not None
-    return wait_for_quota(view, group, task, without=victims) is None
+    gone = NOTHING
+    for victim in victims:
+        gone = plus(gone, held_by_task(view.pool, victim))
+
+    def without(queue: Queue) -> Amounts:
+        return plus(queue.freed_in_time, gone)
+
+    return wait_for_quota(view, group, task, without=without) is None
 
 
 def waits_at_limit(view: PoolView, task: Task) -> bool:
-    """Whether a limit keeps a task from starting until stopping tasks of its project are gone."""
+    """Whether a limit keeps a task from starting until tasks that release their slots are gone."""
     group = task.group
     assert group is not None
     wait = wait_for_quota(view, group, task)
     return (
         wait is not None
         and wait.code is WaitCode.AT_LIMIT
-        and wait_for_quota(view, group, task, without=()) is None
+        and wait_for_quota(view, group, task, without=attrgetter("leaving")) is None
     )
 
 

@@ -287,7 +287,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     def _count_task(self, task: Task) -> None:
         """Count a task again, and add the difference to the amounts of its owner."""
         before = self._tasks.get(task, NOTHING)
-        held, non_preemptible, _, returning, reserved = counted(task, self._pool.name)
+        held, non_preemptible, _, _, returning, reserved = counted(task, self._pool.name)
         allocated = held[GPU] + reserved[GPU]
         # A task is preemptible or not as a whole.
         now = (allocated, allocated if non_preemptible[GPU] else 0, returning[GPU])

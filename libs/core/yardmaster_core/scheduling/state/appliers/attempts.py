@@ -243,6 +243,7 @@ def hold_overdue(state: ClusterState, task: Task, run: Attempt) -> None:
     run.overdue = True
     _count_stopping(state, task, run, -1)
     _shift_future(state, run, release=False)
+    state.allocation_changed(task, state.pools[run.pool_name])
     state.journal.record(_undo_overdue, state, task, run)
 
 
@@ -250,6 +251,7 @@ def _undo_overdue(state: ClusterState, task: Task, run: Attempt) -> None:
     run.overdue = False
     _count_stopping(state, task, run, 1)
     _shift_future(state, run, release=True)
+    state.allocation_changed(task, state.pools[run.pool_name])
 
 
 def _shift_future(state: ClusterState, run: Attempt, *, release: bool) -> None:

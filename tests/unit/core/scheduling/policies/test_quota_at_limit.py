@@ -1,0 +1,64 @@
+"""The policy `quota`: what counts at a limit at which a task preempts others of its project."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.reasons import DropCode, WaitCode
+from yardmaster_schemas.resources import Resources
+
+#: The grace period of the victims, and how long after it a stop is overdue (s).
+GRACE_S, OVERDUE_S = 30, 60
+BOUNDS = [{"limit": 2}, {"over_quota": False}, {"limit_cpu_milli": 2000}]
+
+
+def amount(gpus: int) -> Resources:
+    """Return these GPUs, with a CPU for each."""
+    return Resources(gpus=gpus, gpu_milli=1000, cpu_milli=gpus * 1000)
+
+
+def full(bound: dict[str, Any]) -> QuotaCell:
+    """Return a cell in which two tasks of `a` run and hold all that its limit allows."""
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2, **bound)
+    for name in ("early", "late"):
+        cell.submit(name, project="a", priority=60, resources=amount(1), grace_s=GRACE_S)
+        cell.run()
+    return cell
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_task_that_has_ended_counts_until_its_slots_are_released(bound: dict[str, Any]) -> None:
+    """The agent may take long: a task that preempts others is not left waiting for it."""
+    cell = full(bound)
+    cell.exits("late")
+    cell.submit("high", project="a", priority=10, resources=amount(2))
+    assert stopped(cell.cycle(after_s=1)) == []
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+    cell.releases("late")
+    assert stopped(cell.cycle(after_s=1)) == ["early"]
+    assert "high" in started(cell.run())
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_task_at_a_limit_preempts_another_one_if_a_stop_is_overdue(
+    bound: dict[str, Any],
+) -> None:
+    cell = full(bound)
+    cell.submit("high", project="a", priority=10, resources=amount(1))
+    assert stopped(cell.cycle(after_s=1)) == ["late"]
+    cell.restart()
+    decided = cell.cycle(after_s=GRACE_S + OVERDUE_S)
+    assert len(all_of(decided, dec.StopOverdueV1)) == 1
+    assert only(decided, dec.ReservationDroppedV1).code is DropCode.STOP_OVERDUE
+    assert_sound(cell.state)
+    assert stopped([*decided, *cell.cycle()]) == ["early"]
+    cell.restart()
+    cell.ends("early")
+    assert started(cell.cycle()) == ["high"]
+    assert cell.held("a") == 2
+    assert_sound(cell.state)
