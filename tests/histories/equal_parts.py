@@ -9,6 +9,7 @@ owner will hold; and it keeps more than the other owner held, or nothing if that
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from tests.histories.capacity import shape_within_limits
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -173,7 +174,8 @@ class Division:
     def _fits_without(self, task: Task, victims: Sequence[Task]) -> bool:
         changes = self.pool.future.changes
         self._shift(victims, 1)
-        found = any_placement(self.pool.future, task.job.shape, self.config)
+        shape = shape_within_limits(self.state, self.pool, task)
+        found = any_placement(self.pool.future, shape, self.config)
         self._shift(victims, -1)
         self.pool.future.changes = changes
         return found is not None

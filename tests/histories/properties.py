@@ -4,7 +4,7 @@
 2. A reservation starts its task on its slots, or is dropped with a reason; nothing else starts on
    slots that are reserved.
 3. No victim could have been left out: with any one of them, the task that it was preempted for
-   does not fit.
+   does not fit where limits let it start.
 4. Without inputs, three cycles decide everything; then considering every task again decides
    nothing.
 5. A cell that is restored from a snapshot decides what the cell itself decides.
@@ -41,6 +41,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from tests.histories.capacity import shape_within_limits
 from tests.histories.equal_parts import assert_equal_parts, assert_may_lose
 from tests.histories.order import Cycle, assert_in_order, waits_of
 from tests.histories.player import HistoryPlayer
@@ -245,13 +246,14 @@ class CheckedCell(Cell):
         actions = policy_of(policy).preemption.actions(options_of(policy))
         if not all(action.drop_unneeded for action in actions):
             return
+        shape = shape_within_limits(self.state, pool, task)
         future = pool.future
         changes = future.changes
         self._shift_reserved(reservation, sign=1)
         for name in names:
             victim = self.state.task(name)
             self._shift_held(victim, sign=-1)
-            placement = any_placement(future, task.job.shape, pool.config)
+            placement = any_placement(future, shape, pool.config)
             self._shift_held(victim, sign=1)
             if needed_at_limit(self.state, pool, task, victim):
                 continue

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.histories.properties import CheckedCell
+from tests.unit.core.scheduling.planner.test_gpu_memory import GIB, by_memory, milli_of
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
-from tests.unit.core.scheduling.reading import all_of, only, started, stopped
+from tests.unit.core.scheduling.reading import all_of, only, running, started, stopped
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.reasons import DropCode, WaitCode
 from yardmaster_schemas.resources import Resources
 
@@ -62,3 +65,22 @@ def test_a_task_at_a_limit_preempts_another_one_if_a_stop_is_overdue(
     assert started(cell.cycle()) == ["high"]
     assert cell.held("a") == 2
     assert_sound(cell.state)
+
+
+def test_a_task_is_moved_off_the_gpu_where_limits_let_a_request_by_memory_start() -> None:
+    """The request fits on an idle GPU too, but takes more there than the limit leaves."""
+    cell = CheckedCell()
+    cell.pool("main", policy="quota")
+    cell.node("large", gpus=1, gpu_memory_mib=80 * GIB)
+    cell.entitle("p", limit_milli=1300, quotas={"main": Quota(deserved_milli=1000)})
+    cell.submit("whole", gpus=1, project="p", priority=60)
+    running(cell, "whole")
+    cell.node("small", gpus=1, gpu_memory_mib=40 * GIB)
+    cell.cycle()
+    # 250 of the large GPU, 500 of the small one.
+    cell.submit("part", resources=by_memory(20), project="p", priority=60)
+    assert stopped(cell.cycle()) == ["whole"]
+    cell.ends("whole")
+    cell.run_until_idle()
+    assert milli_of(cell, "part") == [250]
+    assert cell.slots_of("whole") == [("small", (0,))]
