@@ -467,6 +467,9 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
         assert len(batch.moved) <= options.max_moves, (
             f"{len(batch.moved)} tasks move for {claimant.id}"
         )
+        for task_id in batch.moved:
+            for place in batch.reserved[task_id].placements:
+                assert _are_free(state, task_id, place), f"{task_id} waits for its new slots"
     elif batch.action == "preempt":
         non_preemptible = options.order == "document" and not claimant.job.spec.preemptible
         for victim in map(state.task, (*batch.stopped, *batch.moved)):
@@ -474,6 +477,18 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
             assert non_preemptible or victim.job.priority > claimant.job.priority
     else:
         _loses_only_what_is_not_its_own(queues, claimant, victims, options.saturation_permille)
+
+
+def _are_free(state: ClusterState, task_id: str, to: dec.Placement) -> bool:
+    """Whether no other task holds, in the state before, what a replica of a task takes there."""
+    held = dict.fromkeys(to.slots, to.gpu_milli)
+    for (holder, replica), task in state.nodes[to.node].open.items():
+        assert task.run is not None
+        placement = task.run.placements[replica]
+        for slot in placement.slots if holder != task_id else ():
+            if slot in held:
+                held[slot] += placement.gpu_milli
+    return all(milli <= UNITS[0] for milli in held.values())
 
 
 def _loses_only_what_is_not_its_own(

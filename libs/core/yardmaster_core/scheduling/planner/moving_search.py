@@ -3,7 +3,9 @@
 Victims are added one after another, in the policy's order. As soon as the nodes of the newest one
 would hold the task without the victims on them, that set is tried: victims that turn out
 unnecessary keep running, the others are moved where they fit on other slots, and the policy judges
-the rest. If it refuses, the search continues.
+the rest. If it refuses, the search continues. A victim that is moved to slots that are not free yet
+has to wait for them, so it is judged like one that stops; and nothing is moved there only to bring
+tasks together.
 
 The steps follow the solver of KAI-Scheduler at d5bc503a (actions/common/solvers), on counts of
 replicas instead of simulated allocations. Adding a victim costs a step per replica; a try costs a
@@ -65,6 +67,7 @@ class MovingSearch(VictimSearch):
         placed_shape: Callable[[Task], Shape],
     ) -> None:
         super().__init__(draft, pool, strategy, placed_shape)
+        self._free = pool.free
         #: By task: how many sets of victims were tried without success.
         self.tries: Counter[Task] = Counter()
         #: Whether the policy refused the last set of victims that was tried.
@@ -126,13 +129,13 @@ class MovingSearch(VictimSearch):
         earlier victims instead of the later ones.
         """
         found = None
-        changes = self._future.changes
+        changes, free_changes = self._future.changes, self._free.changes
         for earlier_first in (False, True):
             self._refused = False
             with self._draft.trial():
                 found = self._try_moving(view, task, action, some, key, earlier_first=earlier_first)
-            # The trial is rolled back, so the index is unchanged.
-            self._future.changes = changes
+            # The trial is rolled back, so the indexes are unchanged.
+            self._future.changes, self._free.changes = changes, free_changes
             if not self._refused:
                 break
         return found
@@ -160,25 +163,60 @@ class MovingSearch(VictimSearch):
         placement = place(self._future, shape, self._strategy, key)
         if placement is None:
             return None
-        self.reserve(shape, placement)
+        self._reserve_in_both(shape, placement)
         moved: dict[Task, list[ReplicaSlots]] = {}
+        waiting: set[Task] = set()
         # The most valuable first.
         for victim in reversed(needed):
             as_held = self._shape_as_held(victim)
             # A task with reserved slots runs nowhere: it has nothing to move.
-            other = self._find_placement(as_held) if victim.run is not None else None
-            if other is not None:
-                self.reserve(as_held, other)
-                moved[victim] = other
+            other = self._free_placement(victim, as_held) if victim.run is not None else None
             # rule: moves: every task has a new place
-            elif action.max_moves is not None:
+            if other is None and moves:
                 return None
+            if other is None and victim.run is not None:
+                other = self._find_placement(as_held)
+                waiting.add(victim)
+            if other is not None:
+                self._reserve_in_both(as_held, other)
+                moved[victim] = other
         # rule: moves: moved tasks are not judged
         stopped = [victim for victim in needed if victim not in moved]
-        if stopped and action.permits is not None and not action.permits(view, task, stopped):
+        judged = [stopped] if stopped else []
+        # Those that wait for their slots are judged as if they were stopped, too.
+        if waiting.intersection(moved):
+            judged.append([v for v in needed if v not in moved or v in waiting])
+        if action.permits is not None and not all(
+            action.permits(view, task, together) for together in judged
+        ):
             self._refused = True
             return None
         return Preemption(placement, needed, moved)
+
+    def _free_placement(self, victim: Task, shape: Shape) -> list[ReplicaSlots] | None:
+        """Return a placement, of the future capacity, on slots that are free now or that the victim
+        itself holds; or None.
+        """
+        nodes, free = self._draft.state.nodes, self._free
+        with self._draft.trial():
+            for held in kept(victim):
+                own = held.slots, held.gpu_milli, held.cpu_milli, held.memory_mib
+                free.release(nodes[held.node].free, *own)
+                self._record_undo((free.take, (nodes[held.node].free, *own)))
+            placement = place(free, shape, self._strategy)
+        if placement is None:
+            return None
+        return [(self._future.capacities[node.ordinal], slots) for node, slots in placement]
+
+    def _reserve_in_both(self, shape: Shape, placement: Sequence[ReplicaSlots]) -> None:
+        """Reserve slots of the future and of the free capacity until the trial is rolled back."""
+        self.reserve(shape, placement)
+        free = self._free
+        for capacity, slots in placement:
+            node, milli = free.capacities[capacity.ordinal], capacity.milli_of(shape)
+            amounts = node, slots, milli, shape.cpu_milli, shape.memory_mib
+            free.take(*amounts)
+            self._record_undo((free.release, amounts))
 
     def _shape_as_held(self, victim: Task) -> Shape:
         """Return the request of a task that moves: by memory, on no smaller GPUs than it holds now,

@@ -1,9 +1,9 @@
 """Consolidation: the tasks that are moved to other slots so that a task fits.
 
-The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation). But others are moved for
-a task beyond the share of its project only after all tasks within the shares of theirs tried to
-reclaim slots, and while none of them waits; else the task would start, and the slots would be
-reclaimed next.
+The rules are those of KAI-Scheduler at d5bc503a (actions/consolidation). But tasks are moved only
+to slots that are free already. And others are moved for a task beyond the share of its project only
+after all tasks within the shares of theirs tried to reclaim slots, and while none of them waits;
+else the task would start, and the slots would be reclaimed next.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

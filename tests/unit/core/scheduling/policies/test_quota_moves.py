@@ -1,0 +1,62 @@
+"""The policy `quota`: tasks are moved to slots that are free already."""
+
+from typing import Any, Final
+
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsReservedV1
+from yardmaster_schemas.events.requests import Quota
+
+#: Longer than the test waits.
+GRACE_S: Final = 600
+
+
+def cell_with_a_stopping_task(**options: Any) -> Cell:
+    """Return a cell where a task of 4 GPUs is about to release its node, but has not yet."""
+    cell = Cell(policy="quota", **options)
+    cell.node("n1", gpus=4, node_type="a")
+    cell.node("n2", gpus=4, node_type="b")
+    for project, deserved in (("p", 4), ("q", 1)):
+        cell.entitle(project, quotas={"main": Quota(deserved_milli=deserved * 1000)})
+    cell.submit("leaving", project="q", gpus=4, node_types=("a",), grace_s=GRACE_S)
+    cell.cycle()
+    cell.starts("leaving")
+    return cell
+
+
+def moved(cell: Cell) -> list[str]:
+    """Run a cycle; return the jobs of the tasks that it moves."""
+    decided = cell.cycle()
+    stops = [each for each in decided if isinstance(each, PreemptionRequestedV1)]
+    assert all(stop.stop.rule == "moved" for stop in stops)
+    assert len([each for each in decided if isinstance(each, SlotsReservedV1)]) in (
+        0,
+        1 + len(stops),
+    )
+    return [stop.task_id.partition("0000")[0] for stop in stops]
+
+
+def test_tasks_are_moved_together_only_to_slots_that_are_free_already() -> None:
+    cell = cell_with_a_stopping_task()
+    cell.submit("small", project="q", gpus=1, node_types=("a", "b"))
+    cell.cycle()
+    cell.starts("small")
+    cell.cancel("leaving")
+    cell.cycle()
+    cell.submit("wide", project="p", gpus=4, node_types=("b",), preemptible=False)
+    assert moved(cell) == []
+    cell.ends("leaving")
+    assert moved(cell) == ["small"]
+
+
+def test_a_task_that_may_not_be_reclaimed_is_moved_only_to_slots_that_are_free_already() -> None:
+    cell = cell_with_a_stopping_task(actions=["allocate", "reclaim"])
+    cell.cancel("leaving")
+    cell.submit("small", project="q", gpus=1, tasks=2, node_types=("a", "b"))
+    cell.cycle()
+    for index in range(2):
+        cell.starts("small", index)
+    cell.submit("wide", project="p", gpus=4, node_types=("b",))
+    # `q` deserves one of its two GPUs on this node.
+    assert moved(cell) == []
+    cell.ends("leaving")
+    assert moved(cell) == ["small", "small"]
