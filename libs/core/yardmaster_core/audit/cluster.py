@@ -166,7 +166,7 @@ class Cluster:
         #: Attempts that lost a replica and are not stopped yet, by task.
         self.broken: dict[str, Attempt] = {}
         #: The number of changes after which other tasks may have to run: admissions, joins and
-        #: losses of nodes, ends of tasks.
+        #: losses of nodes, ends of tasks, overdue stops, and releases after them.
         self.changes = 0
 
     def task(self, task_id: str) -> Task:
@@ -292,6 +292,7 @@ class Cluster:
                 if attempt is not None:
                     if body.never_started:
                         self.break_gang(attempt, f"replica {body.replica} never started")
+                    self.changes += attempt.overdue
                     self.close(attempt, body.replica)
             case _:
                 pass

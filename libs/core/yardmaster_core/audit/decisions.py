@@ -1,8 +1,10 @@
 """Check S3 to S7, S9 and S10: slots, attempts, gangs, quotas, stops, ends and time.
 
-S7 says that no two tasks preempt each other. It does not apply if an admission, a join or an end
-comes between the two preemptions, because another order of the tasks may be right after such a
-change. The runtime of an attempt counts from the start of its last replica.
+S7 says that no two tasks preempt each other. It does not apply if an admission, a join, an end or
+an overdue stop comes between the two preemptions, because another order of the tasks may be right
+after such a change. Nor does it apply to a move, because a task that is moved keeps other slots;
+but it must not preempt the task that it was moved for. The runtime of an attempt counts from the
+start of its last replica.
 """
 
 from typing import Any, Final
@@ -39,6 +41,8 @@ OVERDUE_MS: Final = 60_000
 NO_PREEMPTION_AFTER: Final = 2
 #: Its failed starts expire this long after the last of them and its back-off.
 EXPIRY_MS: Final = 300_000
+#: The rule of a stop after which the task starts on other slots, which are reserved for it.
+MOVED: Final = "moved"
 
 
 class Decisions:
@@ -230,12 +234,12 @@ class Decisions:
                 f"min_runtime is {least_ms} ms",
             )
         pair = (stop.for_task, body.task_id)
-        if self.stopped_for.get(pair) == cluster.changes:
+        if stop.rule != MOVED and self.stopped_for.get(pair) == cluster.changes:
             self.report.add(
                 "S7",
                 fed,
                 f"{label} is stopped for {stop.for_task}, which was stopped for it, without an "
-                "admission, join or end in between",
+                "admission, join, end or overdue stop in between",
             )
         self.stopped_for[body.task_id, stop.for_task] = cluster.changes
 
@@ -323,6 +327,8 @@ class Decisions:
                 f"{attempt.deadline_ms} ms",
             )
         attempt.overdue = True
+        # Its slots count as held again, as if they were lost.
+        self.cluster.changes += 1
         self._overdue_now.append(body.task_id)
 
     def _stop(

@@ -26,6 +26,7 @@ from yardmaster_schemas.events.decisions import (
     NodeSilenceObservedV1,
     Outcome,
     PreemptionRequestedV1,
+    StopOverdueV1,
     StopRequestedV1,
     TaskEndedV1,
     TaskRequeuedV1,
@@ -113,6 +114,12 @@ def preempted(log: LogBuilder, task: str, attempt: int = 1, **stop: Any) -> Pree
         stop=PolicyStop(**full),
         grace_s=60,
         deadline_at_ms=log.now_ms + 61_000,
+    )
+
+
+def overdue(task: str, deadline_at_ms: int) -> StopOverdueV1:
+    return StopOverdueV1(
+        task_id=task, attempt=1, pool="default", nodes=("n1",), deadline_at_ms=deadline_at_ms
     )
 
 

@@ -15,12 +15,15 @@ from tests.support.logs import (
 from tests.unit.core.audit.cell_log import (
     JOB,
     OTHER,
+    THIRD,
     A,
     B,
+    C,
     admit,
     expect_one,
     finish,
     found,
+    overdue,
     preempted,
     requeued,
     run,
@@ -114,6 +117,36 @@ def test_s7_no_two_tasks_preempt_each_other(log: LogBuilder, reordered: bool) ->
         )
     log.scheduler.cycle(preempted(log, B, for_task=A))
     if reordered:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
+
+
+def test_s7_two_tasks_may_preempt_each_other_around_an_overdue_stop(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    admit(log, THIRD)
+    run(log, A, placed("n1", 0))
+    run(log, C, placed("n1", 1))
+    of_a, of_c = preempted(log, A), preempted(log, C)
+    log.scheduler.cycle(of_a, of_c)
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    log.scheduler.cycle(overdue(C, of_c.deadline_at_ms), after_ms=120_000)
+    log.scheduler.cycle(preempted(log, B, for_task=A))
+    assert found(log) == ()
+
+
+@pytest.mark.parametrize("rules", [("reclaim", "moved"), ("moved", "reclaim")])
+def test_s7_a_task_that_is_moved_for_another_one_does_not_preempt_it(
+    log: LogBuilder, rules: tuple[str, str]
+) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A, rule=rules[0]))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    log.scheduler.cycle(preempted(log, B, for_task=A, rule=rules[1]))
+    if rules[1] == "moved":
         assert found(log) == ()
     else:
         expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")

@@ -20,6 +20,7 @@ from tests.unit.core.audit.cell_log import (
     expect_one,
     finish,
     found,
+    overdue,
     preempted,
     requeued,
     run,
@@ -31,7 +32,6 @@ from yardmaster_schemas.events.decisions import (
     Outcome,
     ReservationDroppedV1,
     SlotsReservedV1,
-    StopOverdueV1,
     TaskEndedV1,
 )
 from yardmaster_schemas.events.requests import (
@@ -142,12 +142,6 @@ def test_s3_a_task_that_ends_with_reserved_slots(log: LogBuilder) -> None:
     expect_one(log, "S3", f"{A} ends with reserved slots, without a drop")
 
 
-def overdue(log: LogBuilder, task: str, deadline_at_ms: int) -> StopOverdueV1:
-    return StopOverdueV1(
-        task_id=task, attempt=1, pool="default", nodes=("n1",), deadline_at_ms=deadline_at_ms
-    )
-
-
 def preempt_for_b(log: LogBuilder) -> int:
     """Preempt A of n1 slot 0, reserve the slot for B, and return the deadline of A."""
     admit(log, JOB)
@@ -162,7 +156,7 @@ def test_s3_an_overdue_stop_with_a_drop_of_what_is_reserved_there_is_correct(
     log: LogBuilder,
 ) -> None:
     deadline_ms = preempt_for_b(log)
-    events = overdue(log, A, deadline_ms), dropped(B, DropCode.STOP_OVERDUE)
+    events = overdue(A, deadline_ms), dropped(B, DropCode.STOP_OVERDUE)
     log.scheduler.cycle(*events, after_ms=120_000)
     finish(log, A, placed("n1", 0))
     log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
@@ -171,13 +165,13 @@ def test_s3_an_overdue_stop_with_a_drop_of_what_is_reserved_there_is_correct(
 
 def test_s3_slots_of_an_overdue_stop_stay_reserved(log: LogBuilder) -> None:
     deadline_ms = preempt_for_b(log)
-    log.scheduler.cycle(overdue(log, A, deadline_ms), after_ms=120_000)
+    log.scheduler.cycle(overdue(A, deadline_ms), after_ms=120_000)
     expect_one(log, "S3", f"{A} did not stop in time", "n1 slot 0 is reserved", B)
 
 
 def test_s10_a_stop_is_overdue_before_its_time(log: LogBuilder) -> None:
     deadline_ms = preempt_for_b(log)
-    events = overdue(log, A, deadline_ms), dropped(B, DropCode.STOP_OVERDUE)
+    events = overdue(A, deadline_ms), dropped(B, DropCode.STOP_OVERDUE)
     log.scheduler.cycle(*events, after_ms=119_000)
     expect_one(log, "S10", f"{A} attempt 1 is overdue")
 
@@ -185,5 +179,5 @@ def test_s10_a_stop_is_overdue_before_its_time(log: LogBuilder) -> None:
 def test_s4_a_task_that_does_not_stop_is_overdue(log: LogBuilder) -> None:
     admit(log, JOB)
     run(log, A, placed("n1", 0))
-    log.scheduler.cycle(overdue(log, A, 0), after_ms=120_000)
+    log.scheduler.cycle(overdue(A, 0), after_ms=120_000)
     expect_one(log, "S4", f"{A} attempt 1 is overdue")
