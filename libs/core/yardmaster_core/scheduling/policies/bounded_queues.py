@@ -40,12 +40,17 @@ class BoundedQueues(PreemptibleIndex):
 
     def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterator[Group]:
         """Yield the groups behind others that do not wait for the same task as before."""
-        firsts = [self.first_waiting(preemptible=False), self.first_waiting(preemptible=True)]
-        firsts += [each.first_protected() for each in self._pool.queue_classes]
-        same = {task.id for task in firsts if task is not None}
+        first_waiting = {kind: self.first_waiting(preemptible=kind) for kind in (False, True)}
+        first_protected = [each.first_protected() for each in self._pool.queue_classes]
         for queue_class in queue_classes:
             for group in queue_class.behind:
-                if group.waits[self._pool.name][0].about not in same:
+                preemptible = group.shape.preemptible
+                same = [first_waiting[preemptible]]
+                # Behind a task of the other queue only while its victims are protected.
+                if preemptible and group.min_runtimes:
+                    same += first_protected
+                about = group.waits[self._pool.name][0].about
+                if all(task is None or task.id != about for task in same):
                     yield group
 
     def _add(self, group: Group) -> None:

@@ -534,3 +534,22 @@ def test_with_backfilling_a_task_preempts_while_an_earlier_one_waits_for_its_vic
     assert len(stopped(cell.cycle())) == 1
     urgent(cell, "second")
     assert len(stopped(cell.cycle())) == 1
+
+
+def test_with_backfilling_a_task_with_a_minimum_run_time_starts_once_no_victim_is_protected() -> (
+    None
+):
+    cell = fitgpp(backfill_s=60)
+    cell.node("n1", gpus=3)
+    urgent(cell, "kept")
+    best_effort(cell, "runs", min_runtime_s=100)
+    cell.cycle()
+    cell.starts("kept")
+    cell.starts("runs")
+    urgent(cell, "large", gpus=3)
+    best_effort(cell, "held", min_runtime_s=100)
+    cell.cycle()
+    assert (cell.wait_code("large"), cell.wait_code("held")) == ("victims_protected", "behind_task")
+    # `large` still waits, but not for the end of a minimum run time.
+    assert started(cell.cycle(after_s=100)) == ["held"]
+    assert cell.wait_code("large") == "insufficient_free"
