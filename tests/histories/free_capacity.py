@@ -103,6 +103,13 @@ def free_on(
         yield free
 
 
+def fits_on_empty_nodes(pool: Pool, task: Task) -> bool:
+    """Whether a simple task fits on the usable nodes of a pool when they are empty."""
+    nodes = (node for node in pool.nodes.values() if may_use(task, node))
+    found = sum(empty(pool, node).replicas_of(task) for node in nodes)
+    return found >= task.job.spec.replicas_min
+
+
 def fits(state: ClusterState, pool: Pool, task: Task, without: Collection[Task] = ()) -> bool:
     """Whether a task fits on what is idle and not reserved, as if some tasks were gone."""
     found = sum(

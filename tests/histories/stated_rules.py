@@ -10,6 +10,7 @@ not reserved, and that no rule of its policy keeps waiting, starts.
 from collections.abc import Iterator
 from typing import Final
 
+from tests.histories.free_capacity import fits_on_empty_nodes, is_simple
 from tests.histories.quota_properties import Queues, exceeds, plus, request_of
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -246,19 +247,41 @@ def _reserved_of(group: Group) -> list[Task]:
 
 
 def _waits_in_queue(state: ClusterState, pool: Pool, group: Group) -> bool:
-    """An earlier task of its queue waits for capacity (`fitgpp` with `backfill_s`: and is overdue);
-    or the task has a minimum run time, and another one waits for such victims.
+    """The task has a minimum run time, and another one waits for such victims; or an earlier task
+    of its queue waits for that reason or for capacity (`fitgpp` with `backfill_s`: and is overdue).
     """
-    task = group.queue.first
-    if task.job.spec.preemptible and group.min_runtimes and _some_are_protected(pool):
+    task, some_are_protected = group.queue.first, _some_are_protected(pool)
+    if some_are_protected and _may_wait_for_protected(group):
         return True
     for other in pool.groups.values():
         firsts = _reserved_of(other)
-        if other.queue.live and blocks(pool, other):
+        if other.queue.live and (
+            blocks(pool, other)
+            or (
+                some_are_protected
+                and _may_wait_for_protected(other)
+                and _could_start(state, pool, other.queue.first)
+            )
+        ):
             firsts.append(other.queue.first)
         if any(comes_before(state, pool, first, task) for first in firsts):
             return True
     return False
+
+
+def _may_wait_for_protected(group: Group) -> bool:
+    """Whether a task of a strict queue may not start while another one waits for victims within
+    their minimum run times: it would be such a victim.
+    """
+    return group.shape.preemptible and group.min_runtimes > 0
+
+
+def _could_start(state: ClusterState, pool: Pool, task: Task) -> bool:
+    """Whether no limit keeps a task waiting, and the usable nodes could hold it; else the tasks of
+    its queue pass it.
+    """
+    possible = not is_simple(task) or fits_on_empty_nodes(pool, task)
+    return possible and not is_limited(state, pool, task)
 
 
 def _waits_for_quota(state: ClusterState, pool: Pool, group: Group) -> bool:

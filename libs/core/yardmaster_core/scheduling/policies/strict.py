@@ -16,6 +16,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PreemptionAction,
     StopReason,
 )
+from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes
 from yardmaster_core.scheduling.policies.min_runtime import first_protected, min_runtime_until_ms
 from yardmaster_core.scheduling.policies.preemptible import has_ended, holders_of
 from yardmaster_core.scheduling.policies.strict_queues import strict_queues_of
@@ -61,11 +62,14 @@ def wait_behind_task(task: Task, ahead: Task) -> Wait:
 
 def protected_ahead(view: PoolView, group: Group) -> Task | None:
     """Return the first task whose victims are within their minimum run time, if `group` has tasks
-    with such a time; else None.
+    with such a time that fit on the usable nodes; else None.
 
-    Else such tasks, one after another, would keep the first task pending without end.
+    Else such tasks, one after another, would keep the first task pending without end. Those that
+    fit on none wait for that reason: the tasks of their queue pass them.
     """
     if not group.min_runtimes or not group.shape.preemptible:
+        return None
+    if not fits_usable_nodes(view.pool, group.shape):
         return None
     return first_protected(view)
 

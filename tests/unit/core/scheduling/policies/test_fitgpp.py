@@ -553,3 +553,20 @@ def test_with_backfilling_a_task_with_a_minimum_run_time_starts_once_no_victim_i
     # `large` still waits, but not for the end of a minimum run time.
     assert started(cell.cycle(after_s=100)) == ["held"]
     assert cell.wait_code("large") == "insufficient_free"
+
+
+@pytest.mark.parametrize("options", [{}, {"backfill_s": 1}])
+def test_a_task_that_fits_on_no_node_lets_others_pass_while_victims_are_protected(
+    options: dict[str, int],
+) -> None:
+    cell = fitgpp(**options)
+    cell.node("n1", gpus=2)
+    best_effort(cell, "runs", min_runtime_s=100)
+    cell.cycle()
+    cell.starts("runs")
+    urgent(cell, "large", gpus=2)
+    best_effort(cell, "impossible", gpus=3, min_runtime_s=100)
+    best_effort(cell, "small")
+    assert started(cell.cycle(after_s=1)) == ["small"]
+    assert cell.wait_code("large") == "victims_protected"
+    assert cell.wait_code("impossible") == "exceeds_every_node"
