@@ -17,13 +17,14 @@ wait in the same pool and come before them by the stated order of the policy:
 `fair_share` has no such order: a task starts within the share of its claimant.
 
 No start, of whatever task, takes what an earlier task needs to start; but a preemptible task may
-have started while a rule still kept the earlier one waiting, which another start of the same cycle
-ended. And on slots that were not reserved for it, a task that cannot be preempted, or has a minimum
-run time, takes no part of what an earlier task waits for, unless the policy says so (`_may_pass`).
-Under `quota` a task with several pools may be considered in one of them while a later task starts
-in another. A task takes what an earlier one could use if both request GPUs (or neither does), and a
-node of the one could hold a replica of the other. An earlier task that waits for a limit, or whose
-last starts failed, does not count.
+have started while a rule still kept the earlier one waiting, which the same cycle ended later. And
+on slots that were not reserved for it, a task that cannot be preempted, or has a minimum run time,
+takes no part of what an earlier task waits for, unless the policy says so (`_may_pass`). Reserved
+slots that a task takes over go to it alone: a task that may not take them over from their owner too
+is not before it. Under `quota` a task with several pools may be considered in one of them while a
+later task starts in another. A task takes what an earlier one could use if both request GPUs (or
+neither does), and a node of the one could hold a replica of the other. An earlier task that waits
+for a limit, or whose last starts failed, does not count.
 
 On slots that were reserved for it before the cycle, a task starts before others are considered:
 only a task that waited already, and may take over reserved slots (`_takes_over`), is before it; and
@@ -56,13 +57,16 @@ from yardmaster_schemas.reasons import WaitCode
 @dataclass(frozen=True, slots=True)
 class Cycle:
     """The facts of a complete cycle: the tasks that it started and preempted, the ids of the tasks
-    that had reserved slots before it, and why the others waited.
+    that had reserved slots before it, why the others waited, the ids of the tasks that a rule kept
+    waiting during it, and by task the tasks whose reserved slots it took over.
     """
 
     started: Collection[Task]
     preempted: Collection[Task]
     reserved_before: Collection[str]
     waits_before: Mapping[str, WaitCode]
+    kept_waiting: Collection[str]
+    taken_from: Mapping[str, Collection[Task]]
 
 
 def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
@@ -77,11 +81,18 @@ def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
                     continue
                 if not _precedes(state, pool, earlier, later, cycle):
                     continue
+                owners = cycle.taken_from.get(later.id, ())
+                if not all(_takes_over(state, pool, earlier, owner) for owner in owners):
+                    continue
                 before = cycle.waits_before.get(earlier.id)
                 if later.id not in cycle.reserved_before:
-                    if is_protected(later) or before is None or before in BLOCKING:
+                    waited_by_rule = earlier.id in cycle.kept_waiting or not (
+                        before is None or before in BLOCKING
+                    )
+                    if is_protected(later) or not waited_by_rule:
                         _assert_takes_nothing(state, pool, earlier, later)
-                    _assert_may_pass(pool, earlier, later, before)
+                    if not _passes_within_part(state, pool, earlier, later, cycle):
+                        _assert_may_pass(pool, earlier, later, before)
                 elif (
                     is_protected(later)
                     and before in BLOCKING
@@ -231,6 +242,27 @@ def _precedes_by_part(
     return with_it <= division.parts[owner]
 
 
+def _passes_within_part(
+    state: ClusterState, pool: Pool, earlier: Task, later: Task, cycle: Cycle
+) -> bool:
+    """Whether a task of `starved_first` passes an earlier one of its owner: with it, the owner
+    held no more than its equal part.
+    """
+    assert pool.config is not None
+    if pool.config.policy.name != "starved_first":
+        return False
+    division = Division(state, pool)
+    owner = division.owner(later)
+    if division.owner(earlier) != owner:
+        return False
+    others = sum(
+        pool.most_milli(task.job.shape)
+        for task in _begun(state, pool, cycle)
+        if task is not later and division.owner(task) == owner
+    )
+    return division.allocated[owner] - others <= division.parts[owner]
+
+
 def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
     """Whether a task takes over slots that are reserved for another one, where it then fits."""
     assert pool.config is not None
@@ -278,8 +310,9 @@ def _may_pass(
       one waits for such a task at most this time and a grace period. In one queue none passes, but
       with `backfill_s`, which `comes_before` knows.
     - `quota`, `starved_first`: the same, from the cycle on after which the earlier one waits for
-      such victims: tasks that fit start before any task is preempted. And in one project, or of one
-      owner, any task: a task that does not fit lets those behind it pass.
+      such victims: tasks that fit start before any task is preempted. And in one project any task,
+      of one owner those within its equal part (`_passes_within_part`): a task that does not fit
+      lets those behind it pass.
 
     `before`: why the earlier one waited before the cycle.
     """

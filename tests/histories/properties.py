@@ -64,6 +64,7 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
@@ -307,6 +308,13 @@ class CheckedPlayer(HistoryPlayer):
                 preempted=self._tasks_of(decided, dec.PreemptionRequestedV1),
                 reserved_before=self.reserved,
                 waits_before=waits,
+                kept_waiting={
+                    event.task_id
+                    for event in decided
+                    if isinstance(event, dec.TaskUnschedulableV1)
+                    and event.wait.code not in BLOCKING
+                },
+                taken_from=self._owners_passed(decided),
             )
             assert_in_order(self.state, cycle)
         return decided
@@ -317,6 +325,15 @@ class CheckedPlayer(HistoryPlayer):
         kind: type[dec.SlotsAllocatedV1 | dec.PreemptionRequestedV1],
     ) -> list[Task]:
         return [self.state.task(event.task_id) for event in decided if isinstance(event, kind)]
+
+    def _owners_passed(self, decided: Sequence[Event]) -> dict[str, list[Task]]:
+        """Return by task the tasks whose reserved slots it took over."""
+        found: dict[str, list[Task]] = {}
+        for event in decided:
+            if isinstance(event, dec.ReservationDroppedV1) and event.code is DropCode.PASSED:
+                assert event.for_task is not None
+                found.setdefault(event.for_task, []).append(self.state.task(event.task_id))
+        return found
 
     def restart(self) -> None:
         """Continue the cell and, with it, a copy that is restored from a snapshot."""
