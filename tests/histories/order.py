@@ -21,10 +21,9 @@ have started while a rule still kept the earlier one waiting, which the same cyc
 on slots that were not reserved for it, a task that cannot be preempted, or has a minimum run time,
 takes no part of what an earlier task waits for, unless the policy says so (`_may_pass`). Reserved
 slots that a task takes over go to it alone: a task that may not take them over from their owner too
-is not before it. Under `quota` a task with several pools may be considered in one of them while a
-later task starts in another. A task takes what an earlier one could use if both request GPUs (or
-neither does), and a node of the one could hold a replica of the other. An earlier task that waits
-for a limit, or whose last starts failed, does not count.
+is not before it. A task takes what an earlier one could use if both request GPUs (or neither does),
+and a node of the one could hold a replica of the other. An earlier task that waits for a limit, or
+whose last starts failed, does not count.
 
 On slots that were reserved for it before the cycle, a task starts before others are considered:
 only a task that waited already, and may take over reserved slots (`_takes_over`), is before it; and
@@ -281,8 +280,6 @@ def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later:
     assert group is not None
     if earlier.reserved is not None or waits_by_rule(state, pool, group):
         return
-    if len(earlier.job.shape.pools) > 1 and pool.config and pool.config.policy.name == "quota":
-        return  # it may be considered in another pool while later tasks start here
     assert not fits(state, pool, earlier, [later]), (
         f"{later.id} starts, but {earlier.id} comes first and fits in its place"
     )

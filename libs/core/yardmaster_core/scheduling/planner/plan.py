@@ -234,21 +234,19 @@ class PoolPass:
         else:
             self._queue_woken()
         considered = False
-        left: list[Group] = []
 
         def must_wait(group: Group) -> bool:
             return self.preference.is_undecided(group, self.pool.name)
 
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
-            if self._is_left_to_preferred(group, task, turn):
-                left.append(group)
-                self.queue.remove(group)
-                continue
             considered = True
+            if self._is_sent_to_preferred(group, task, turn):
+                # Now it is undecided there, so that the groups behind it do not pass it here.
+                self.queue.push(group, task, rest, turn)
+                continue
             self._consider_group(group, task, rest, turn)
             self._queue_woken()
-        self.queue.add(left)
         if not self.queue and self._recheck():
             self._queue_woken()
             considered = True
@@ -261,25 +259,16 @@ class PoolPass:
         The groups behind it do not pass it: they might start on capacity that it waits for, and
         could not be preempted for it in this cycle.
         """
-        if not self.queue:
+        candidate = self.queue.pop(_waits_for_no_pool) if self.queue else None
+        if candidate is None:
             return False
-        left: list[Group] = []
-        considered = False
-        while (candidate := self.queue.pop(_waits_for_no_pool)) is not None:
-            group, task, rest, turn = candidate
-            if self._is_left_to_preferred(group, task, turn):
-                left.append(group)
-                self.queue.remove(group)
-                continue
-            considered = may_decide(self, task, turn)
-            if considered:
-                self._consider_group(group, task, rest, turn)
-                self._queue_woken()
-            else:
-                self.queue.push(group, task, rest, turn)
-            break
-        self.queue.add(left)
-        return considered
+        group, task, rest, turn = candidate
+        if not may_decide(self, task, turn):
+            self.queue.push(group, task, rest, turn)
+            return False
+        self._consider_group(group, task, rest, turn)
+        self._queue_woken()
+        return True
 
     def take_back(self) -> bool:
         """Queue the groups that were left to a later pool and do not all start there; return
@@ -319,16 +308,19 @@ class PoolPass:
         """Return True: the order of tasks comes before the preference between pools."""
         return True
 
-    def _is_left_to_preferred(self, group: Group, task: Task, turn: int) -> bool:
-        """Whether a pool that the task prefers will find and start it, so that this pool leaves it
-        there.
+    def _is_sent_to_preferred(self, group: Group, task: Task, turn: int) -> bool:
+        """Whether a pool that the task prefers can start it at once, although nothing woke the
+        group there; then that pool considers it.
         """
-        return (
-            self.offers_groups
-            and not turn
-            and len(group.shape.pools) > 1
-            and self.preference.is_offered_in_preferred(task, self.pool.name)
-        )
+        if turn or self.pool.name == group.shape.pools[0]:
+            return False
+        return self.preference.consider_in_preferred(group, task, self.pool.name)
+
+    def consider_again(self, group: Group) -> None:
+        """Consider the group in this pool, even if it has a result."""
+        self.pool.reconsider(group)
+        # At once, so that the group counts as undecided here.
+        self.queue.requeue((group,))
 
     def will_consider(self, group: Group) -> bool:
         """Whether the group is awake in this pool and has no result yet."""
@@ -480,6 +472,7 @@ class PoolPass:
         assert group is not None
         return (
             self._starts_on_idle
+            and not self.preference.must_keep_reservation(task, self.pool.name)
             and limit_reached(self.draft.state, self.pool, task) is None
             and self._must_wait(self.view, group, task) is None
             and self._find_placement(self.pool.free, task) is not None

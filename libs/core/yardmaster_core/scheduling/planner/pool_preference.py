@@ -27,6 +27,10 @@ class PlannedPool(Protocol):
         """Whether the task can start in this pool at once."""
         ...
 
+    def consider_again(self, group: Group) -> None:
+        """Consider the group in this pool, even if it has a result."""
+        ...
+
 
 class PoolPreference:
     """Decides in which of its pools a task is served; `planned` are the pools, by name."""
@@ -49,16 +53,15 @@ class PoolPreference:
         """Whether a pool that the task prefers to `pool` can start the task at once."""
         return any(other.can_start(task) for other in self._preferred(task.shape.pools, pool))
 
-    def is_offered_in_preferred(self, task: Task, pool: str) -> bool:
-        """Whether a pool that the task prefers to `pool` can start the task at once, and finds the
-        task without being woken for it.
+    def consider_in_preferred(self, group: Group, task: Task, pool: str) -> bool:
+        """Have the group considered in the first pool that it prefers to `pool`, that can start its
+        task at once, and in which nothing wakes the groups that fit; return whether there is one.
         """
-        pools = task.shape.pools
-        if pools[0] == pool:
-            return False
-        return any(
-            other.offers_groups and other.can_start(task) for other in self._preferred(pools, pool)
-        )
+        for other in self._preferred(group.shape.pools, pool):
+            if other.offers_groups and other.can_start(task):
+                other.consider_again(group)
+                return True
+        return False
 
     def starts_in_later(self, task: Task, pool: str) -> bool:
         """Whether a pool that the task prefers less than `pool` can start the task at once.

@@ -180,3 +180,23 @@ def test_a_task_waits_for_the_result_of_its_first_pool_although_a_later_one_is_i
     decided = cell.run_until_idle()
     assert (started(decided), stopped(decided)) == ([], ["low"])
     assert_sound(cell.state)
+
+
+def test_no_later_task_takes_the_second_pool_of_an_array_while_it_starts_in_the_first_one() -> None:
+    """GPUs of both pools are released at once, and nothing wakes the tasks that then fit."""
+    cell = Cell(policy="quota", actions=["allocate"])
+    cell.pool("side", policy="quota", actions=["allocate"])
+    cell.node("m1", gpus=1)
+    cell.node("s1", gpus=1, pool="side")
+    cell.submit("low")
+    cell.submit("other", pools=("side",))
+    running(cell, "low")
+    cell.starts("other")
+    cell.submit("array", priority=10, tasks=2, pools=("side", "main"))
+    cell.submit("later", priority=20)
+    assert started(cell.run_until_idle()) == []
+    cell.ends("low")
+    cell.ends("other")
+    assert started(cell.run_until_idle()) == ["array", "array.1"]
+    assert cell.slots_of("array") == [("s1", (0,))]
+    assert_sound(cell.state)
