@@ -359,8 +359,11 @@ class PoolPass:
             self.pool.reconsider(group)
 
     def recheck_limits(self, projects: Iterable[Project]) -> None:
-        """Reconsider groups that wait for capacity but have reached a limit since other tasks of
+        """Reconsider groups that keep others pending but have reached a limit since other tasks of
         their owner, in one of `projects`, started; such a group must not block others.
+
+        These are groups that wait for capacity, and in queues those with minimum run times that
+        wait behind a task of another queue.
         """
         under_limits = self.policy.wake.under_limits
         if under_limits is not None:
@@ -368,11 +371,14 @@ class PoolPass:
                 if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
                     self.pool.reconsider(group)
             return
+        in_queues = self.pool.index.traits.behind_one
         for queue_class in self.pool.queue_classes:
-            for groups in queue_class.blocked.values():
-                for group in groups:
-                    if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
-                        self.pool.reconsider(group)
+            blocking = [*chain.from_iterable(queue_class.blocked.values())]
+            if in_queues:
+                blocking += [group for group in queue_class.behind if group.min_runtimes]
+            for group in blocking:
+                if limit_reached(self.draft.state, self.pool, group.queue.first) is not None:
+                    self.pool.reconsider(group)
 
     def _consider_group(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while the group is first in the queue."""

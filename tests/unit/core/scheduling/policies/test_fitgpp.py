@@ -570,3 +570,24 @@ def test_a_task_that_fits_on_no_node_lets_others_pass_while_victims_are_protecte
     assert started(cell.cycle(after_s=1)) == ["small"]
     assert cell.wait_code("large") == "victims_protected"
     assert cell.wait_code("impossible") == "exceeds_every_node"
+
+
+@pytest.mark.parametrize("policy", ["fitgpp", "lrtp"])
+def test_a_task_at_a_limit_lets_others_pass_while_victims_are_protected(policy: str) -> None:
+    cell = Cell(policy=policy)
+    cell.pool("side", policy=policy)
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=1, pool="side")
+    cell.entitle("limited", limit_milli=1000)
+    best_effort(cell, "runs", min_runtime_s=100)
+    cell.cycle()
+    cell.starts("runs")
+    urgent(cell, "large", gpus=2)
+    best_effort(cell, "held", project="limited", min_runtime_s=100)
+    best_effort(cell, "small")
+    cell.cycle()
+    assert [cell.wait_code(name) for name in ("held", "small")] == ["behind_task"] * 2
+    # Now its project holds all that it may, in the other pool.
+    best_effort(cell, "aside", project="limited", pools=("side",))
+    assert started(cell.cycle()) == ["aside", "small"]
+    assert cell.wait_code("held") == "at_limit"
