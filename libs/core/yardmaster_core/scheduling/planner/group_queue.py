@@ -7,7 +7,8 @@ one turn before any has the next. Tasks whose last starts failed come after all 
 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
-reason. Likewise groups of one project that request the same amount and wait for the same limit.
+reason. Likewise groups of one project and scope that request the same amount and wait for the same
+limit.
 
 Where the pool's index keeps the equal groups that did not fit (`BlockedEquals`), only their leaders
 are queued, and a leader that gets slots is followed by the next group of its class.
@@ -211,7 +212,9 @@ class GroupQueue:
             about = group.waits[self._view.pool.name][0].about
             by_memory = shape.gpu_memory_mib > 0
             requested = shape.fit_within_limits if by_memory else shape.total_gpu_milli
-            return shape.project, about, requested, shape.start_failed, code
+            # The leader comes before its followers.
+            scope = self._candidates.scope(group)
+            return scope, shape.project, about, requested, shape.start_failed, code
         if code not in NO_CAPACITY:
             return None
         equivalent = self._equivalence(self._view, group)
@@ -240,6 +243,9 @@ class SortedCandidates:
 
     def __bool__(self) -> bool:
         return any(self._heaps)
+
+    def scope(self, group: Group) -> None:
+        """Return None: places are compared within the pool."""
 
     def place(self, group: Group, task: Task) -> SortKey:
         return self._key(group, task, 0)

@@ -72,8 +72,13 @@ class CandidateOrder(Protocol):
     def __bool__(self) -> bool:
         """Whether there is any."""
 
+    def scope(self, group: Group) -> Hashable:
+        """Return the scope of a group: the order of two groups follows from their places only if
+        their scopes are equal.
+        """
+
     def place(self, group: Group, task: Task) -> OrderKey:
-        """Return the place of a group among those that the policy calls equivalent to it."""
+        """Return the place of a group in its scope."""
 
     def push(self, candidate: Candidate) -> None:
         """Add a group."""

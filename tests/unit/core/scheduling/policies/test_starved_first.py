@@ -380,6 +380,22 @@ def test_an_owner_at_a_limit_does_not_take_from_the_parts_of_the_others() -> Non
     assert sorted(cell.gpus_of("alice", "bob", "carol")) == [2, 3, 3]
 
 
+def test_of_tasks_at_one_limit_that_of_the_owner_with_the_fewest_gpus_comes_first() -> None:
+    cell = OwnersCell({"n1": 4})
+    cell.entitle("limited", limit_milli=1000)
+    cell.submit_all("alice", 2)
+    cell.submit("runs", user="dan", project="limited")
+    cell.submit("bobs", user="bob")
+    cell.run()
+    cell.submit("alices", user="alice", project="limited", priority=1)
+    cell.submit("carols", user="carol", project="limited")
+    cell.submit("another", user="bob")
+    cell.run()
+    assert [waits(cell, name).code for name in ("alices", "carols")] == [WaitCode.AT_LIMIT] * 2
+    cell.ends("runs", done=True)
+    assert started(cell.run()) == ["carols"]
+
+
 def test_tasks_that_could_never_fit_take_nothing_from_the_others() -> None:
     cell = OwnersCell({"n1": 4})
     cell.submit("huge", user="carol", gpus=64)

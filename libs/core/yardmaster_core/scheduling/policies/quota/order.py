@@ -67,6 +67,10 @@ class QueueOrder:
     def __bool__(self) -> bool:
         return self._count > 0
 
+    def scope(self, group: Group) -> str:
+        """Return the project: places order the tasks of one project."""
+        return group.shape.project
+
     def place(self, group: Group, task: Task) -> OrderKey:
         places = self._places
         found = places.get(group)

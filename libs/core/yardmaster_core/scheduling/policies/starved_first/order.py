@@ -1,6 +1,6 @@
 """The order of pending tasks: the owner that holds the fewest GPUs first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
 from yardmaster_core.scheduling.planner.group_queue import id_order
@@ -33,6 +33,10 @@ class OwnerOrder:
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+    def scope(self, group: Group) -> Hashable:
+        """Return the owner: places order the tasks of one owner."""
+        return index_of(self._view).owner_of(group.first.job)
 
     def place(self, group: Group, task: Task) -> OrderKey:
         return group.shape.start_failed, group.priority, *task.key
