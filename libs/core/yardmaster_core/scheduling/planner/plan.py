@@ -399,6 +399,8 @@ class PoolPass:
                 self.queue.remove(group)
                 return
             task = following
+            if self._offers_rest(turn, result):
+                turn = 0
             if pool.woken or not self.queue.comes_first(group, task, turn):
                 self.queue.push(group, task, rest, turn)
                 return
@@ -409,6 +411,15 @@ class PoolPass:
                 return
             self._wait_for_capacity(group, task)
         self.queue.finish(group)
+
+    def _offers_rest(self, turn: int, result: GroupResult) -> bool:
+        """Whether a task got slots by an action that moves victims, which may release more than its
+        reservation needs. The rest is offered to all groups in the order of their first turn, and
+        to the group of the task too.
+        """
+        if not turn or result is not GroupResult.RESERVED or turn > len(self.actions):
+            return False
+        return self.actions[turn - 1].permits is not None
 
     def _next_turn(self, task: Task, turn: int) -> int | None:
         """Return the next turn in which a task may get slots, or None.
@@ -496,8 +507,8 @@ class PoolPass:
             self.decisions.wait(group, task, self._capacity_wait(task))
             return GroupResult.WAITS
         action = self.actions[turn - 1] if turn <= len(self.actions) else None
-        # Moved victims may release more than the reservation needs. The rest is offered to all
-        # groups in the order of the first turn; otherwise the claimant's group would take it.
+        # What other victims of this action release is offered in the order of the first turn
+        # (`_offers_rest`).
         if (action is None or action.permits is None) and self._reserve_released(task):
             return GroupResult.RESERVED
         if action is not None and not action.applies(self.view, task):

@@ -127,3 +127,23 @@ def test_a_wait_counts_the_sets_of_victims_that_were_tried() -> None:
     cell.submit("wait", gpus=2)
     cell.run_until_idle()
     assert waits(cell, "wait").numbers["tries"] == 2
+
+
+def test_what_a_victim_releases_beyond_a_request_goes_to_the_next_task_of_the_order() -> None:
+    cell = Cell(policy="quota", actions=["allocate", "reclaim"], over_quota="weight")
+    deserved = {"low": 0, "other": 0, "q": 2000}
+    for project, milli in deserved.items():
+        weight = 0 if project == "other" else 1
+        quota = req.Quota(deserved_milli=milli, over_quota_weight=weight)
+        cell.entitle(project, quotas={"main": quota})
+    cell.node("n1", gpus=2)
+    cell.submit("low", project="low", gpus=2)
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("other", project="other", gpus=1)
+    assert not all_of(cell.run_until_idle(), dec.PreemptionRequestedV1)
+    cell.submit("array", project="q", gpus=1, tasks=2)
+    decided = cell.cycle()
+    reserved = [event.task_id for event in all_of(decided, dec.SlotsReservedV1)]
+    assert reserved == [task.id for task in cell.task("array").job.tasks]
+    assert_sound(cell.state)
