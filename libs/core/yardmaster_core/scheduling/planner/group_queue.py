@@ -136,17 +136,31 @@ class GroupQueue:
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """Return the next candidate, or None: the queue is empty, or the next group must wait."""
-        if self._offer is not None:
-            # The next group that fits now although no event woke it.
-            offered = self._offer(self._view, self._fits, self._left)
-            if offered is not None:
-                self.requeue((offered,))
+        self._queue_offered()
         while (candidate := self._candidates.pop(must_wait)) is not None:
-            group, task, rest, _ = candidate
-            if task.group is group:
+            group, task, rest, turn = candidate
+            if task.group is not group:
+                self.push_next(group, rest)
+            elif turn or not self._queue_offered(before=task):
                 return candidate
-            self.push_next(group, rest)
+            else:
+                self.push(*candidate)
         return None
+
+    def _queue_offered(self, before: Task | None = None) -> bool:
+        """Queue the next group that fits now although no event woke it; with `before`, only one
+        that comes before this task and has the same claimant. Return whether one was added.
+
+        The first such group of all may belong to another claimant, so that it does not keep the
+        task from passing those of its own.
+        """
+        if self._offer is None:
+            return False
+        offered = self._offer(self._view, self._fits, self._left, before)
+        if offered is None or offered in self._queued:
+            return False
+        self.requeue((offered,))
+        return offered in self._queued
 
     def offer_again(self) -> None:
         """Let the policy offer again groups that this cycle has considered."""

@@ -425,6 +425,10 @@ def no_groups(_: PoolView) -> Iterable[Group]:
     return ()
 
 
+#: See `Wake.offer`.
+Offer = Callable[[PoolView, Callable[[Group], bool], Set[Group], Task | None], Group | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
     """The groups that are considered again although nothing woke them.
@@ -432,16 +436,17 @@ class Wake:
     Attributes:
         groups: the groups that wait for their share, or for victims, and may get slots now.
         offer: the next group that did not fit and would now, in the policy's order; else None. It
-            gets a function that tells whether a group fits, and the groups that the cycle has
-            considered. For policies whose index has `finds_fitting_groups`, so that a release wakes
-            no group.
+            gets a function that tells whether a group fits, the groups that the cycle has
+            considered, and a task: then it returns only a group of the same claimant that comes
+            before this task. For policies whose index has `finds_fitting_groups`, so that a release
+            wakes no group.
         under_limits: the groups that did not fit and count towards the limits of these projects or
             of queues above them, which are checked after tasks of these projects started. None: all
             groups that did not fit are checked.
     """
 
     groups: Callable[[PoolView], Iterable[Group]] = no_groups
-    offer: Callable[[PoolView, Callable[[Group], bool], Set[Group]], Group | None] | None = None
+    offer: Offer | None = None
     under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
 
 

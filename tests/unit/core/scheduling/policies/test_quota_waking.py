@@ -147,3 +147,22 @@ def test_what_a_victim_releases_beyond_a_request_goes_to_the_next_task_of_the_or
     reserved = [event.task_id for event in all_of(decided, dec.SlotsReservedV1)]
     assert reserved == [task.id for task in cell.task("array").job.tasks]
     assert_sound(cell.state)
+
+
+def test_a_new_task_does_not_pass_one_of_its_project_while_another_project_comes_first() -> None:
+    """The released GPUs fit the tasks of both projects; only the new task woke."""
+    cell = Cell(policy="quota", actions=["allocate"])
+    for project in ("q", "p"):
+        cell.entitle(project, quotas={"main": req.Quota(deserved_milli=1000)})
+    cell.node("n1", gpus=2)
+    cell.submit("low", project="z", gpus=2)
+    cell.cycle()
+    cell.starts("low")
+    cell.submit("other", project="q", gpus=2)
+    cell.submit("first", project="p", gpus=2, priority=10)
+    assert started(cell.run_until_idle()) == []
+    # With it, the project would hold what it deserves, so it would come before the other project.
+    cell.submit("later", project="p", gpus=1, priority=50)
+    cell.ends("low")
+    assert started(cell.run_until_idle()) == ["other"]
+    assert_sound(cell.state)

@@ -48,6 +48,8 @@ class BlockedOrder:
         #: The leaves to fill the heap with at its first use; then None.
         self._leaves: list[Queue] | None = list(leaves)
         self._stale: dict[Queue, None] = {}
+        #: The first group of each leaf, as the heap has it.
+        self._first: dict[Queue, Group] = {}
         self._source: BlockedGroups | None = None
         #: Groups that are passed over, and the leaves that have such groups.
         self._passed: Set[Group] = frozenset()
@@ -62,6 +64,20 @@ class BlockedOrder:
 
         The caller only adds groups to `passed`, or passes another set.
         """
+        self._read(source, passed)
+        while (found := self._heap.best()) is not None and found in passed:
+            self._pass_over(self._heap.best_leaf())
+        return found
+
+    def first_of(self, leaf: Queue, source: BlockedGroups, passed: Set[Group]) -> Group | None:
+        """Return the first group of a leaf that is not in `passed`, or None; as `first`."""
+        self._read(source, passed)
+        while (found := self._first.get(leaf)) is not None and found in passed:
+            self._pass_over(leaf)
+        return found
+
+    def _read(self, source: BlockedGroups, passed: Set[Group]) -> None:
+        """Bring the places of all queues up to date."""
         self._source = source
         if passed is not self._passed:
             self._passed = passed
@@ -70,15 +86,14 @@ class BlockedOrder:
         if self._leaves is not None:
             self._heap.fill(self._leaves)
             self._leaves = None
-        while True:
-            for queue in self._stale:
-                self._heap.refresh(queue)
-            self._stale.clear()
-            found = self._heap.best()
-            if found is None or found not in passed:
-                return found
-            leaf = self._heap.best_leaf()
-            self._passed_in[leaf] = self._stale[leaf] = None
+        for queue in self._stale:
+            self._heap.refresh(queue)
+        self._stale.clear()
+
+    def _pass_over(self, leaf: Queue) -> None:
+        """Have another group represent a leaf than the one that is passed over."""
+        self._passed_in[leaf] = None
+        self._heap.refresh(leaf)
 
     def _head(self, leaf: Queue) -> Group | None:
         """Return the first group of a leaf that has one of the requests and is not passed over, or
@@ -86,6 +101,14 @@ class BlockedOrder:
 
         A leaf with a group that is passed over is noted in `_passed_in`.
         """
+        found = self._first_not_passed(leaf)
+        if found is None:
+            self._first.pop(leaf, None)
+        else:
+            self._first[leaf] = found
+        return found
+
+    def _first_not_passed(self, leaf: Queue) -> Group | None:
         assert self._source is not None
         for *_, group in self._source.groups_of(leaf):
             if request_of(group) in self._requests:

@@ -287,9 +287,10 @@ class QuotaIndex(ClaimingIndex[Project]):
         requests: frozenset[Request],
         source: BlockedGroups,
         passed: Set[Group],
+        leaf: Queue | None = None,
     ) -> Group | None:
         """Return the first blocked group in the order of queues that has one of these requests and
-        is not in `passed`, or None.
+        is not in `passed`, or None; with `leaf`, of the groups of this leaf.
 
         The order is kept for the last `MAX_ORDERS` sets of requests.
         """
@@ -304,7 +305,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             leaves = [queue for queue in self._queues.values() if queue.blocked]
             order = BlockedOrder(requests, leaves)
         self._orders[requests] = order
-        return order.first(source, passed)
+        return order.first(source, passed) if leaf is None else order.first_of(leaf, source, passed)
 
     def reallocated_elsewhere(self, state: CellView) -> Iterator[Project]:
         """Yield the projects that hold other amounts of other pools since the last cycle."""

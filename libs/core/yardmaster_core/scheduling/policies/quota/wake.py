@@ -11,7 +11,7 @@ from typing import Final
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.group_queue import code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
-from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
 from yardmaster_core.scheduling.policies.min_runtime import groups_behind
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request, request_of
@@ -38,7 +38,7 @@ from yardmaster_core.scheduling.policies.quota.start import (
 )
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.projects import Project
-from yardmaster_core.scheduling.state.tasks import Group
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.reasons import WaitCode
 
@@ -259,14 +259,22 @@ def _first_of(view: PoolView, requests: frozenset[Request], passed: Set[Group]) 
     """Return the first group in the order of queues that has one of these requests and is not in
     `passed`, or None.
     """
+    return index_of(view).first_blocked(view.state, requests, _blocked(view), passed)
+
+
+def _blocked(view: PoolView) -> _Blocked:
     source: _Blocked | None = view.memo.get("blocked")
     if source is None:
         source = view.memo["blocked"] = _Blocked(view)
-    return index_of(view).first_blocked(view.state, requests, source, passed)
+    return source
 
 
-def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> Group | None:
-    """Return the first group, in the order of queues, that did not fit before and fits now."""
+def offer(
+    view: PoolView, fits: Callable[[Group], bool], passed: Set[Group], before: Task | None
+) -> Group | None:
+    """Return the first group, in the order of queues, that did not fit before and fits now; with
+    `before`, of those that come before this task in its project.
+    """
     index, pool = index_of(view), view.pool
     index.root(view.state)
     changes = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
@@ -276,7 +284,20 @@ def offer(view: PoolView, fits: Callable[[Group], bool], passed: Set[Group]) -> 
             request for request, groups in index.by_request.items() if fits(next(iter(groups)))
         )
         fitting = view.memo["fitting"] = changes, frozenset(requests)
-    return _first_of(view, fitting[1], passed) if fitting[1] else None
+    if not fitting[1]:
+        return None
+    if before is None:
+        return _first_of(view, fitting[1], passed)
+    leaf = index.queue_of(view.state, before.job.project)
+    found = index.first_blocked(view.state, fitting[1], _blocked(view), passed, leaf)
+    if found is None or before.group is None:
+        return None
+    return found if _place(view, found, found.first) < _place(view, before.group, before) else None
+
+
+def _place(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """Return the place of a group in its project, by the given one of its tasks."""
+    return group.shape.start_failed, order_in_project(view)(view, group), task.key
 
 
 def under_limits(view: PoolView, projects: Iterable[Project]) -> Iterator[Group]:
