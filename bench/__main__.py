@@ -237,6 +237,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ),
     *((f"quota-{name}", "quota", name in ("K1", "K9"), _quota("growth", name)) for name in QUOTA),
     *((f"quota-{kind}", "quota", False, _quota("standing", kind)) for kind in ("equal", "mixed")),
+    ("quota-large", "quota", False, _quota("large")),
     ("quota-reserved", "quota", False, _quota("reserved")),
     *((f"quota-refused-{n}", "quota", n == 80, _quota("refused", n)) for n in (10, 20, 40, 80)),
     ("quota-refused-in-30-pools", "quota", False, _quota("refused", 80, 30)),

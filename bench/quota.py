@@ -233,9 +233,9 @@ PENDING: Final = 100_000
 
 
 class StandingCell(QuotaCell):
-    """A cell of 5,000 nodes and 1,000 projects in 20 departments."""
+    """A cell of 5,000 nodes and 1,000 projects in 20 departments, unless others are given."""
 
-    def __init__(self, deserved: int) -> None:
+    def __init__(self, deserved: int, *, nodes: int = NODES, projects: int = PROJECTS) -> None:
         super().__init__()
         for department in range(DEPARTMENTS):
             self.admission(
@@ -246,9 +246,9 @@ class StandingCell(QuotaCell):
                     department=req.DepartmentConfig(),
                 )
             )
-        for project in range(PROJECTS):
+        for project in range(projects):
             self.deserve(f"p{project}", deserved, department=f"d{project % DEPARTMENTS}", weight=1)
-        for node in range(NODES):
+        for node in range(nodes):
             self.node(f"n{node}")
         self.cycle()
         self._number = 0
@@ -263,19 +263,29 @@ class StandingCell(QuotaCell):
         return name
 
 
-def standing(kind: str) -> list[Row]:
-    """Cycles after one event while all GPUs are held and 100,000 tasks are pending.
+def standing(
+    kind: str,
+    *,
+    nodes: int = NODES,
+    projects: int = PROJECTS,
+    pending: int = PENDING,
+    p99_ms: float = P99_MS,
+) -> list[Row]:
+    """Cycles after one event while all GPUs are held and `pending` tasks are pending.
 
     Four fifths of the projects hold 48 GPUs each, deserve 32 and have all that is pending; the
-    others hold 8 and request nothing. `equal`: all pending tasks request one GPU; `mixed`: 1 to 8
+    others hold 8 and request nothing. With 4,000 projects on 16,000 nodes these four fifths hold 38
+    and deserve 25. `equal`: all pending tasks request one GPU; `mixed`: 1 to 8
     GPUs, at three priorities, and each tenth job cannot be preempted.
     """
-    cell = StandingCell(32)
-    busy = [project for project in range(PROJECTS) if project % 5]
+    average = nodes * SLOTS // projects
+    cell = StandingCell(average * 4 // 5, nodes=nodes, projects=projects)
+    busy = [project for project in range(projects) if project % 5]
+    held = (5 * average - 8) // 4
     jobs = [
         (cell.submit_to(project, tasks=tasks), tasks)
-        for project in range(PROJECTS)
-        for tasks in (48 if project % 5 else 8,)
+        for project in range(projects)
+        for tasks in (held if project % 5 else 8,)
     ]
     cell.cycle()
     for name, tasks in jobs:
@@ -283,7 +293,7 @@ def standing(kind: str) -> list[Row]:
             cell.starts(name, index)
     cell.cycle()
     chance = Random(1)
-    for number in range(PENDING // 10):
+    for number in range(pending // 10):
         spec: dict[str, Any] = {}
         if kind == "mixed":
             spec = {
@@ -293,13 +303,15 @@ def standing(kind: str) -> list[Row]:
             }
         cell.submit_to(busy[number % len(busy)], tasks=10, **spec)
     cell.run_due_cycles()
-    label = f"{PENDING:,} pending, {kind}, one"
+    label = f"{pending:,} pending, {kind}, one"
     with collector_off():
-        rows = cell.after(f"{label} submit", lambda n: cell.submit_to(busy[n * 37 % len(busy)]))
+        rows = cell.after(
+            f"{label} submit", lambda n: cell.submit_to(busy[n * 37 % len(busy)]), p99_ms=p99_ms
+        )
         running = [task for task in cell.state.tasks.values() if not task.releasing]
-        rows += cell.after(f"{label} end", cell.ends_one_of(running))
+        rows += cell.after(f"{label} end", cell.ends_one_of(running), p99_ms=p99_ms)
         rows += cell.after(
-            f"{label} submit that reclaims", lambda n: cell.submit_to(n * 185 % PROJECTS), aim=False
+            f"{label} submit that reclaims", lambda n: cell.submit_to(n * 185 % projects), aim=False
         )
         cell.cycle(after_s=61)
         took = cell.spent_s * 1000
@@ -434,6 +446,11 @@ def configured() -> list[Row]:
         took = cell.spent_s
         rows.append(Row(f"{changes:,} quotas changed in one cycle", took, "s", cpu=took))
     return rows
+
+
+def large() -> list[Row]:
+    """Cycles of the largest cell: 16,000 nodes, 4,000 projects and 160,000 pending tasks."""
+    return standing("mixed", nodes=16_000, projects=4_000, pending=160_000, p99_ms=5)
 
 
 WORK: Final = {

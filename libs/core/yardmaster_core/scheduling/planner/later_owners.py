@@ -6,11 +6,12 @@ that comes earlier.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -24,9 +25,12 @@ class LaterOwners:
     def __init__(self, view: PoolView, policy: Policy) -> None:
         self._view = view
         self._precedence = policy.preemption.precedence
-        #: By scope, and by whether they request GPUs: the owners, in order. None: not sorted yet.
-        #: Those that lost their reservations in this cycle may still be there.
-        self._rows: dict[tuple[Hashable, int], list[_Row]] | None = None
+        self._within_project = policy.preemption.within_project
+        #: By scope, and by whether they request GPUs: the owners, in order. Those that lost their
+        #: reservations in this cycle may still be there.
+        self._rows: dict[tuple[Hashable, int], list[_Row]] = {}
+        #: The projects whose owners are in `_rows`; None: those of all projects are.
+        self._sorted: set[Project | None] = set()
         self._known: set[Task] = set()
         #: Scope and fit -> the change count of the capacity and the number of owners behind a task
         #: that did not suffice then.
@@ -38,14 +42,17 @@ class LaterOwners:
         A task without GPUs takes over none of tasks with GPUs, nor slots of a task that is moved.
         """
         pool = self._view.pool
-        if not pool.reserved:
+        project = self._project(task)
+        owners = pool.reserved if project is None else pool.reserved_by_project.get(project)
+        if not owners:
             return ()
         found = self._precedence(self._view, task)
         if found is None:
             return ()
         scope, place = found
-        if self._rows is None:
-            self._rows = self._sorted()
+        if project not in self._sorted:
+            self._sorted.add(project)
+            self._sort(owners)
         behind: list[_Row] = []
         for queue_class in range(task.job.shape.queue_class + 1):
             rows = self._rows.get((scope, queue_class))
@@ -56,7 +63,7 @@ class LaterOwners:
 
     def add(self, owner: Task) -> None:
         """Add a task for which slots were reserved in this cycle."""
-        if self._rows is None or owner in self._known:
+        if self._project(owner) not in self._sorted or owner in self._known:
             return
         row = self._row(owner)
         if row is not None:
@@ -80,16 +87,20 @@ class LaterOwners:
         assert found is not None
         return found[0], task.job.shape.fit_within_limits
 
-    def _sorted(self) -> dict[tuple[Hashable, int], list[_Row]]:
-        found: dict[tuple[Hashable, int], list[_Row]] = {}
-        for owner in self._view.pool.reserved:
+    def _project(self, task: Task) -> Project | None:
+        return task.job.project if self._within_project else None
+
+    def _sort(self, owners: Iterable[Task]) -> None:
+        """Add a row for each owner; none has one yet."""
+        changed: set[tuple[Hashable, int]] = set()
+        for owner in owners:
             row = self._row(owner)
             if row is not None:
                 key, place_and_owner = row
-                found.setdefault(key, []).append(place_and_owner)
-        for rows in found.values():
-            rows.sort(key=_place_and_key)
-        return found
+                self._rows.setdefault(key, []).append(place_and_owner)
+                changed.add(key)
+        for key in changed:
+            self._rows[key].sort(key=_place_and_key)
 
     def _row(self, owner: Task) -> tuple[tuple[Hashable, int], _Row] | None:
         """Return the key and the row of an owner; None: it is moved, and so keeps its slots."""

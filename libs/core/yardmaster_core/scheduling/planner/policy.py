@@ -336,6 +336,8 @@ class Preemption:
         precedence: the scope and the place of a pending task. A task that does not fit takes over
             slots reserved for tasks of its scope with larger places. It must not depend on what
             tasks hold: else two tasks could displace each other in turn.
+        within_project: whether each scope belongs to one project, so that other tasks with reserved
+            slots need not be looked at.
         at_limit: for given options, how a task preempts others of its project at a limit; None: it
             does not.
     """
@@ -344,6 +346,7 @@ class Preemption:
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] = nothing_above_share
     no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
     precedence: Callable[[PoolView, Task], Precedence | None] = no_precedence
+    within_project: bool = False
     at_limit: Callable[[Any], AtLimit | None] = never_at_limit
 
 

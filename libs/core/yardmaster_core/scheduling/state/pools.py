@@ -38,7 +38,7 @@ class Pool:
         ),
         *("started", "topology"),
         *("held_by_job", "held_by_project", "used_milli", "woken", "workload"),
-        *("user_ranks", "user_ranks_hash"),
+        *("reserved_by_project", "user_ranks", "user_ranks_hash"),
     )
 
     def __init__(self, name: str) -> None:
@@ -90,9 +90,10 @@ class Pool:
         self.has_min_runtimes = False
         #: Number of stopping attempts, whatever the reason; and of those that are not preemptible.
         self.stopping = self.stopping_non_preemptible = 0
-        #: Pending tasks with reserved slots of the pool; and the tasks whose reserved slots are
-        #: all free.
+        #: Pending tasks with reserved slots of the pool, the same by project (derived), and the
+        #: tasks whose reserved slots are all free.
         self.reserved: dict[Task, None] = {}
+        self.reserved_by_project: dict[Project, dict[Task, None]] = {}
         self.ready: dict[Task, None] = {}
         #: The same tasks' groups, in each pool that the groups may use: their tasks may start on
         #: other slots before the reserved ones are free.

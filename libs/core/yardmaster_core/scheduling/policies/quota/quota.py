@@ -140,6 +140,7 @@ QUOTA: Final = Policy(
         actions=actions,
         no_victims_wait=no_victims_wait,
         precedence=project_precedence,
+        within_project=True,
         at_limit=at_limit,
     ),
     listing=Listing(

@@ -37,9 +37,8 @@ class RefusedClaims:
         self._view = view
         self._index = index_of(view)
         self._own = "preempt" in view.options.claiming
-        #: The projects that changed, and those with tasks whose slots another task may take over.
+        #: The projects that changed.
         self._changed = {queue.name for queue in self._index.changed_queues(view.state)}
-        self._reserving = {task.job.project.name for task in view.pool.reserved}
         #: By the department of the projects.
         self._most: dict[Queue | None, int] = {}
         #: Whether tasks of a queue may be reclaimed by siblings.
@@ -65,9 +64,12 @@ class RefusedClaims:
             return False
         if pool.least_milli(shape) <= self._most_on_one_node(project_queue):
             return False
-        if name in self._reserving or not group.queue.live:
+        if not group.queue.live:
             return False
         task = group.queue.first
+        # A task may take over slots that are reserved for others of its project.
+        if task.job.project in pool.reserved_by_project:
+            return False
         return not (
             self._code(group) is not wait.code
             or limit_reached(self._view.state, pool, task) is not None

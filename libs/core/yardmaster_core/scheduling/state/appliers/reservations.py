@@ -106,6 +106,7 @@ def _set_indexes(state: ClusterState, task: Task, reservation: Reservation | Non
 def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     pool = state.pools[reservation.pool_name]
     pool.reserved[task] = None
+    pool.reserved_by_project.setdefault(task.job.project, {})[task] = None
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
     usage = pool.held_by_job.get(task.job)
@@ -117,6 +118,10 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
 def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
     pool = state.pools[reservation.pool_name]
     del pool.reserved[task]
+    of_project = pool.reserved_by_project[task.job.project]
+    del of_project[task]
+    if not of_project:
+        del pool.reserved_by_project[task.job.project]
     pool.ready.pop(task, None)
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.pop(task, None)
