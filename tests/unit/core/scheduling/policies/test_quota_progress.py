@@ -84,3 +84,24 @@ def test_a_share_takes_nothing_that_an_exchange_of_tasks_in_the_project_brings_b
 def test_a_static_problem_with_exchanges_comes_to_rest(seed: int) -> None:
     cell, rests = problem(seed, "quota")
     assert rests, cell.log[-12:]
+
+
+def test_a_share_leaves_no_more_than_deserved_only_if_no_exchange_brings_it_back() -> None:
+    """The tasks of `p` that come first would preempt larger ones of `p`, one after another, and the
+    last of them would fit within what `p` deserves then.
+    """
+    cell = StaticCell(policy="quota", over_quota="weight", placement="worst_fit")
+    for name, node_type in (("n0", "a"), ("n1", "a"), ("n2", "b")):
+        cell.node(name, gpus=1, node_type=node_type)
+    for project, milli, weight in (("p", 900, 0), ("q", 0, 1), ("r", 1000, 0)):
+        quota = Quota(deserved_milli=milli, over_quota_weight=weight)
+        cell.entitle(project, quotas={"main": quota})
+    cell.submit("r", project="r", tasks=2, resources=part(500), node_types=("a",), priority=1)
+    cell.step()
+    cell.submit("p-low", project="p", tasks=2, resources=part(450), node_types=("a",), priority=60)
+    cell.step()
+    cell.submit("p-first", project="p", tasks=3, resources=part(300), priority=10)
+    assert cell.come_to_rest(100)
+    cell.submit("q", project="q", gpus=1, node_types=("b",))
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 0

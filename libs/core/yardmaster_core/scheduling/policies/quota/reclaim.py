@@ -41,7 +41,7 @@ from yardmaster_core.scheduling.policies.quota.protections import (
     queue_min_runtime_s,
 )
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing, is_over_share
-from yardmaster_core.scheduling.policies.quota.turns import could_reclaim
+from yardmaster_core.scheduling.policies.quota.turns import could_reclaim, could_regain_deserved
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 
@@ -324,8 +324,9 @@ class ReclaimedVictims:
     Each victim must leave a queue that, without the victims before it, still holds more than its
     share. If the reclaimer deserves what it will hold with the task, the queue must only hold more
     than it deserves: in the pool, or as a project in all its pools. Otherwise the queue must keep
-    what it deserves, or have no task that it could reclaim slots for afterwards. And the reclaimer
-    must not become fuller, in proportion to its share, than a queue that loses tasks.
+    what it deserves, or have no task that it could reclaim slots for afterwards; in both cases also
+    after an exchange of tasks in its projects. And the reclaimer must not become fuller, in
+    proportion to its share, than a queue that loses tasks.
     """
 
     def __init__(self, view: PoolView, task: Task) -> None:
@@ -385,7 +386,11 @@ class ReclaimedVictims:
 
     def permitted(self) -> bool:
         """Whether the victims taken may be reclaimed together."""
-        return all(self._may_lose(reclaimee) for reclaimee in self._reclaimers)
+        return all(self._may_lose(reclaimee) for reclaimee in self._reclaimers) and not any(
+            could_regain_deserved(self._view, reclaimee, lost, self._taken)
+            for reclaimee, lost in self._by_share.items()
+            if lost
+        )
 
     def _path(self, victim: Task) -> tuple[Queue, ...]:
         return index_of(self._view).queue_of(self._view.state, victim.job.project).path

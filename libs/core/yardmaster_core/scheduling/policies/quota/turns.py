@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import (
+    GPU,
     NOTHING,
     Amounts,
     first_exceeded,
@@ -34,15 +35,57 @@ def could_reclaim(view: PoolView, lost: Sequence[Task], taken: Mapping[Queue, Am
         taken: by queue, the amounts that are taken from it.
     """
     index = index_of(view)
-    by_project: dict[Project, list[Task]] = {}
-    for victim in lost:
-        by_project.setdefault(victim.job.project, []).append(victim)
-    for project, victims in by_project.items():
+    for project, victims in _by_project(lost).items():
         queue = index.queue_of(view.state, project)
         kept = minus(queue.allocated, taken[queue])
         if _has_task_within_share(view, project, queue, victims, kept):
             return True
     return False
+
+
+def could_regain_deserved(
+    view: PoolView, reclaimee: Queue, lost: Sequence[Task], taken: Mapping[Queue, Amounts]
+) -> bool:
+    """Whether a queue that keeps the GPUs that it deserves could hold fewer after the tasks that it
+    lost preempted others of their projects, and then reclaim slots within what it deserves.
+
+    Tasks are preempted whole, so an exchange may release more than it takes.
+    """
+    if "preempt" not in view.options.claiming:
+        return False
+    by_project = _by_project(lost).items()
+    released = sum(_most_released(view, project, victims) for project, victims in by_project)
+    if not released:
+        return False
+    requests = {requested(view.pool, victim.job.shape) for victim in lost}
+    for queue in reclaimee.leaves():
+        requests.update(request for request, _ in _pending(view, queue))
+    kept = minus(reclaimee.allocated, taken[reclaimee])
+    after = minus(kept, (released, 0, 0))
+    return any(
+        first_exceeded(plus(after, request), reclaimee.deserved) is None
+        and first_exceeded(plus(kept, request), reclaimee.deserved) is not None
+        for request in requests
+    )
+
+
+def _most_released(view: PoolView, project: Project, lost: Sequence[Task]) -> int:
+    """Return by how many gpu_milli tasks that a project lost could lower what it holds, if they
+    preempted others of it: on each node tasks of one size, no more than a replica needs.
+    """
+    running = _running_without(view, project, lost)
+    released, exchanged, least = 0, 0, 0
+    for task in lost:
+        (milli, _, _), above = _as_pending(view, task)
+        below = [rows for other, rows in running.items() if above is None or other > above]
+        held = sum(amounts[GPU] for amounts, _ in below)
+        if not milli or not held:
+            continue
+        nodes = task.job.shape.replicas
+        sizes = {size[GPU] for _, requests in below for size in requests if size[GPU]}
+        released += nodes * max(-(milli // nodes) % size for size in sizes)
+        exchanged, least = max(exchanged, held), min(least or milli, milli)
+    return max(0, min(released, exchanged - least))
 
 
 def _has_task_within_share(
@@ -61,13 +104,7 @@ def _has_task_within_share(
         return True
     if "preempt" not in view.options.claiming:
         return False
-    running = dict(_running(view, project))
-    for task in lost:
-        if task.run is None:
-            continue
-        priority = task.job.priority
-        held, requests = running[priority]
-        running[priority] = minus(held, held_by_task(view.pool, task)), requests
+    running = _running_without(view, project, lost)
     for request, above in pending:
         left, again = plus(kept, request), {other for other, _ in pending}
         exchanged = NOTHING
@@ -78,6 +115,13 @@ def _has_task_within_share(
         if any(exchanged) and any(within_share(minus(left, exchanged), other) for other in again):
             return True
     return False
+
+
+def _by_project(tasks: Sequence[Task]) -> Mapping[Project, Sequence[Task]]:
+    found: dict[Project, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.job.project, []).append(task)
+    return found
 
 
 def _as_pending(view: PoolView, task: Task) -> Pending:
@@ -96,6 +140,20 @@ def _pending(view: PoolView, queue: Queue) -> frozenset[Pending]:
             if group.queue.live and not group.shape.start_failed
         )
     return found
+
+
+def _running_without(
+    view: PoolView, project: Project, lost: Sequence[Task]
+) -> Mapping[int, tuple[Amounts, Set[Amounts]]]:
+    """Return `_running` without what these tasks of the project hold."""
+    running = dict(_running(view, project))
+    for task in lost:
+        if task.run is None:
+            continue
+        priority = task.job.priority
+        held, requests = running[priority]
+        running[priority] = minus(held, held_by_task(view.pool, task)), requests
+    return running
 
 
 def _running(view: PoolView, project: Project) -> Mapping[int, tuple[Amounts, Set[Amounts]]]:
