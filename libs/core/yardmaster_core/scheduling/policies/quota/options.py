@@ -1,6 +1,7 @@
 """The options of `quota`."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -76,14 +77,25 @@ class QuotaOptions:
     @property
     def in_order(self) -> tuple[Action, ...]:
         """The actions that can have an effect."""
-        # rule: actions: only those listed
-        actions = self.actions if self.actions is not None else ACTIONS[self.order]
-        return tuple(action for action in actions if action != "consolidation" or self.max_moves)
+        return _in_order(self.actions, self.order, bool(self.max_moves))
 
     @property
     def claiming(self) -> tuple[Action, ...]:
         """The actions for tasks that do not fit."""
-        return tuple(action for action in self.in_order if action != "allocate")
+        return _claiming(self.in_order)
+
+
+# Each cycle asks for the actions of each pool several times.
+@cache
+def _in_order(actions: tuple[Action, ...] | None, order: str, moves: bool) -> tuple[Action, ...]:
+    # rule: actions: only those listed
+    actions = actions if actions is not None else ACTIONS[order]
+    return tuple(action for action in actions if action != "consolidation" or moves)
+
+
+@cache
+def _claiming(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    return tuple(action for action in actions if action != "allocate")
 
 
 def follows_kai(view: PoolView) -> bool:

@@ -25,6 +25,7 @@ order of queues, it asks whether the group may start, and tries the preemption a
 
 from collections.abc import Hashable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from yardmaster_core.scheduling.planner.policy import (
@@ -81,6 +82,7 @@ def candidates(view: PoolView, turns: int) -> CandidateOrder:
     return QueueOrder(view, turns, over_in_all=follows_kai(view), within=within, after=after)
 
 
+@lru_cache(maxsize=256)
 def actions(options: QuotaOptions) -> tuple[PreemptionAction, ...]:
     """Return the ways in which a task may preempt others, in the order of the actions."""
     found: dict[str, tuple[PreemptionAction, ...]] = {
