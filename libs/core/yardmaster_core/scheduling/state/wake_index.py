@@ -128,7 +128,7 @@ class WakeIndex:
             yield from limited
 
     def wake_limited(self) -> None:
-        """Wake the groups that wait for a limit, because limits count slots reserved for others."""
+        """Wake the groups that wait for a limit, or for what their queues deserve."""
         for pool, group in self.limited_groups():
             self.wake(pool, group)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
-from tests.unit.core.scheduling.reading import stopped, waits
+from tests.unit.core.scheduling.reading import started, stopped, waits
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -63,3 +63,31 @@ def test_parts_are_whole_gpus(third: int, parts: list[int]) -> None:
         cell.run()
     assert [cell.held(name) for name in ("a1", "a2", "a3")] == parts
     assert stopped(cell.run()) == []
+
+
+def test_a_task_starts_when_a_sibling_deserves_less_and_so_its_project_more() -> None:
+    cell = QuotaCell({"n1": 4}, over_subscribed="proportional")
+    cell.entitle_to("d", 2, department=True)
+    cell.entitle_to("a1", 2)
+    cell.entitle_to("a2", 2)
+    cell.submit("pair", project="a1", preemptible=False, gpus=2)
+    cell.run()
+    assert waits(cell, "pair").code is WaitCode.EXCEEDS_DESERVED
+    cell.entitle_to("a2", 0)
+    assert started(cell.run()) == ["pair"]
+
+
+def test_a_task_starts_when_a_sibling_raises_what_their_department_deserves() -> None:
+    cell = QuotaCell({"n1": 8})
+    cell.entitle_to("a1", 2)
+    cell.entitle_to("a2", 4)
+    cell.submit("held", project="a1", preemptible=False, gpus=2)
+    cell.run()
+    # The department has no quota: it deserves 4, and its tasks would hold 5.
+    cell.entitle_to("a1", 0)
+    cell.submit("three", project="a2", preemptible=False, gpus=3)
+    cell.run()
+    wait = waits(cell, "three")
+    assert (wait.code, wait.about) == (WaitCode.AT_DESERVED, "d")
+    cell.entitle_to("a1", 1)
+    assert started(cell.run()) == ["three"]

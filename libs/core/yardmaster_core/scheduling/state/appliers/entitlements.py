@@ -108,6 +108,8 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         for group in pool.groups.values():
             if event.name in state.owners_of(state.projects[group.shape.project]):
                 state.wake_index.wake(pool, group)
+    # What a queue deserves may follow from what its siblings, or the queues in it, deserve.
+    state.wake_index.wake_limited()
     _check_reservations(state, {event.name})
 
 
