@@ -2,13 +2,15 @@
 
 `Queues` computes what each queue of a pool deserves, holds and gets, level by level, without the
 policy's index. `Batch` is what the planner decides at once for one task: its victims, the slots
-reserved for it, and those reserved for victims that are moved.
+reserved for it, and those reserved for victims that are moved. Tasks that lose slots that are
+reserved for them are among the victims of `reclaim`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import combinations
 from operator import add, sub
 from typing import Final
 
@@ -88,9 +90,11 @@ def request_of(pool: Pool, task: Task) -> Amounts:
 
 
 def lost_with(pool: Pool, victim: Task) -> Amounts:
-    """Return what a queue loses with a task: GPUs as they are placed."""
-    run = victim.run
-    assert run is not None
+    """Return what a queue loses with a task: GPUs as they are placed, or what is reserved."""
+    run, reservation = victim.run, victim.reserved
+    if run is None:
+        assert reservation is not None
+        return sum_of(reservation.placements)
     _, cpu, memory = request_of(pool, victim)
     return sum_of(run.placements)[0], cpu, memory
 
@@ -377,6 +381,8 @@ class Batch:
     for_task: str
     pool: str
     stops: list[dec.PreemptionRequestedV1]
+    #: Of tasks whose reserved slots are reclaimed.
+    drops: list[dec.ReservationDroppedV1]
     #: The slots reserved for the task, and for victims that are moved, by task.
     reserved: dict[str, dec.SlotsReservedV1] = field(default_factory=dict)
 
@@ -393,6 +399,8 @@ class Batch:
     @property
     def action(self) -> str:
         """The action of the policy, by the numbers of its stops."""
+        if not self.stops:
+            return "reclaim"
         numbers = self.stops[0].stop.numbers
         if "for_priority" in numbers:
             return "preempt"
@@ -400,22 +408,27 @@ class Batch:
 
 
 def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch | None:
-    """Return what is decided for the task for which `quota` preempts others from that decision on;
-    None if none begins there.
+    """Return what is decided for the task for which `quota` takes slots of others from that
+    decision on; None if none begins there.
     """
     first = decisions[at]
-    before = decisions[at - 1] if at else None
-    if not isinstance(first, dec.PreemptionRequestedV1) or first.stop.policy != "quota":
+    for_task = _taken_for(first)
+    if for_task is None or (at and _taken_for(decisions[at - 1]) == for_task):
         return None
-    for_task = first.stop.for_task
-    assert for_task is not None
-    if isinstance(before, dec.PreemptionRequestedV1) and before.stop.for_task == for_task:
-        return None
-    run = state.task(first.task_id).run
-    assert run is not None
-    batch = Batch(for_task, run.pool_name, [])
+    if isinstance(first, dec.ReservationDroppedV1):
+        pool = first.pool
+    else:
+        assert isinstance(first, dec.PreemptionRequestedV1)
+        run = state.task(first.task_id).run
+        assert run is not None
+        pool = run.pool_name
+    batch = Batch(for_task, pool, [], [])
     for decision in decisions[at:]:
         match decision:
+            case dec.ReservationDroppedV1() if not batch.stops and not batch.reserved:
+                if _taken_for(decision) != for_task:
+                    break
+                batch.drops.append(decision)
             case dec.PreemptionRequestedV1() if not batch.reserved:
                 if decision.stop.for_task != for_task:
                     break
@@ -427,6 +440,21 @@ def batch_at(state: ClusterState, decisions: Sequence[Event], at: int) -> Batch 
             case _:
                 break
     return batch
+
+
+def _taken_for(decision: Event) -> str | None:
+    """Return the task for which `quota` preempts a task, or reclaims slots reserved for it."""
+    match decision:
+        case dec.PreemptionRequestedV1() if decision.stop.policy == "quota":
+            return decision.stop.for_task
+        case dec.ReservationDroppedV1() if any(map(_of_share, decision.numbers)):
+            return decision.for_task
+        case _:
+            return None
+
+
+def _of_share(number: str) -> bool:
+    return number.startswith("for_fair_share_")
 
 
 # The properties
@@ -476,7 +504,12 @@ def check_batch(state: ClusterState, batch: Batch) -> None:
             assert victim.job.project is claimant.job.project
             assert non_preemptible or victim.job.priority > claimant.job.priority
     else:
-        _loses_only_what_is_not_its_own(queues, claimant, victims, options.saturation_permille)
+        owners = [state.task(drop.task_id) for drop in batch.drops]
+        faults = [
+            _fault_of_reclaim(queues, claimant, order, options.saturation_permille)
+            for order in _merged(owners, victims)
+        ]
+        assert None in faults, faults[0]
 
 
 def _are_free(state: ClusterState, task_id: str, to: dec.Placement) -> bool:
@@ -491,17 +524,28 @@ def _are_free(state: ClusterState, task_id: str, to: dec.Placement) -> bool:
     return all(milli <= UNITS[0] for milli in held.values())
 
 
-def _loses_only_what_is_not_its_own(
+def _merged(one: Sequence[Task], other: Sequence[Task]) -> Iterator[list[Task]]:
+    """Yield each order in which two sequences may have been one: of the victims of a task, those
+    that lose reserved slots are recorded first.
+    """
+    size = len(one) + len(other)
+    for places in combinations(range(size), len(one)):
+        ones, others = iter(one), iter(other)
+        yield [next(ones if at in places else others) for at in range(size)]
+
+
+def _fault_of_reclaim(
     queues: Queues, claimant: Task, victims: Sequence[Task], saturation_permille: int
-) -> None:
-    """Each victim leaves a queue that holds more than its share; or more than it deserves (in the
-    pool, or as a project in all its pools), if the claimant's stays within what it deserves. And
-    the claimant's does not become fuller.
+) -> str | None:
+    """Return what is wrong with these victims, or None. Each victim leaves a queue that holds more
+    than its share; or more than it deserves (in the pool, or as a project in all its pools), if the
+    claimant's stays within what it deserves. And the claimant's does not become fuller.
     """
     ask, leaf = request_of(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].allocated, ask)
     fair = queues.fair[leaf]
-    assert not exceeds(after, fair), f"{leaf.name} reclaims up to {after}, its share is {fair}"
+    if exceeds(after, fair):
+        return f"{leaf.name} reclaims up to {after}, its share is {fair}"
     left = {queue: held.allocated for queue, held in queues.held.items()}
     involved = ask
     pairs = {}
@@ -513,12 +557,14 @@ def _loses_only_what_is_not_its_own(
         what = f"{its.name} loses {victim.id}, but holds {left[its]}"
         taken = minus(left[its], queues.held[its].allocated)
         more_in_all = isinstance(its, Project) and queues.has_more_in_all(its, taken)
-        assert more_in_all or exceeds(left[its], deserved), f"{what}, deserved are {deserved}"
+        if not more_in_all and not exceeds(left[its], deserved):
+            return f"{what}, deserved are {deserved}"
         claimed = plus(queues.held[own].allocated, ask)
         guaranteed = not queues.has_more_in_all(leaf, ask)
         if not guaranteed or exceeds(claimed, queues.deserved(own)):
             most = queues.most(its)
-            assert exceeds(left[its], most), f"{what}, its share is {most}; {own.name}: {claimed}"
+            if not exceeds(left[its], most):
+                return f"{what}, its share is {most}; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
             left[queue] = minus(left[queue], lost_with(queues.pool, victim))
         involved = plus(involved, lost_with(queues.pool, victim))
@@ -528,9 +574,9 @@ def _loses_only_what_is_not_its_own(
             own_fair, its_fair = queues.fair[own][i], queues.fair[its][i]
             if involved[i] and own_fair and its_fair and claimed[i] > own_fair:
                 fuller = claimed[i] * its_fair * saturation_permille
-                assert fuller < left[its][i] * own_fair * 1000, (
-                    f"{own.name} fills up past {its.name}"
-                )
+                if fuller >= left[its][i] * own_fair * 1000:
+                    return f"{own.name} fills up past {its.name}"
+    return None
 
 
 def _ran_long_enough(queues: Queues, claimant: Task, batch: Batch, by_own_queue: bool) -> None:

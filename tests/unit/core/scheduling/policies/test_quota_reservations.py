@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from tests.histories.properties import CheckedPlayer
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
 from tests.unit.core.scheduling.reading import all_of, only, started, stopped
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.reasons import DropCode, WaitCode
+from yardmaster_schemas.resources import Resources
 
 
 def moved_for_a_task_beyond_its_share(**options: Any) -> QuotaCell:
@@ -106,3 +109,27 @@ def test_no_task_is_moved_beyond_a_share_while_a_task_within_its_share_waits() -
     cell.cancel("due")
     assert stopped(cell.run()) == ["r"], "nothing waits within its share any more"
     assert cell.phase("more") == "running"
+
+
+def test_running_tasks_of_a_department_are_reclaimed_before_slots_that_are_reserved_in_it() -> None:
+    """Without these slots, the department holds no more than it deserves."""
+    player = CheckedPlayer()
+    cell = player.cell
+    cell.pool("main", policy="quota")
+    cell.configure_department("d")
+    deserves = {"main": Quota(deserved_milli=1000, deserved_cpu_milli=2000)}
+    cell.configure_department("e", parent="d", rank=50, quotas=deserves)
+    cell.entitle("r", department="f", quotas={"main": Quota(deserved_milli=2000)})
+    cell.entitle("s", department="e")
+    player.join(name="n1")
+    player.submit(name="stops", spec={"gpus": 2})
+    cpus = Resources(cpu_milli=2000)
+    player.submit(name="cpus", project="s", spec={"resources": cpus, "tasks": 4})
+    player.submit(name="first", spec={"priority": 40})
+    player.submit(name="part", project="r", spec={})
+    request = {"resources": Resources(gpus=1, gpu_milli=1000, cpu_milli=3000)}
+    player.urgent(name="waits", spec=request, low_name="second", low={})
+    assert cell.task("second").reserved is not None
+    player.urgent(name="due", project="r", spec=request, low_name="", low=None)
+    due, second = cell.task("due"), cell.task("second")
+    assert (due.reserved is not None, second.reserved) == (True, None)
