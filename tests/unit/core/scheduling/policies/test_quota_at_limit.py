@@ -84,3 +84,38 @@ def test_a_task_is_moved_off_the_gpu_where_limits_let_a_request_by_memory_start(
     cell.run_until_idle()
     assert milli_of(cell, "part") == [250]
     assert cell.slots_of("whole") == [("small", (0,))]
+
+
+def test_a_task_at_a_limit_preempts_one_that_passed_it_once_that_runs() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2, limit=2)
+    cell.submit("low", project="a", gpus=2, priority=60)
+    cell.run()
+    cell.submit("middle", project="a", gpus=2, priority=40)
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+    cell.submit("high", project="a", priority=10)
+    cell.ends("low")
+    # It starts on slots that were reserved for it before.
+    assert started(cell.cycle(after_s=1)) == ["middle"]
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+    cell.run_until_idle()
+    cell.starts("middle")
+    assert stopped(cell.cycle(after_s=1)) == ["middle"]
+
+
+def test_a_task_at_a_limit_preempts_others_once_it_would_fit_without_them() -> None:
+    """Tasks of other projects release the capacity that it waits for."""
+    cell = QuotaCell({"n1": 2, "n2": 2})
+    cell.entitle_to("a", 2, limit=2)
+    cell.entitle_to("b", 2)
+    for name, project in (("low", "a"), ("other", "b")):
+        for node, other in (("n1", "n2"), ("n2", "n1")):
+            spec: dict[str, Any] = {"preemptible": project == "a", "avoid_nodes": (other,)}
+            cell.submit(f"{name}{node}", project=project, priority=60, **spec)
+            cell.run()
+    cell.submit("high", project="a", gpus=2, priority=10)
+    assert stopped(cell.cycle(after_s=1)) == []
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+    cell.run_until_idle()
+    cell.ends("othern1")
+    assert stopped(cell.cycle(after_s=1)) == ["lown2", "lown1"]

@@ -20,13 +20,14 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
-The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A project without a
+The sets of leaves are `below_share`, `may_preempt_own`, `may_preempt_at_limit` and `reason_stale`.
+A project without a
 queue gets one when it is read. After a change of nodes all groups are stale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes, never_fits
@@ -79,9 +80,12 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
+from yardmaster_schemas.reasons import WaitCode
 
 #: The number of sets of requests for which the order of blocked groups is kept.
 MAX_ORDERS: Final = 32
+
+M = TypeVar("M")
 
 
 class QuotaIndex(ClaimingIndex[Project]):
@@ -148,9 +152,11 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.below_share: dict[Queue, None] = {}
         #: Leaves below their share with blocked groups that may preempt tasks of their project.
         self.may_preempt_own: dict[Queue, None] = {}
+        #: Leaves with groups at a limit that may preempt tasks of their project.
+        self.may_preempt_at_limit: dict[Queue, None] = {}
         #: Leaves with blocked groups that wait for another reason than the recorded one.
         self.reason_stale: dict[Queue, None] = {}
-        #: Queues whose membership in these three sets must be checked again.
+        #: Queues whose membership in these four sets must be checked again.
         self._unchecked: dict[Queue, None] = {}
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
@@ -254,8 +260,8 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def take_unchecked(self, state: CellView) -> Sequence[Queue]:
         """Return the leaves with other amounts, another share or other blocked groups than when
-        they were last taken. The caller adds these leaves to `may_preempt_own` and `reason_stale`,
-        or removes them; `below_share` is up to date.
+        they were last taken. The caller adds these leaves to `may_preempt_own`,
+        `may_preempt_at_limit` and `reason_stale`, or removes them; `below_share` is up to date.
         """
         self.divide(state)
         unchecked = [queue for queue in self._unchecked if queue.is_project]
@@ -343,6 +349,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._never_starts.clear()
         self.below_share.clear()
         self.may_preempt_own.clear()
+        self.may_preempt_at_limit.clear()
         self.reason_stale.clear()
         self._unchecked.clear()
         self._usage_stale = bool(self.traits.usage_half_life_ms)
@@ -521,6 +528,8 @@ class QuotaIndex(ClaimingIndex[Project]):
                 self.request_changes += 1
         if not group.pending:
             self._never_starts.pop(group, None)
+        at_limit = record is not None and record[0].code is WaitCode.AT_LIMIT and group.queue.live
+        set_member(project_queue.at_limit, group, bool(at_limit))
         if request is None:
             project_queue.blocked.pop(group, None)
             self._request_of.pop(group, None)
@@ -636,12 +645,12 @@ def _demand_changed(queue: Queue, before: Amounts) -> None:
             above = above.parent
 
 
-def set_member(queues: dict[Queue, None], queue: Queue, is_member: bool) -> None:
-    """Add a queue to a set if `is_member`, else remove it."""
+def set_member(members: dict[M, None], member: M, is_member: bool) -> None:
+    """Add a member to a set if `is_member`, else remove it."""
     if is_member:
-        queues[queue] = None
+        members[member] = None
     else:
-        queues.pop(queue, None)
+        members.pop(member, None)
 
 
 def index_of(view: PoolView) -> QuotaIndex:

@@ -37,7 +37,7 @@ class Queue:
     """
 
     __slots__ = (
-        *("age", "allocatable", "blocked", "children", "deserved", "divided", "fair"),
+        *("age", "allocatable", "at_limit", "blocked", "children", "deserved", "divided", "fair"),
         *("freed_in_time", "held", "leaving", "limit", "name", "needs_division_below"),
         *("non_preemptible", "parent", "path"),
         *("pending", "pending_non_preemptible", "place", "preempt_s", "quota", "rank"),
@@ -80,6 +80,8 @@ class Queue:
         self.waiting: dict[Group, None] = {}
         #: The groups of a project that did not fit, or have reserved slots.
         self.blocked: dict[Group, None] = {}
+        #: The groups of a project that wait for a limit.
+        self.at_limit: dict[Group, None] = {}
         #: The numbers of this queue in the last ranks of the projects below it (`ranks.py`).
         self.place: tuple[int, ...] = ()
 

@@ -94,6 +94,10 @@ def _check(view: PoolView, queues: Iterable[Queue]) -> None:
             _preempts_own(view, group) for group in project_queue.blocked
         )
         set_member(index.may_preempt_own, project_queue, preempts_own)
+        at_limit = preempts and any(
+            _preempts_at_limit(view, group) for group in project_queue.at_limit
+        )
+        set_member(index.may_preempt_at_limit, project_queue, at_limit)
         has_stale_reason = any(_has_stale_reason(view, group) for group in project_queue.blocked)
         set_member(index.reason_stale, project_queue, has_stale_reason)
 
@@ -110,6 +114,13 @@ def _preempts_own(view: PoolView, group: Group) -> bool:
     return _may_claim(view, group) and has_own_victims(view, group.queue.first)
 
 
+def _preempts_at_limit(view: PoolView, group: Group) -> bool:
+    """Whether a group that waits for a limit may preempt tasks of its project."""
+    if not group.queue.live or group.shape.start_failed:
+        return False
+    return has_own_victims(view, group.queue.first)
+
+
 def _has_stale_reason(view: PoolView, group: Group) -> bool:
     """Whether a group that could preempt others waits for another reason than the recorded one."""
     return _may_claim(view, group) and share_decides_now(
@@ -119,9 +130,14 @@ def _has_stale_reason(view: PoolView, group: Group) -> bool:
 
 def _that_preempt(view: PoolView) -> Iterator[Group]:
     """Yield the groups that may preempt tasks of their project: if the project changed, or could
-    hold more within its share, or has tasks on a node that changed.
+    hold more within its share, or has tasks on a node that changed; and those at a limit, which may
+    find capacity on other nodes than those of their victims.
     """
     index, pool = index_of(view), view.pool
+    for project_queue in index.may_preempt_at_limit:
+        for group in project_queue.at_limit:
+            if _preempts_at_limit(view, group) and could_fit(pool, group.shape):
+                yield group
     for project_queue in (*index.changed_queues(view.state), *index.may_preempt_own):
         yield from (group for group in project_queue.blocked if _preempts_own(view, group))
     for ordinal in index.changed_nodes:
