@@ -94,6 +94,19 @@ class GroupQueue:
             heapify(followers)
             self._push_leader(followers)
 
+    def awake(self) -> Iterator[Group]:
+        """Yield the groups that a cycle begins to consider, of equal ones the first."""
+        pool = self._view.pool
+        if self._equals is not None and pool.equals_woken:
+            self._equals.refresh()
+            for key in self._equals.classes():
+                entry = self._equals.next_of(key, None)
+                if entry is not None and entry[1].queue.live:
+                    yield entry[1]
+        for group in pool.awake:
+            if group.queue.live:
+                yield group
+
     def add_equals(self) -> None:
         """Queue the first group of each class of equal groups that did not fit, if the pool's index
         keeps these classes.

@@ -11,7 +11,8 @@ If a task does not fit now, but will fit once stopping tasks are gone, it gets t
 Each cycle first starts the tasks whose reserved slots are free. The other tasks start on capacity
 that is idle and not reserved. If a task with reserved slots starts there, its reservation is
 dropped. A task that does not fit takes over the reserved slots of tasks behind it, before tasks
-are preempted for it (`later_owners.py`).
+are preempted for it (`later_owners.py`). Where it may do so in this cycle, tasks behind it that
+could not be preempted at once start on such slots last.
 
 Among groups of the same tier, every task that fits, or gets slots that are being released, is
 served before any task is preempted for the others. So no task is preempted for capacity that a task
@@ -108,6 +109,9 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     for pool_pass in passes:
         pool_pass.start_ready()
     _consider_all(passes)
+    started = [pool_pass.start_deferred() for pool_pass in passes]
+    if any(started):
+        _consider_all(passes)
     for pool_pass in passes:
         pool_pass.record_ranks()
 
@@ -173,6 +177,8 @@ class PoolPass:
         self.queue = GroupQueue(self.view, self.policy, turns=turns, fits=self._fits_now)
         self.later_owners = LaterOwners(self.view, self.policy)
         self._begun = False
+        #: Tasks that start on their reserved slots once the other tasks were considered.
+        self._deferred: set[Task] = set()
         #: Index and fit -> the index's change count at which no placement existed for that fit.
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
         #: Fit -> the change count, and the wait reason found at that count.
@@ -183,11 +189,54 @@ class PoolPass:
         self._capacity: NodeCapacity | None = None
 
     def start_ready(self) -> None:
-        """Start the tasks whose reserved slots are free, on exactly these slots."""
+        """Start the tasks whose reserved slots are free, on exactly these slots.
+
+        Those that could not be preempted at once, and whose slots an earlier task may take over,
+        are deferred: else the earlier one would have to wait for their end.
+        """
+        if any(map(_is_protected, self.pool.ready)):
+            self._deferred = set(filter(_is_protected, self._behind_claimants()))
+        for task in self._ready():
+            if task not in self._deferred:
+                self.decisions.start_reserved(task)
+
+    def start_deferred(self) -> bool:
+        """Start the deferred tasks whose slots no earlier task took over; return whether there are
+        any.
+        """
+        deferred, self._deferred = self._deferred, set()
+        started = False
+        for task in self._ready():
+            if task in deferred:
+                self.decisions.start_reserved(task)
+                started = True
+        return started
+
+    def _ready(self) -> Iterator[Task]:
+        """Yield the tasks whose reserved slots are free, in order; they may start meanwhile."""
         for task in sorted(self.pool.ready):
             # A task that is moved may still hold its former slots.
             if task.group is not None and not self._must_wait_at_limit(task):
-                self.decisions.start_reserved(task)
+                yield task
+
+    def _behind_claimants(self) -> set[Task]:
+        """Return the tasks with reserved slots that come behind one which may take over some of
+        them in this cycle.
+        """
+        behind: set[Task] = set()
+        for group in self.queue.awake():
+            task = group.queue.first
+            owners = self.later_owners.of(task)
+            if (
+                owners
+                and not group.shape.start_failed
+                and limit_reached(self.draft.state, self.pool, task) is None
+                and self._must_wait(self.view, group, task) is None
+                and self._find_placement(self.pool.future, task) is None
+                and self._needed_of(task, owners)
+            ):
+                behind.update(owners)
+        return behind
 
     def _must_wait_at_limit(self, task: Task) -> bool:
         """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
@@ -671,11 +720,8 @@ class PoolPass:
 
         The task starts if all these slots are free; else they are reserved for it.
         """
-        if not owners or self.later_owners.known_insufficient(task, owners):
-            return None
-        needed = self.victim_search.for_task(task, owners)
+        needed = self._needed_of(task, owners)
         if not needed:
-            self.later_owners.note_insufficient(task, owners)
             return None
         self.draft.require(len(needed) + 1)
         for owner in needed:
@@ -686,6 +732,17 @@ class PoolPass:
             return GroupResult.STARTED
         self._reserve_for(task)
         return GroupResult.RESERVED
+
+    def _needed_of(self, task: Task, owners: Sequence[Task]) -> list[Task]:
+        """Return those of `owners` whose reserved slots the task needs; empty: it does not fit
+        there.
+        """
+        if not owners or self.later_owners.known_insufficient(task, owners):
+            return []
+        needed = self.victim_search.for_task(task, owners)
+        if not needed:
+            self.later_owners.note_insufficient(task, owners)
+        return needed
 
     def _preempt_for(
         self,
@@ -762,6 +819,12 @@ class PoolPass:
         self._reserve(task, found.placement, len(found.victims) - len(owners))
         for victim, placement in found.moved.items():
             self._reserve(victim, placement)
+
+
+def _is_protected(task: Task) -> bool:
+    """Whether a task cannot be preempted as soon as it runs."""
+    spec = task.job.spec
+    return not spec.preemptible or spec.min_runtime_s > 0
 
 
 #: When a pool decides a group without the results of the pools that the group prefers: the first

@@ -281,6 +281,30 @@ def test_a_task_that_was_passed_by_one_with_reserved_slots_is_considered_when_th
     assert_sound(cell.state)
 
 
+@pytest.mark.parametrize("spec", [{"preemptible": False}, {"min_runtime_s": 60}])
+def test_a_task_that_fits_at_last_takes_over_slots_that_become_free_in_the_same_cycle(
+    spec: dict[str, Any],
+) -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1, cpu_milli=4000)
+    cpus = Resources(gpus=0, gpu_milli=0, cpu_milli=3000)
+    cell.submit("cpus", resources=cpus, preemptible=False)
+    cell.submit("low", priority=90)
+    running(cell, "cpus")
+    running(cell, "low")
+    cell.submit("mid", priority=20, **spec)
+    assert stopped(cell.cycle()) == ["low"]
+    cell.submit("top", priority=10, resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=3000))
+    assert started(cell.cycle()) == []
+    # Before this cycle `top` lacked CPUs on the slot that is reserved for `mid`.
+    cell.ends("cpus")
+    cell.ends("low")
+    decided = cell.cycle()
+    assert started(decided) == ["top"]
+    assert only(decided, dec.ReservationDroppedV1).code is DropCode.PASSED
+    assert_sound(cell.state)
+
+
 def victims_release_for(cell: Cell, name: str, **spec: Any) -> None:
     """Fill n1 with `low`, which releases its slots for the job `name` in 600 s."""
     cell.node("n1", gpus=4)
