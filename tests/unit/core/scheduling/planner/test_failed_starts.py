@@ -580,3 +580,24 @@ def test_the_end_of_such_a_task_may_come_in_the_next_cycle() -> None:
     assert kinds(cell.cycle(unwritable=["big"], limit=1)) == ["AllocationUnwritable"]
     cell.restart()
     assert only(cell.cycle(), dec.TaskEndedV1).code == "decision_too_large"
+
+
+@pytest.mark.parametrize("project", ["p", "q"])
+def test_under_quota_released_slots_go_first_to_tasks_whose_starts_did_not_fail(
+    project: str,
+) -> None:
+    """Nothing wakes the tasks that fit after a release."""
+    cell = Cell(policy="quota", actions=["allocate"])
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=1000)})
+    cell.node("n1", gpus=1)
+    cell.submit("failed", priority=1)
+    cell.cycle()
+    set_apart(cell, "failed")
+    cell.submit("running", priority=50)
+    running(cell, "running")
+    cell.submit("pending", project=project, priority=50)
+    cell.cycle(after_s=60)
+    cell.run_until_idle()
+    assert waits(cell, "failed").code is waits(cell, "pending").code
+    cell.ends("running")
+    assert started(cell.run_until_idle()) == ["pending"]

@@ -291,21 +291,43 @@ def offer(
     """Return the first group, in the order of queues, that did not fit before and fits now; with
     `before`, of those that come before this task in its project.
     """
+    index_of(view).root(view.state)
+    for requests in _fitting(view, fits):
+        if before is None:
+            found = _first_of(view, requests, passed)
+        else:
+            found = _first_before(view, requests, passed, before)
+        if found is not None:
+            return found
+    return None
+
+
+def _fitting(view: PoolView, fits: Callable[[Group], bool]) -> list[frozenset[Request]]:
+    """Return the requests of groups that did not fit before and fit now: first those of tasks whose
+    starts did not fail, then the others, each if there are any.
+    """
     index, pool = index_of(view), view.pool
-    index.root(view.state)
     changes = (pool.free.changes, pool.future.changes, bool(pool.stopping), index.request_changes)
-    fitting: tuple[Hashable, frozenset[Request]] | None = view.memo.get("fitting")
-    if fitting is None or fitting[0] != changes:
-        requests = (
-            request for request, groups in index.by_request.items() if fits(next(iter(groups)))
-        )
-        fitting = view.memo["fitting"] = changes, frozenset(requests)
-    if not fitting[1]:
-        return None
-    if before is None:
-        return _first_of(view, fitting[1], passed)
-    leaf = index.queue_of(view.state, before.job.project)
-    found = index.first_blocked(view.state, fitting[1], _blocked(view), passed, leaf)
+    known: tuple[Hashable, list[frozenset[Request]]] | None = view.memo.get("fitting")
+    if known is None or known[0] != changes:
+        found: tuple[list[Request], list[Request]] = [], []
+        for request, groups in index.by_request.items():
+            group = next(iter(groups))
+            if fits(group):
+                found[group.shape.start_failed].append(request)
+        requests = [frozenset(each) for each in found if each]
+        known = view.memo["fitting"] = changes, requests
+    return known[1]
+
+
+def _first_before(
+    view: PoolView, requests: frozenset[Request], passed: Set[Group], before: Task
+) -> Group | None:
+    """Return the first group of the project of a task that has one of these requests, is not in
+    `passed` and comes before the task, or None.
+    """
+    leaf = index_of(view).queue_of(view.state, before.job.project)
+    found = index_of(view).first_blocked(view.state, requests, _blocked(view), passed, leaf)
     if found is None or before.group is None:
         return None
     return found if _place(view, found, found.first) < _place(view, before.group, before) else None
