@@ -69,3 +69,17 @@ def test_a_task_within_what_its_project_deserves_passes() -> None:
     assert cell.wait_code("gang") == "victims_protected"
     assert cell.wait_code("beyond") == "behind_task"
     assert cell.phase("within") == "running"
+
+
+def test_a_task_that_would_not_fit_without_protected_tasks_either_keeps_none_behind_it() -> None:
+    cell = cell_of("quota")
+    cell.entitle("r", quotas={"main": Quota(deserved_milli=1000)})
+    cell.submit("fixed", project="r", gpus=1, preemptible=False)
+    cell.submit("low", project="p", gpus=2, priority=60, min_runtime_s=600)
+    cell.step()
+    cell.submit("gang", project="p", gpus=2, replicas=2, priority=10)
+    cell.step()
+    assert cell.wait_code("gang") == "insufficient_free"
+    cell.submit("beyond", project="q", gpus=1, min_runtime_s=600)
+    cell.step()
+    assert cell.task("beyond").run is not None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
@@ -193,7 +194,8 @@ def _wait_until(view: PoolView, task: Task) -> Wait | None:
     until_ms = delayed_until_ms(view, task)
     if until_ms:
         return Wait(code=WaitCode.PREEMPTION_DELAY, numbers={"until_at_ms": until_ms})
-    return protected_wait(view, task)
+    # Else it would keep others behind it for victims that do not make it fit.
+    return protected_wait(view, task) if could_fit(view.pool, task.job.shape) else None
 
 
 def starts_without(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
