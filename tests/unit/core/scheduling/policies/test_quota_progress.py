@@ -105,3 +105,20 @@ def test_a_share_leaves_no_more_than_deserved_only_if_no_exchange_brings_it_back
     cell.submit("q", project="q", gpus=1, node_types=("b",))
     assert cell.come_to_rest(100)
     assert cell.preempted == 0
+
+
+def test_a_share_counts_tasks_that_stop_for_an_earlier_claim_of_the_cycle() -> None:
+    """Else it takes the large task of `q`, and the halves take back what they lost."""
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("na", gpus=1, node_type="a")
+    cell.node("nb", gpus=2, node_type="b")
+    entitle(cell, "p", 1)
+    entitle(cell, "q", 1, weight=0)
+    cell.submit("q-half", project="q", tasks=2, resources=part(500), node_types=("a",))
+    cell.submit("q-large", project="q", gpus=2, node_types=("b",), priority=10)
+    assert cell.come_to_rest(100)
+    cell.submit("p-first", project="p", gpus=1, node_types=("a",))
+    cell.submit("p-second", project="p", gpus=1, node_types=("b",))
+    assert cell.come_to_rest(100)
+    assert [cell.phase(name) for name in ("p-first", "q-large")] == ["running", "running"]
+    assert cell.preempted == 2

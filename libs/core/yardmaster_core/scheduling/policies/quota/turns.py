@@ -20,6 +20,7 @@ from yardmaster_core.scheduling.policies.quota.preempt import priority_above
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_schemas.reasons import PolicyStop
 
 #: The amounts that a task requests, and the priority below which it preempts tasks of its project;
 #: None: of any priority.
@@ -58,6 +59,8 @@ def could_regain_deserved(
     if not released:
         return False
     requests = {requested(view.pool, victim.job.shape) for victim in lost}
+    for project, _ in by_project:
+        requests.update(request for request, _ in _returning(view, project))
     for queue in reclaimee.leaves():
         requests.update(request for request, _ in _pending(view, queue))
     kept = minus(reclaimee.allocated, taken[reclaimee])
@@ -94,8 +97,8 @@ def _has_task_within_share(
     """Whether a project that keeps these amounts has a pending task with which it stays within its
     share; or would have one after a pending task preempted the tasks of the project that it may.
     """
-    pending = set(_pending(view, queue))
-    pending.update(_as_pending(view, task) for task in lost)
+    pending = _pending(view, queue) | _returning(view, project)
+    pending |= {_as_pending(view, task) for task in lost}
 
     def within_share(held: Amounts, request: Amounts) -> bool:
         return first_exceeded(plus(held, request), queue.fair) is None
@@ -140,6 +143,24 @@ def _pending(view: PoolView, queue: Queue) -> frozenset[Pending]:
             if group.queue.live and not group.shape.start_failed
         )
     return found
+
+
+def _returning(view: PoolView, project: Project) -> frozenset[Pending]:
+    """Return what the tasks of a project request that stop for others, and so will be pending."""
+    index, key = index_of(view), ("returning", project)
+    changes = len(index.changed_leaves)
+    known: tuple[int, frozenset[Pending]] | None = view.memo.get(key)
+    if known is None or known[0] != changes:
+        holders = view.pool.held_by_project.get(project)
+        jobs = holders.jobs.values() if holders is not None and holders.releasing_milli else ()
+        found = frozenset(
+            _as_pending(view, task)
+            for held in jobs
+            for task in held.releasing
+            if task.run is not None and isinstance(task.run.stop, PolicyStop) and not task.reserved
+        )
+        known = view.memo[key] = changes, found
+    return known[1]
 
 
 def _running_without(
