@@ -528,7 +528,11 @@ class HistoryPlayer:
             record = group.waits.get(pool.name)
             blocked = group.queue.live and record is not None and record[0].code in BLOCKING
             assert not blocked, f"{task.id} starts past {group.queue.first.id}"
-            assert not group.reserved.live, f"{task.id} starts past {group.reserved.first.id}"
+            for other in group.reserved.in_order():
+                assert other.reserved is not None
+                # Elsewhere it waits for nothing that starts here.
+                here = other.reserved.pool_name == pool.name
+                assert not here, f"{task.id} starts past {other.id}"
 
     def _placed_as_requested(
         self, event: dec.SlotsAllocatedV1, node: Node, placement: dec.Placement
