@@ -20,8 +20,7 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
-The sets of leaves are `below_share`, `may_preempt_own`, `may_preempt_at_limit` and `reason_stale`.
-A project without a
+The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A project without a
 queue gets one when it is read. After a change of nodes all groups are stale.
 """
 
@@ -152,11 +151,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.below_share: dict[Queue, None] = {}
         #: Leaves below their share with blocked groups that may preempt tasks of their project.
         self.may_preempt_own: dict[Queue, None] = {}
-        #: Leaves with groups at a limit that may preempt tasks of their project.
-        self.may_preempt_at_limit: dict[Queue, None] = {}
         #: Leaves with blocked groups that wait for another reason than the recorded one.
         self.reason_stale: dict[Queue, None] = {}
-        #: Queues whose membership in these four sets must be checked again.
+        #: Queues whose membership in these three sets must be checked again.
         self._unchecked: dict[Queue, None] = {}
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
@@ -260,8 +257,8 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def take_unchecked(self, state: CellView) -> Sequence[Queue]:
         """Return the leaves with other amounts, another share or other blocked groups than when
-        they were last taken. The caller adds these leaves to `may_preempt_own`,
-        `may_preempt_at_limit` and `reason_stale`, or removes them; `below_share` is up to date.
+        they were last taken. The caller adds these leaves to `may_preempt_own` and `reason_stale`,
+        or removes them; `below_share` is up to date.
         """
         self.divide(state)
         unchecked = [queue for queue in self._unchecked if queue.is_project]
@@ -349,7 +346,6 @@ class QuotaIndex(ClaimingIndex[Project]):
         self._never_starts.clear()
         self.below_share.clear()
         self.may_preempt_own.clear()
-        self.may_preempt_at_limit.clear()
         self.reason_stale.clear()
         self._unchecked.clear()
         self._usage_stale = bool(self.traits.usage_half_life_ms)

@@ -62,6 +62,7 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     groups: dict[Group, None] = {}
     if "preempt" in actions:
         groups.update(dict.fromkeys(_that_preempt(view)))
+        groups.update(dict.fromkeys(_that_preempt_at_limit(view)))
     if "consolidation" in actions:
         groups.update(dict.fromkeys(_that_move_others(view)))
     if "reclaim" in actions:
@@ -94,10 +95,6 @@ def _check(view: PoolView, queues: Iterable[Queue]) -> None:
             _preempts_own(view, group) for group in project_queue.blocked
         )
         set_member(index.may_preempt_own, project_queue, preempts_own)
-        at_limit = preempts and any(
-            _preempts_at_limit(view, group) for group in project_queue.at_limit
-        )
-        set_member(index.may_preempt_at_limit, project_queue, at_limit)
         has_stale_reason = any(_has_stale_reason(view, group) for group in project_queue.blocked)
         set_member(index.reason_stale, project_queue, has_stale_reason)
 
@@ -114,13 +111,6 @@ def _preempts_own(view: PoolView, group: Group) -> bool:
     return _may_claim(view, group) and has_own_victims(view, group.queue.first)
 
 
-def _preempts_at_limit(view: PoolView, group: Group) -> bool:
-    """Whether a group that waits for a limit may preempt tasks of its project."""
-    if not group.queue.live or group.shape.start_failed:
-        return False
-    return has_own_victims(view, group.queue.first)
-
-
 def _has_stale_reason(view: PoolView, group: Group) -> bool:
     """Whether a group that could preempt others waits for another reason than the recorded one."""
     return _may_claim(view, group) and share_decides_now(
@@ -130,30 +120,58 @@ def _has_stale_reason(view: PoolView, group: Group) -> bool:
 
 def _that_preempt(view: PoolView) -> Iterator[Group]:
     """Yield the groups that may preempt tasks of their project: if the project changed, or could
-    hold more within its share, or has tasks on a node that changed; and those at a limit, which may
-    find capacity on other nodes than those of their victims.
+    hold more within its share, or has tasks on a node that changed.
     """
     index, pool = index_of(view), view.pool
-    for project_queue in index.may_preempt_at_limit:
-        for group in project_queue.at_limit:
-            if _preempts_at_limit(view, group) and could_fit(pool, group.shape):
-                yield group
     for project_queue in (*index.changed_queues(view.state), *index.may_preempt_own):
         yield from (group for group in project_queue.blocked if _preempts_own(view, group))
-    for ordinal in index.changed_nodes:
-        node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
-        if node is None or capacity is None:
-            continue
-        for project, preemptible_milli in _preemptible_milli(node).items():
+    for capacity_milli, preemptible in _changed_nodes(view):
+        for project, preemptible_milli in preemptible.items():
             project_queue = index.queue_of(view.state, project)
             for group in project_queue.blocked:
                 shape = group.shape
                 if shape.replicas > 1 or shape.whole_nodes:
                     most = project_queue.held[0] + pool.future.free_milli
                 else:
-                    most = capacity.gpu_milli + preemptible_milli
+                    most = capacity_milli + preemptible_milli
                 if pool.least_milli(shape) <= most and _preempts_own(view, group):
                     yield group
+
+
+def _that_preempt_at_limit(view: PoolView) -> Iterator[Group]:
+    """Yield the groups at a limit that may preempt tasks of their project: if the project changed,
+    or has tasks on a node that changed and could hold a replica without them.
+    """
+    index = index_of(view)
+    #: By project, the most gpu_milli that one of its nodes could have; None: any.
+    most: dict[Queue, int | None] = dict.fromkeys(index.changed_queues(view.state))
+    for capacity_milli, preemptible in _changed_nodes(view):
+        for project, preemptible_milli in preemptible.items():
+            project_queue = index.queue_of(view.state, project)
+            known = most.get(project_queue, 0)
+            if known is not None:
+                most[project_queue] = max(known, capacity_milli + preemptible_milli)
+    for project_queue, milli in most.items():
+        for group in project_queue.at_limit:
+            shape = group.shape
+            if not group.queue.live or shape.start_failed:
+                continue
+            least = 0 if shape.whole_nodes else view.pool.least_milli(shape) // shape.replicas
+            if milli is not None and least > milli:
+                continue
+            if has_own_victims(view, group.queue.first) and could_fit(view.pool, shape):
+                yield group
+
+
+def _changed_nodes(view: PoolView) -> Iterator[tuple[int, dict[Project, int]]]:
+    """Yield, for each changed node that takes tasks, the gpu_milli that it will have free, and what
+    preemptible tasks of each project hold there.
+    """
+    pool = view.pool
+    for ordinal in index_of(view).changed_nodes:
+        node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
+        if node is not None and capacity is not None:
+            yield capacity.gpu_milli, _preemptible_milli(node)
 
 
 def _preemptible_milli(node: Node) -> dict[Project, int]:
