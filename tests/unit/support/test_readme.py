@@ -154,7 +154,9 @@ def test_a_terminal_keeps_its_variables_and_says_how_each_command_ended(tmp_path
         assert terminal.run("ls nowhere")[0] == 2
         assert terminal.run("echo $?") == (0, "2\n")
         assert terminal.run("cat <<END\nin two\nlines\nEND") == (0, "in two\nlines\n")
-        terminal.begin("exec 3>&1; sh -c 'echo up; exec sleep 600'")
+        # The trap is set before "up": bash may miss a signal that comes while it replaces itself.
+        waiting = 'sleep 600 & trap "kill $!; exit 130" INT; echo up; wait'
+        terminal.begin(f"exec 3>&1; sh -c '{waiting}'")
         assert terminal.until("^up$") == "up\n"
         assert terminal.interrupt()[0] == 130
         assert terminal.run("exit_code() { return 3; }; exit_code")[0] == 3
