@@ -230,9 +230,6 @@ class Queues:
                 if isinstance(run.stop, PolicyStop):
                     returning = held
         used = plus(allocated, leaving)
-        if task.shape.gpu_memory_mib:
-            # Limits count it as its part of the largest GPUs.
-            used = min(used[0], self.pool.least_milli(task.shape)), used[1], used[2]
         for queue in self.path(task.job.project):
             one = self.held[queue]
             one.allocated = plus(one.allocated, allocated)
