@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    KafkaError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Float64, Int8, Int16, Int32, Schema, String
 from aiokafka.structs import TopicPartition
@@ -155,6 +161,23 @@ async def test_a_new_password_replaces_the_old_one(broker: KafkaBroker, admin: K
     log = await KafkaLog.open(settings(broker, "views", "another"), SystemClock())
     assert await log.end(Partition("requests")) == 0
     await log.close()
+
+
+async def test_new_users_are_ready_only_when_the_broker_accepts_their_passwords(
+    broker: KafkaBroker, admin: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    async def late(host: str, port: int, **client: object) -> object:
+        """A broker that has not applied the change yet refuses the first two connections."""
+        attempts.append(str(client["sasl_plain_username"]))
+        if len(attempts) <= 2:
+            raise SaslAuthenticationFailed
+        return await create_conn(host, port, **client)
+
+    monkeypatch.setattr("yardmaster_eventlog.kafka.users.create_conn", late)
+    await create_users(settings(broker, ADMIN), {"gateway": PASSWORD, "views": PASSWORD})
+    assert attempts == ["views"] * 3
 
 
 async def test_a_writer_that_may_not_read_its_topic_continues_after_a_restart_of_the_broker(

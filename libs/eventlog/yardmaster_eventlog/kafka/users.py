@@ -6,12 +6,14 @@ The brokers store no password, only SCRAM's salted hash. aiokafka (0.14) has no 
 requests, so this module defines them; the lock file fixes its version.
 """
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
 from typing import Final
 
-from aiokafka.errors import for_code
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError, SaslAuthenticationFailed, for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -40,6 +42,8 @@ _SCRAM_SHA_512: Final = 2
 #: safer.
 ITERATIONS: Final = 4096
 _SALT_BYTES: Final = 32
+#: The pause before a broker is asked again whether it accepts a password.
+RETRY_S: Final = 0.05
 
 _RESOURCES: Final = {"topic": 2, "group": 3}
 _OPERATIONS: Final = {"read": 3, "write": 4, "create": 5, "describe_configs": 10}
@@ -200,6 +204,9 @@ async def create_users(
 
     Agents run where tasks run, so a broker slows each of them down above a rate.
 
+    Brokers learn of a change shortly after it is acknowledged. Passwords are changed last, and this
+    returns when each broker that answers accepts them: a user that can connect has its rules.
+
     Args:
         settings: those of an administrator.
         passwords: by user.
@@ -210,9 +217,6 @@ async def create_users(
     if not passwords:
         return
     async with admin_of(settings) as admin:
-        answer = await admin._send_to_controller(_AlterUsers(passwords))
-        for user, code, why, _ in answer.results:
-            _check(code, f"user {user}: {why}")
         rules = {user: [*access_rules(user)] for user in passwords}
         answer = await admin._send_to_controller(_CreateRules(rules))
         for code, why in answer.creation_responses:
@@ -222,6 +226,38 @@ async def create_users(
             answer = await admin._send_to_controller(_AlterQuotas(rates))
             for code, why, _ in answer.entries:
                 _check(code, f"byte rate: {why}")
+        answer = await admin._send_to_controller(_AlterUsers(passwords))
+        for user, code, why, _ in answer.results:
+            _check(code, f"user {user}: {why}")
+        *_, last = passwords.items()
+        for broker in admin._client.cluster.brokers():
+            await _until_accepted(settings, broker.host, broker.port, *last)
+
+
+async def _until_accepted(
+    settings: KafkaSettings, host: str, port: int, user: str, password: str
+) -> None:
+    """Wait until a broker accepts a user's password, or does not answer.
+
+    Brokers apply changes in order, so they accept all passwords that were changed with it.
+    """
+    client = {
+        **settings.client(),
+        "sasl_mechanism": MECHANISM,
+        "sasl_plain_username": user,
+        "sasl_plain_password": password,
+    }
+    del client["bootstrap_servers"]
+    while True:
+        try:
+            connection = await create_conn(host, port, **client)
+        except SaslAuthenticationFailed:
+            await asyncio.sleep(RETRY_S)
+        except (KafkaError, OSError):
+            return
+        else:
+            connection.close()
+            return
 
 
 def _check(code: int, what: str) -> None:
