@@ -182,6 +182,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
         pool.recheck = pool.all_woken = pool.blocked_woken = pool.equals_woken = False
         pool.started.clear()
     state.wake_index.limits_woken.clear()
+    state.wake_index.freeing.clear()
     if not complete:
         return state
     for pool in state.pools.values():

@@ -379,7 +379,8 @@ class PoolPass:
         return awake and group.pending > 0 and group not in self.queue.done
 
     def _recheck(self) -> bool:
-        """Reconsider all groups that wait for capacity or for a limit, if that is due.
+        """Reconsider all groups that wait for capacity, or for a limit of owners that began to
+        release slots, if that is due.
 
         Returns whether it was due.
         """
@@ -394,7 +395,7 @@ class PoolPass:
             blocked = wake_index.blocked(self.pool) if equals is None else equals.others
             for group in chain(blocked, self.pool.reserved_groups):
                 self.pool.reconsider(group)
-        for pool, group in wake_index.limited_groups():
+        for pool, group in wake_index.limited_by_freeing():
             pool.reconsider(group)
         return True
 

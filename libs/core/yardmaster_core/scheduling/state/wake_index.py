@@ -21,7 +21,7 @@ from yardmaster_schemas.reasons import Wait, WaitCode
 class WakeIndex:
     """The sleeping groups of all pools, by what they wait for."""
 
-    __slots__ = ("_journal", "by_memory", "limited", "limits_woken")
+    __slots__ = ("_journal", "by_memory", "freeing", "limited", "limits_woken")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -29,6 +29,9 @@ class WakeIndex:
         self.limited: dict[str, dict[tuple[Pool, Group], None]] = {}
         #: Of these, the owners whose groups this cycle's inputs woke.
         self.limits_woken: dict[str, None] = {}
+        #: The owners of limits whose tasks began to release slots, or lost reserved ones, in this
+        #: cycle.
+        self.freeing: dict[str, None] = {}
         #: Groups that did not fit and request memory of GPUs: where a limit leaves more, they may
         #: use smaller GPUs.
         self.by_memory: dict[tuple[Pool, Group], None] = {}
@@ -126,6 +129,22 @@ class WakeIndex:
         """The groups that wait for a limit, each with the pool in which it waits."""
         for limited in self.limited.values():
             yield from limited
+
+    def limited_by_freeing(self) -> Iterator[tuple[Pool, Group]]:
+        """The groups that wait for a limit of the owners in `freeing`, and those whose GPUs may
+        depend on it.
+        """
+        for owner in list(self.freeing):
+            yield from list(self.limited.get(owner, ()))
+        if self.freeing:
+            yield from list(self.by_memory)
+
+    def note_freeing(self, owners: Iterable[str]) -> None:
+        """Note that tasks of these owners begin to release slots, or lost reserved ones."""
+        for owner in owners:
+            if owner not in self.freeing:
+                self._journal.record(self.freeing.pop, owner, None)
+                self.freeing[owner] = None
 
     def wake_limited(self) -> None:
         """Wake the groups that wait for a limit, or for what their queues deserve."""

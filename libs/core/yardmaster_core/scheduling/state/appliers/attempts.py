@@ -228,6 +228,7 @@ def begin_stop(state: ClusterState, task: Task, run: Attempt, stop: Stop | Polic
     state.note_releasing(task)
     pool = state.pools[run.pool_name]
     state.limits_changed_elsewhere(task.job, pool, from_next_cycle=True)
+    state.wake_index.note_freeing((task.job.id, *state.owners_of(task.job.project)))
     state.journal.record(_undo_stop, state, task, run)
 
 

@@ -43,6 +43,7 @@ def reservation_dropped_v1(state: ClusterState, event: dec.ReservationDroppedV1,
     if event.code is DropCode.STARTED_ELSEWHERE:
         state.journal.put(task, "starts_elsewhere", event.attempt)
     drop(state, task)
+    state.wake_index.note_freeing((task.job.id, *state.owners_of(task.job.project)))
     # Others may reserve the slots, or start on them.
     pool.recheck = True
     pool.index.input_changed(from_next_cycle=True)
