@@ -41,6 +41,14 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     return fits
 
 
+def could_fit_after_stops(pool: Pool, shape: Shape) -> bool:
+    """Whether a task may fit if every preemptible task of the pool, and every task that stops,
+    released its slots; also if it is not known, because a task stops that could not be preempted:
+    more will be free than `could_fit` counts.
+    """
+    return pool.stopping_non_preemptible > 0 or could_fit(pool, shape)
+
+
 def has_exact_sum(gpus: int, counts: Mapping[int, int]) -> bool:
     """Whether some of the nodes, `counts` of each size, have exactly `gpus` GPUs together."""
     # Bit n is set if some of the nodes have n GPUs together. If only those are idle, taking the

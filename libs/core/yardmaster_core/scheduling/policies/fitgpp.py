@@ -41,7 +41,7 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.placement import helps
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
@@ -178,7 +178,7 @@ def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """
     pool, limit = view.pool, view.options.p
     able = allowed_victims(view, task)
-    if not able or (not pool.stopping_non_preemptible and not could_fit(pool, task.job.shape)):
+    if not able or not could_fit_after_stops(pool, task.job.shape):
         return
     scores = view.memo["scores"] = Scores(view)
     below = [victim for victim in able if limit is None or victim.preemptions < limit]

@@ -32,7 +32,7 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.policy import (
     Listing,
@@ -204,13 +204,14 @@ def _victim_classes(view: PoolView, task: Task) -> tuple[int, ...]:
 
 
 def _known_insufficient(view: PoolView, task: Task) -> bool:
-    """Whether an earlier search, or `could_fit`, shows that no set of victims suffices."""
+    """Whether an earlier search, or `could_fit_after_stops`, shows that no set of victims
+    suffices.
+    """
     shape = task.job.shape
     tried = view.memo.get(("insufficient", shape.fit_within_limits))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
-    # If a task stops that could not be preempted, more will be free than `could_fit` counts.
-    return not view.pool.stopping_non_preemptible and not could_fit(view.pool, shape)
+    return not could_fit_after_stops(view.pool, shape)
 
 
 def _submitted_later(victim: Task, task: Task) -> bool:

@@ -55,6 +55,28 @@ def test_slots_reserved_beyond_what_is_deserved_go_to_a_project_within_what_it_d
     assert stopped(cell.run()) == []
 
 
+def test_slots_are_reclaimed_while_a_task_that_cannot_be_preempted_still_holds_them() -> None:
+    """Without the preemptible tasks alone, the task would not fit: more is free once the other one
+    is gone.
+    """
+    cell = QuotaCell({"n0": 4})
+    for project in ("over", "fixed", "due"):
+        cell.entitle_to(project, 4)
+    cell.submit("fixed", project="fixed", gpus=4, preemptible=False)
+    cell.run()
+    cell.submit("over", project="over", gpus=4)
+    cell.submit("due", project="due", gpus=4)
+    cell.cycle(after_s=1)
+    cell.cancel("fixed")
+    cell.run_until_idle()
+    assert cell.task("over").reserved is not None
+    cell.entitle_to("over", 0)
+    decided = cell.run_until_idle()
+    drop = only(decided, dec.ReservationDroppedV1)
+    assert (drop.task_id, drop.for_task) == (cell.task("over").id, cell.task("due").id)
+    assert_sound(cell.state)
+
+
 def test_reserved_slots_and_running_tasks_are_reclaimed_together() -> None:
     """A task that needs more than the reserved slots also gets those of a running task."""
     cell = QuotaCell({"n0": 8})

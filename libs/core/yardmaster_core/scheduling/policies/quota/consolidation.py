@@ -8,7 +8,7 @@ else the task would start, and the slots would be reclaimed next.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
@@ -137,7 +137,9 @@ def waiting_within_share(view: PoolView, shape: Shape) -> Sequence[Queue]:
         for queue, group in index.blocked_within_share(view.state):
             other = group.shape
             queues = waiting.setdefault((other.queue_class, future.matching(other)), [])
-            if len(queues) < 2 and queue not in queues and could_fit(view.pool, other):
+            if len(queues) == 2 or queue in queues:
+                continue
+            if could_fit_after_stops(view.pool, other):
                 queues.append(queue)
         known = view.memo["within_share"] = changes, waiting
     nodes = future.matching(shape)

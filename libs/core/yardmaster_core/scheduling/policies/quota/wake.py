@@ -8,7 +8,7 @@ the capacity that was released (`offer`) and from limits that are no longer reac
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from typing import Final
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.group_queue import code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
@@ -103,7 +103,7 @@ def _may_claim(view: PoolView, group: Group) -> bool:
     """Whether a group did not fit, and could fit if others were preempted or moved."""
     if not group.queue.live or code_of(group, view.pool) not in CLAIMING:
         return False
-    return not group.shape.start_failed and could_fit(view.pool, group.shape)
+    return not group.shape.start_failed and could_fit_after_stops(view.pool, group.shape)
 
 
 def _preempts_own(view: PoolView, group: Group) -> bool:
@@ -159,7 +159,7 @@ def _that_preempt_at_limit(view: PoolView) -> Iterator[Group]:
             least = 0 if shape.whole_nodes else view.pool.least_milli(shape) // shape.replicas
             if milli is not None and least > milli:
                 continue
-            if has_own_victims(view, group.queue.first) and could_fit(view.pool, shape):
+            if has_own_victims(view, group.queue.first) and could_fit_after_stops(view.pool, shape):
                 yield group
 
 

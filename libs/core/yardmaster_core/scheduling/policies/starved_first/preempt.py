@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import Final
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.policy import PoolView, PreemptionAction, StopReason
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.price import least_beyond_first
@@ -37,8 +37,7 @@ def may_claim(view: PoolView, task: Task) -> bool:
     most = next(index.above(), None)
     if most is None or most.allocated <= owner.allocated + asked:
         return False
-    # If a task stops that could not be preempted, more will be free than `could_fit` counts.
-    return view.pool.stopping_non_preemptible > 0 or could_fit(view.pool, task.job.shape)
+    return could_fit_after_stops(view.pool, task.job.shape)
 
 
 def victims(view: PoolView, task: Task) -> Iterator[Task]:

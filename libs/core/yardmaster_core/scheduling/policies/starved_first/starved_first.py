@@ -21,7 +21,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit
+from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.policy import (
     CandidateOrder,
     Listing,
@@ -211,7 +211,9 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
                 continue
             for group in groups:
                 known = group.waits.get(pool.name)
-                if known is not None and known[0].code in CLAIMING and could_fit(pool, group.shape):
+                if known is None or known[0].code not in CLAIMING:
+                    continue
+                if could_fit_after_stops(pool, group.shape):
                     yield group
 
 
