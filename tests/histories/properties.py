@@ -17,6 +17,7 @@
    b. while it holds no more than its share, only to a queue that stays within what it deserves; and
       the claimant's project stays within its share;
    c. a victim that fits on other slots is moved, not stopped, and never to the slots that it holds;
+      one that requests GPU memory only if it fits on GPUs as large as those that it holds;
    d. a task that is moved has its slots reserved in the batch in which it is stopped; consolidation
       stops no task that is not moved, and moves at most `max_moves`, to slots that are free;
    e. no start or reservation takes a queue of any level above its limit, nor the tasks of a queue
@@ -63,6 +64,7 @@ from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import on_larger_gpus
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Cell
@@ -193,7 +195,12 @@ class CheckedCell(Cell):
                 continue  # on other slots it would count as well
             # More capacity may fit less of these.
             if not victim.job.shape.whole_nodes:
-                placement = any_placement(pool.future, victim.job.shape, pool.config)
+                shape = victim.job.shape
+                if shape.gpu_memory_mib:
+                    # On smaller GPUs it would hold more.
+                    nodes = [self.state.nodes[each.node] for each in run.placements]
+                    shape = on_larger_gpus(shape, max(node.gpu_memory_mib for node in nodes))
+                placement = any_placement(pool.future, shape, pool.config)
                 assert placement is None, f"{victim.id} is preempted, but need only be moved"
 
     # 8

@@ -2,6 +2,9 @@
 
 from typing import Any, Final
 
+from tests.histories.properties import CheckedCell
+from tests.unit.core.scheduling.planner.test_gpu_memory import GIB, by_memory
+from tests.unit.core.scheduling.reading import only, started
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Quota
@@ -60,3 +63,22 @@ def test_a_task_that_may_not_be_reclaimed_is_moved_only_to_slots_that_are_free_a
     assert moved(cell) == []
     cell.ends("leaving")
     assert moved(cell) == ["small", "small"]
+
+
+def test_a_task_that_requests_gpu_memory_is_stopped_rather_than_moved_to_a_smaller_gpu() -> None:
+    """There it would hold a larger fraction. The random histories expect no move either."""
+    cell = CheckedCell()
+    cell.pool("main", policy="quota")
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=2000)})
+    cell.node("small", gpus=1, gpu_memory_mib=40 * GIB, node_type="a")
+    cell.node("large", gpus=1, gpu_memory_mib=80 * GIB)
+    cell.submit("filler", project="p", gpus=1, node_types=("a",))
+    cell.submit("part", project="p", resources=by_memory(20), priority=60)
+    assert sorted(started(cell.cycle())) == ["filler", "part"]
+    assert cell.slots_of("part") == [("large", (0,))]
+    cell.starts("part")
+    cell.ends("filler")
+    cell.submit("whole", project="p", resources=by_memory(80), priority=10)
+    cell.changes += 1
+    decided = cell.cycle()
+    assert only(decided, PreemptionRequestedV1).stop.rule == "better_priority"
