@@ -225,18 +225,24 @@ class PoolPass:
         """
         behind: set[Task] = set()
         for group in self.queue.awake():
-            task = group.queue.first
-            owners = self.later_owners.of(task)
-            if (
-                owners
-                and not group.shape.start_failed
-                and limit_reached(self.draft.state, self.pool, task) is None
-                and self._must_wait(self.view, group, task) is None
-                and self._find_placement(self.pool.future, task) is None
-                and self._needed_of(task, owners)
-            ):
-                behind.update(owners)
+            behind.update(self._owners_to_pass(group))
         return behind
+
+    def _owners_to_pass(self, group: Group) -> Sequence[Task]:
+        """Return the tasks behind a group if it takes over reserved slots of some of them; else
+        none.
+        """
+        task = group.queue.first
+        owners = self.later_owners.of(task)
+        takes_over = (
+            owners
+            and not group.shape.start_failed
+            and limit_reached(self.draft.state, self.pool, task) is None
+            and self._must_wait(self.view, group, task) is None
+            and self._find_placement(self.pool.future, task) is None
+            and self._needed_of(task, owners)
+        )
+        return owners if takes_over else ()
 
     def _must_wait_at_limit(self, task: Task) -> bool:
         """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
@@ -380,7 +386,8 @@ class PoolPass:
 
     def _recheck(self) -> bool:
         """Reconsider all groups that wait for capacity, or for a limit of owners that began to
-        release slots, if that is due.
+        release slots, if that is due; where the policy finds the groups that fit, those that take
+        over slots reserved for a task behind them.
 
         Returns whether it was due.
         """
@@ -390,6 +397,9 @@ class PoolPass:
         equals = self.pool.index.equals
         if self.pool.index.traits.finds_fitting_groups:
             self.queue.offer_again()
+            for group in self.policy.wake.ahead(self.view):
+                if self._owners_to_pass(group):
+                    self.pool.reconsider(group)
         else:
             self.queue.add_equals()
             blocked = wake_index.blocked(self.pool) if equals is None else equals.others

@@ -443,6 +443,8 @@ class Wake:
             considered, and a task: then it returns only a group of the same claimant that comes
             before this task. For policies whose index has `finds_fitting_groups`, so that a release
             wakes no group.
+        ahead: the groups that did not fit and come before a task with reserved slots, which they
+            may take over; of groups with equal requests the first. For the same policies.
         under_limits: the groups that did not fit and count towards the limits of these projects or
             of queues above them, which are checked after tasks of these projects started. None: all
             groups that did not fit are checked.
@@ -450,6 +452,7 @@ class Wake:
 
     groups: Callable[[PoolView], Iterable[Group]] = no_groups
     offer: Offer | None = None
+    ahead: Callable[[PoolView], Iterable[Group]] = no_groups
     under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
 
 

@@ -77,6 +77,27 @@ def test_slots_are_reclaimed_while_a_task_that_cannot_be_preempted_still_holds_t
     assert_sound(cell.state)
 
 
+def test_a_task_that_must_not_preempt_yet_takes_over_slots_reserved_for_one_behind_it() -> None:
+    """Else the one behind it would start although the first one comes before it and fits."""
+    cell = QuotaCell({"n0": 3}, preemption_delay_s=20)
+    for project in ("p", "q"):
+        cell.entitle_to(project, 3)
+    cell.submit("low", project="q", gpus=3)
+    cell.run()
+    cell.entitle_to("q", 0)
+    cell.submit("behind", project="p", gpus=3, priority=40, min_runtime_s=30)
+    cell.cycle(after_s=10)
+    cell.submit("first", project="p", gpus=1, priority=3)
+    cell.cycle()
+    assert cell.wait_code("first") == cell.wait_code("behind") == WaitCode.PREEMPTION_DELAY
+    decided = cell.cycle(after_s=11)
+    assert stopped(decided) == ["low"]
+    drop = only(decided, dec.ReservationDroppedV1)
+    assert (drop.task_id, drop.for_task) == (cell.task("behind").id, cell.task("first").id)
+    assert started(cell.run()) == ["first"]
+    assert_sound(cell.state)
+
+
 def test_reserved_slots_and_running_tasks_are_reclaimed_together() -> None:
     """A task that needs more than the reserved slots also gets those of a running task."""
     cell = QuotaCell({"n0": 8})

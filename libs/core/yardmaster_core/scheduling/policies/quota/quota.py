@@ -69,7 +69,12 @@ from yardmaster_core.scheduling.policies.quota.start import (
     start_reason,
     wait_for_quota,
 )
-from yardmaster_core.scheduling.policies.quota.wake import groups_to_wake, offer, under_limits
+from yardmaster_core.scheduling.policies.quota.wake import (
+    ahead_of_owners,
+    groups_to_wake,
+    offer,
+    under_limits,
+)
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group
 
@@ -153,6 +158,6 @@ QUOTA: Final = Policy(
         ranks=changed_ranks,
     ),
     shares=ShareReports(queues=queue_shares, of_projects=project_shares),
-    wake=Wake(groups=groups_to_wake, offer=offer, under_limits=under_limits),
+    wake=Wake(groups=groups_to_wake, offer=offer, ahead=ahead_of_owners, under_limits=under_limits),
     index=quota_index,
 )

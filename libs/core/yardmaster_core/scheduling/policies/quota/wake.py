@@ -1,8 +1,9 @@
 """The groups to consider again: they may start or preempt others now, or wait for another reason.
 
 Groups that did not fit are found from what changed since the last cycle (`groups_to_wake`), from
-the capacity that was released (`offer`) and from limits that are no longer reached
-(`under_limits`). The state wakes all other groups.
+the capacity that was released (`offer`), from slots reserved for tasks behind them
+(`ahead_of_owners`) and from limits that are no longer reached (`under_limits`). The state wakes all
+other groups.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
@@ -318,6 +319,25 @@ def offer(
         if found is not None:
             return found
     return None
+
+
+def ahead_of_owners(view: PoolView) -> Iterator[Group]:
+    """Yield the groups of projects that changed that did not fit and come before a task of their
+    project with reserved slots; of groups with equal requests the first, because it comes before
+    the most of these tasks.
+    """
+    blocked = _blocked(view)
+    for project_queue in index_of(view).changed_queues(view.state):
+        placed = blocked.groups_of(project_queue)
+        last = next((row[0] for row in reversed(placed) if row[-1].reserved.live), None)
+        seen: set[Request] = set()
+        for place, *_, group in placed:
+            if last is None or place >= last:
+                break
+            request = request_of(group)
+            if group.queue.live and not group.shape.start_failed and request not in seen:
+                seen.add(request)
+                yield group
 
 
 def _fitting(view: PoolView, fits: Callable[[Group], bool]) -> list[frozenset[Request]]:
