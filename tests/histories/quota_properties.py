@@ -536,7 +536,8 @@ def _fault_of_reclaim(
 ) -> str | None:
     """Return what is wrong with these victims, or None. Each victim leaves a queue that holds more
     than its share; or more than it deserves (in the pool, or as a project in all its pools), if the
-    claimant's stays within what it deserves. And the claimant's does not become fuller.
+    claimant's stays within what it deserves, and else only if the victim holds some of what its
+    queue holds above that. And the claimant's does not become fuller.
     """
     ask, leaf = request_of(queues.pool, claimant), claimant.job.project
     after = plus(queues.held[leaf].allocated, ask)
@@ -562,6 +563,8 @@ def _fault_of_reclaim(
             most = queues.most(its)
             if not exceeds(left[its], most):
                 return f"{what}, its share is {most}; {own.name}: {claimed}"
+            if not exceeds(left[its], queues.deserved(its), of=lost_with(queues.pool, victim)):
+                return f"{what}, and deserves all that {victim.id} holds; {own.name}: {claimed}"
         for queue in queues.path(victim.job.project):
             left[queue] = minus(left[queue], lost_with(queues.pool, victim))
         involved = plus(involved, lost_with(queues.pool, victim))

@@ -122,3 +122,18 @@ def test_a_share_counts_tasks_that_stop_for_an_earlier_claim_of_the_cycle() -> N
     assert cell.come_to_rest(100)
     assert [cell.phase(name) for name in ("p-first", "q-large")] == ["running", "running"]
     assert cell.preempted == 2
+
+
+def test_a_share_takes_no_task_that_holds_only_what_its_queue_deserves() -> None:
+    """`q` deserves CPUs without a limit, so it would take those of its task without GPUs back."""
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n0", gpus=3, cpu_milli=8000)
+    entitle(cell, "q", 0)
+    entitle(cell, "s", 0, 2)
+    cell.submit("g", project="q", resources=Resources(gpus=2, gpu_milli=750))
+    cell.submit("c", project="q", resources=Resources(cpu_milli=2000), tasks=2)
+    cell.step()
+    whole = Resources(gpus=1, gpu_milli=1000, cpu_milli=3000)
+    cell.submit("s", project="s", resources=whole, tasks=4)
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 0

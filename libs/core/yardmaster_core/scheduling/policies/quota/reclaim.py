@@ -323,10 +323,11 @@ class ReclaimedVictims:
 
     Each victim must leave a queue that, without the victims before it, still holds more than its
     share. If the reclaimer deserves what it will hold with the task, the queue must only hold more
-    than it deserves: in the pool, or as a project in all its pools. Otherwise the queue must keep
-    what it deserves, or have no task that it could reclaim slots for afterwards; in both cases also
-    after an exchange of tasks in its projects. And the reclaimer must not become fuller, in
-    proportion to its share, than a queue that loses tasks.
+    than it deserves: in the pool, or as a project in all its pools. Otherwise the victim must hold
+    some of what its queue holds above that, and the queue must keep what it deserves, or have no
+    task that it could reclaim slots for afterwards; in both cases also after an exchange of tasks
+    in its projects. And the reclaimer must not become fuller, in proportion to its share, than a
+    queue that loses tasks.
     """
 
     def __init__(self, view: PoolView, task: Task) -> None:
@@ -374,10 +375,12 @@ class ReclaimedVictims:
         if not _holds_enough(self._view, reclaimee, taken_before, within_deserved=within_deserved):
             # rule: reclaim: each chunk must be above the share or what is deserved
             return False
-        self._reclaimers[reclaimee] = reclaimer
-        if not within_deserved:
-            self._by_share.setdefault(reclaimee, []).append(victim)
         amounts = held_by_task(self._view.pool, victim)
+        if not within_deserved:
+            if not _holds_undeserved(reclaimee, taken_before, amounts):
+                return False
+            self._by_share.setdefault(reclaimee, []).append(victim)
+        self._reclaimers[reclaimee] = reclaimer
         self._involved = [a or bool(b) for a, b in zip(self._involved, amounts, strict=True)]
         for queue in path:
             # rule: reclaim: each chunk reduces what is left
@@ -435,6 +438,17 @@ def _holds_enough(
         # rule: reclaim: only a deserving queue takes from a share
         or (within_deserved and not _is_within_deserved(reclaimee, remaining))
         or (within_deserved and any(excess_over_sum(view, reclaimee, taken)))
+    )
+
+
+def _holds_undeserved(reclaimee: Queue, taken: Amounts, amounts: Amounts) -> bool:
+    """Whether a queue, without `taken`, holds more than it deserves of a resource that a task with
+    these amounts holds. Else the queue deserves the task, and would reclaim its slots again.
+    """
+    remaining = minus(reclaimee.allocated, taken)
+    return any(
+        amount and deserved is not None and left > deserved
+        for amount, deserved, left in zip(amounts, reclaimee.deserved, remaining, strict=True)
     )
 
 
