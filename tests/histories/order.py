@@ -35,7 +35,15 @@ from dataclasses import dataclass
 
 from tests.histories.equal_parts import Division
 from tests.histories.free_capacity import empty, fits, is_simple, may_use
-from tests.histories.quota_properties import Queue, Queues, exceeds, minus, plus, request_of
+from tests.histories.quota_properties import (
+    Queue,
+    Queues,
+    exceeds,
+    lost_with,
+    minus,
+    plus,
+    request_of,
+)
 from tests.histories.stated_rules import (
     STRICT,
     blocks,
@@ -267,11 +275,25 @@ def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> 
     assert pool.config is not None
     name = pool.config.policy.name
     if name == "quota":
-        return earlier.job.project is later.job.project
+        same = earlier.job.project is later.job.project
+        return same and _stays_within_share(state, pool, earlier, later)
     if name == "starved_first":
         division = Division(state, pool)
         return division.owner(earlier) == division.owner(later)
     return True
+
+
+def _stays_within_share(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
+    """Whether no queue would hold more than its share with a task of it instead of a later one, of
+    a resource that the queue would hold more of.
+    """
+    queues = Queues(state, pool)
+    more = minus(request_of(pool, earlier), lost_with(pool, later))
+    of = (max(more[0], 0), max(more[1], 0), max(more[2], 0))
+    return not any(
+        exceeds(plus(queues.held[queue].allocated, more), queues.most(queue), of=of)
+        for queue in queues.path(earlier.job.project)
+    )
 
 
 def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> None:

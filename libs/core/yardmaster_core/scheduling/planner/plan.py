@@ -746,14 +746,14 @@ class PoolPass:
 
     def _needed_of(self, task: Task, owners: Sequence[Task]) -> list[Task]:
         """Return those of `owners` whose reserved slots the task needs; empty: it does not fit
-        there.
+        there, or must not take them over.
         """
         if not owners or self.later_owners.known_insufficient(task, owners):
             return []
         needed = self.victim_search.for_task(task, owners)
         if not needed:
             self.later_owners.note_insufficient(task, owners)
-        return needed
+        return needed if self.policy.preemption.takes_over(self.view, task, needed) else []
 
     def _preempt_for(
         self,

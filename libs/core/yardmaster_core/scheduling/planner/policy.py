@@ -320,6 +320,11 @@ def never_at_limit(_: Any) -> None:
     """At a limit a task waits until others end."""
 
 
+def always_takes_over(_: PoolView, __: Task, ___: Sequence[Task]) -> bool:
+    """The order alone decides which task takes over reserved slots."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
     """The rules by which running tasks are preempted, and by which reserved slots change owners.
@@ -336,6 +341,8 @@ class Preemption:
         precedence: the scope and the place of a pending task. A task that does not fit takes over
             slots reserved for tasks of its scope with larger places. It must not depend on what
             tasks hold: else two tasks could displace each other in turn.
+        takes_over: whether a task may take over the reserved slots of these tasks, by what it holds
+            then.
         within_project: whether each scope belongs to one project, so that other tasks with reserved
             slots need not be looked at.
         at_limit: for given options, how a task preempts others of its project at a limit; None: it
@@ -346,6 +353,7 @@ class Preemption:
     reclaim: Callable[[PoolView], Iterable[tuple[Task, StopReason]]] = nothing_above_share
     no_victims_wait: Callable[[PoolView, Task, Wait], Wait] = capacity_alone
     precedence: Callable[[PoolView, Task], Precedence | None] = no_precedence
+    takes_over: Callable[[PoolView, Task, Sequence[Task]], bool] = always_takes_over
     within_project: bool = False
     at_limit: Callable[[Any], AtLimit | None] = never_at_limit
 

@@ -98,6 +98,23 @@ def test_a_task_that_must_not_preempt_yet_takes_over_slots_reserved_for_one_behi
     assert_sound(cell.state)
 
 
+def test_a_task_beyond_the_share_takes_over_no_slots_reclaimed_for_one_within_it() -> None:
+    """Else the others would reclaim them again, without end."""
+    cell = QuotaCell({}, over_quota="weight")
+    cell.node("n0", gpus=3, cpu_milli=4000)
+    cell.entitle_to("p", 3, deserved_cpu_milli=0)
+    cell.entitle_to("q", 0)
+    three = Resources(gpus=3, gpu_milli=1000, cpu_milli=3000)
+    cell.submit("over", project="q", resources=three)
+    cell.run()
+    cell.submit("within", project="p", gpus=3, priority=60)
+    assert stopped(cell.cycle(after_s=1)) == ["over"]
+    one = Resources(gpus=1, gpu_milli=1000, cpu_milli=3000)
+    cell.submit("first", project="p", resources=one, priority=40)
+    assert not all_of(cell.cycle(after_s=1), dec.ReservationDroppedV1)
+    assert "within" in started(cell.run())
+
+
 def test_reserved_slots_and_running_tasks_are_reclaimed_together() -> None:
     """A task that needs more than the reserved slots also gets those of a running task."""
     cell = QuotaCell({"n0": 8})

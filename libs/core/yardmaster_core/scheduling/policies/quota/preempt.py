@@ -89,7 +89,8 @@ def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 
 
 def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    """Whether the victims may be preempted for a task of their project.
+    """Whether the victims may be preempted for a task of their project, or it may take over their
+    reserved slots.
 
     If a queue then holds more of a resource than before, the amount must be within the share of the
     queue. Else other queues would reclaim slots from the task, and it would preempt again, without
