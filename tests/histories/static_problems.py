@@ -1,5 +1,7 @@
 """Random static problems: a few nodes and owners, jobs that never end, agents that obey at once.
 
+In a third of them the nodes have few CPUs, and some tasks request only CPUs.
+
 `python -m tests.histories.static_problems --seeds 0:50000` plays many. In each of them the cell
 comes to rest within a bounded number of preemptions, and then decides nothing: no two owners take
 slots from each other in turn.
@@ -8,6 +10,7 @@ slots from each other in turn.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pool
 from random import Random
@@ -91,6 +94,9 @@ def _moves(task: Task) -> bool:
 def problem(seed: int, policy: str) -> tuple[StaticCell, bool]:
     """Play the problem of a seed; return its cell, and whether it came to rest within the bound."""
     random = Random(f"{policy}/{seed}")
+    # Apart, so that the other problems stay the same.
+    cpus = Random(f"{policy}/{seed}/cpus")
+    few_cpus = cpus.random() < 1 / 3
     cell = StaticCell(**_pool(random, policy))
     # Half of the problems have one small node, or one and a second of another type.
     narrow = random.random() < 0.5
@@ -98,11 +104,12 @@ def problem(seed: int, policy: str) -> tuple[StaticCell, bool]:
     types = random.choice((("any",), ("any",), ("a", "b")))
     for number in range(nodes):
         gpus = random.choice((3, 4, 4, 5) if narrow else (1, 2, 3, 4, 4, 8))
-        cell.node(f"n{number}", gpus=gpus, node_type=types[number % len(types)])
+        more = {"cpu_milli": gpus * 1500 + 1000} if few_cpus else {}
+        cell.node(f"n{number}", gpus=gpus, node_type=types[number % len(types)], **more)
     projects = [f"p{number}" for number in range(random.randint(2, 4))]
     departments = {name: random.choice(("d", "d", "e")) for name in projects}
     if policy == "quota":
-        _entitle(random, cell, departments)
+        _entitle(random, cell, departments, cpus if few_cpus else None)
     cell.cycle()
     tasks = 0
     waves = random.randint(2, 4)
@@ -112,13 +119,17 @@ def problem(seed: int, policy: str) -> tuple[StaticCell, bool]:
             count = random.choice((1, 1, 1, 2, 3))
             tasks += count
             project = random.choice(projects)
+            user = random.choice(("u0", "u1", "u2"))
+            shape = _shape(random, types)
+            if few_cpus:
+                shape["resources"] = _with_cpus(cpus, shape["resources"])
             cell.submit(
                 f"w{wave}n{number}",
                 project=project,
                 department=departments[project],
-                user=random.choice(("u0", "u1", "u2")),
+                user=user,
                 tasks=count,
-                **_shape(random, types),
+                **shape,
             )
         if wave == lost:
             heard_ms = cell.now_ms
@@ -140,7 +151,9 @@ def _pool(random: Random, policy: str) -> dict[str, Any]:
     }
 
 
-def _entitle(random: Random, cell: StaticCell, departments: dict[str, str]) -> None:
+def _entitle(
+    random: Random, cell: StaticCell, departments: dict[str, str], cpus: Random | None
+) -> None:
     for name in sorted(set(departments.values())):
         if random.random() < 0.5:
             deserved = random.choice((0, 1, 2, 4, 8))
@@ -150,6 +163,7 @@ def _entitle(random: Random, cell: StaticCell, departments: dict[str, str]) -> N
         quota = req.Quota(
             deserved_milli=random.choice((0, 0, 1000, 1000, 1500, 2000, 3000, 4000)),
             over_quota_weight=random.choice((0, 1, 1, 3)),
+            deserved_cpu_milli=cpus.choice((None, None, 0, 2000, 4000)) if cpus else None,
         )
         rank = random.choice((100, 100, 100, 200))
         cell.entitle(name, department=department, quotas={"main": quota}, rank=rank)
@@ -170,6 +184,14 @@ def _shape(random: Random, types: tuple[str, ...]) -> dict[str, Any]:
     if len(types) > 1 and random.random() < 0.5:
         shape["node_types"] = (random.choice(types),)
     return shape
+
+
+def _with_cpus(cpus: Random, resources: Resources) -> Resources:
+    """Return a request with CPUs, for some tasks instead of GPUs."""
+    cpu_milli = cpus.choice((0, 1000, 2000, 3000))
+    if cpus.random() < 0.25:
+        return Resources(cpu_milli=cpu_milli or 1000)
+    return replace(resources, cpu_milli=cpu_milli)
 
 
 def outcome(policy: str, seed: int) -> tuple[int, bool, list[tuple[int, str, str]]]:
