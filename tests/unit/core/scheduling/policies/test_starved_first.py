@@ -336,6 +336,45 @@ def test_owners_with_tasks_of_different_sizes_do_not_preempt_each_other_in_turn(
     assert waits(cell, "gang").code is WaitCode.INSUFFICIENT_FREE
 
 
+def test_a_task_preempts_nothing_that_comes_back_once_others_of_its_owner_start() -> None:
+    """Else Bob's task would preempt Alice's first one when she holds more with the other two."""
+    cell = OwnersCell({})
+    cell.node("n1", 3, node_type="a")
+    cell.node("n2", 2, node_type="b")
+    cell.submit("large", user="bob", gpus=3)
+    cell.run()
+    cell.submit("first", user="alice", gpus=2, priority=10, node_types=("a",))
+    cell.submit("other", user="alice", tasks=2)
+    assert stopped(cell.run()) == []
+    assert cell.gpus_of("alice", "bob") == [2, 3]
+
+
+def test_a_task_preempts_before_lower_priorities_of_its_owner_take_idle_slots() -> None:
+    cell = OwnersCell({"n1": 8})
+    cell.submit_all("bob", 6)
+    cell.run()
+    cell.submit("first", user="alice", gpus=4, priority=10)
+    cell.submit("other", user="alice", tasks=10)
+    assert len(stopped(cell.run())) == 2
+    assert cell.slots_of("first")
+    assert cell.gpus_of("alice", "bob") == [4, 4]
+
+
+def test_no_owner_preempts_beyond_its_equal_part_before_one_whose_tasks_stop() -> None:
+    """Else Bob, who holds nothing then, would take back the slots of `first`."""
+    cell = OwnersCell({"n1": 4})
+    halves = Resources(gpus=1, gpu_milli=500)
+    cell.submit("carol", user="carol", resources=halves, replicas=3)
+    cell.submit("bob", user="bob", resources=halves, replicas=3)
+    cell.submit("large", user="carol")
+    cell.run()
+    cell.submit("first", user="alice", resources=Resources(gpus=1, gpu_milli=300), replicas=4)
+    cell.submit("second", user="alice", resources=halves)
+    cell.submit("third", user="alice", replicas=3)
+    assert stopped(cell.cycle()) == ["bob"]
+    assert "first" not in stopped(cell.run())
+
+
 def test_a_large_task_is_preempted_for_an_owner_with_nothing_and_for_no_other() -> None:
     cell = OwnersCell({"n1": 6, "n2": 1})
     cell.submit("large", user="bob", gpus=6)

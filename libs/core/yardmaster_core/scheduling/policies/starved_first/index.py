@@ -89,6 +89,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self.owners: dict[OwnerName, Owner] = {}
         #: The allocated amount and the name of each owner in `owners`, ascending.
         self._sorted: list[tuple[int, OwnerName]] = []
+        #: Of owners with preempted tasks that did not return yet, the same.
+        self._returning: list[tuple[int, OwnerName]] = []
         #: Owners that are being counted, with non_preemptible and demand before the count.
         self._changing: dict[Owner, tuple[int, int]] = {}
         self._tasks: dict[Task, Milli] = {}
@@ -212,6 +214,13 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             if allocated < owner.part(level):
                 yield owner
 
+    def least_returning(self) -> int | None:
+        """Return the least that an owner holds whose preempted tasks did not return to the queue
+        yet; None: there is none.
+        """
+        self.count()
+        return self._returning[0][0] if self._returning else None
+
     def take_news(self) -> bool:
         """Whether the parts, or the tasks that may be preempted, changed since the last cycle."""
         self._level_now = self.level()
@@ -249,6 +258,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._built = True
         self.owners.clear()
         self._sorted.clear()
+        self._returning.clear()
         self._tasks.clear()
         self._groups.clear()
         self._waiting.clear()
@@ -347,9 +357,13 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
     ) -> None:
         """Add to the amounts of an owner, and note its amounts before the first change."""
         self._changing.setdefault(owner, (owner.non_preemptible, owner.demand))
+        if owner.returning:
+            del self._returning[bisect_left(self._returning, (owner.allocated, owner.name))]
         owner.non_preemptible += non_preemptible
         owner.returning += returning
         owner.pending += pending
+        if owner.returning:
+            insort(self._returning, (owner.allocated + allocated, owner.name))
         if allocated:
             del self._sorted[bisect_left(self._sorted, (owner.allocated, owner.name))]
             owner.allocated += allocated

@@ -16,14 +16,17 @@ class OwnerOrder:
     """The `CandidateOrder` by owner, evaluated again after each start.
 
     An owner is represented by its first task, by priority, then by submission. That task has all
-    its turns, so that it also preempts others, before the next task is considered. If owners hold
-    the same amount, the owner whose task was submitted first comes first. Groups whose last starts
-    failed come after all others.
+    its turns, so that it also preempts others, before the next task is considered. A postponed one
+    (`preempt.py`) preempts after the first turns of the others, and before they preempt. If owners
+    hold the same amount, the owner whose task was submitted first comes first. Groups whose last
+    starts failed come after all others.
     """
 
     def __init__(self, view: PoolView) -> None:
         self._view = view
         self._waiting: dict[Owner, list[Waiting]] = {}
+        #: Owners with a task whose preemption is postponed.
+        self._postponed: set[Owner] = set()
         #: Owners, each by its newest entry; older entries are skipped.
         self._heap: list[tuple[OrderKey, int, Owner]] = []
         self._newest: dict[Owner, int] = {}
@@ -44,7 +47,12 @@ class OwnerOrder:
     def push(self, candidate: Candidate) -> None:
         group, task, _, turn = candidate
         owner = index_of(self._view).owner(task.job)
-        entry = (self.place(group, task), turn, id_order(task), candidate)
+        if turn > 1:
+            # Its turn of the second action.
+            self._postponed.add(owner)
+        failed, *place = self.place(group, task)
+        late = turn > 0 and owner in self._postponed
+        entry = ((failed, late, *place), turn, id_order(task), candidate)
         heappush(self._waiting.setdefault(owner, []), entry)
         self._stale[owner] = None
 
@@ -81,6 +89,6 @@ class OwnerOrder:
             number = self._newest[owner] = self._newest.get(owner, 0) + 1
             waiting = self._waiting.get(owner)
             if waiting:
-                (failed, _, *submitted), *_ = waiting[0]
+                (failed, _, _, *submitted), *_ = waiting[0]
                 heappush(self._heap, ((failed, owner.allocated, *submitted), number, owner))
         self._stale.clear()

@@ -12,9 +12,18 @@ amounts larger. A preemption makes the amount of the task's owner larger, and le
 others that change larger than that amount was before. So each preemption leads to a state that
 compares as larger, also where equal parts are no whole tasks, or tasks differ in size, and no state
 is reached twice while no task is submitted or ends and no node changes.
+
+A task could still preempt the one for which it was preempted, if the owner of that one holds more
+since. Then the first preemption was useless. So a task is judged with what its owner will hold: if
+others of its owner may start on the slots that stay free, and an owner of victims could take slots
+back then, the task preempts only after the first turns of these (`PREEMPT_POSTPONED`). And while
+preempted tasks of an owner that holds less are stopping, a task preempts only within the equal part
+of its owner, because the other owner comes first once they are pending. Starts in later cycles are
+not foreseen, so this prevents most of such pairs, not all.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import takewhile
 from typing import Final
@@ -34,8 +43,15 @@ def may_claim(view: PoolView, task: Task) -> bool:
     asked = view.pool.most_milli(task.job.shape)
     if not asked or owner.allocated >= index.part(owner):
         return False
+    after = owner.allocated + asked
     most = next(index.above(), None)
-    if most is None or most.allocated <= owner.allocated + asked:
+    if most is None or most.allocated <= after:
+        return False
+    least_returning = index.least_returning()
+    comes_first = least_returning is None or least_returning >= owner.allocated
+    # An owner that holds less comes first, also while its preempted tasks stop: else it would take
+    # back what this one holds beyond its equal part.
+    if after > index.part(owner) and not comes_first:
         return False
     return could_fit_after_stops(view.pool, task.job.shape)
 
@@ -103,11 +119,43 @@ class PreemptedVictims:
         self._left[owner], self._lost[owner] = remaining, lost
         return True
 
+    def could_take_back(self, more: int) -> bool:
+        """Whether an owner of victims could take slots back for one of them, if the task's owner
+        held `more` than with the task.
+        """
+        index, milli = self._index, self._view.pool.most_milli
+        held = self._after + more
+        return held > index.part(index.owner(self._task.job)) and any(
+            remaining < index.part(owner)
+            and remaining + min(milli(v.job.shape) for v in self._lost[owner]) < held
+            for owner, remaining in self._left.items()
+        )
+
 
 def may_preempt(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
     """Whether the victims may be preempted together (`PreemptedVictims`)."""
     together = PreemptedVictims(view, task)
     return all(together.add(victim) for victim in stopped)
+
+
+def may_preempt_at_once(view: PoolView, task: Task, stopped: Sequence[Task]) -> bool:
+    """Whether the victims may be preempted together, and no owner of them could take slots back if
+    other tasks of the task's owner start on the slots that stay free. Else the task is postponed.
+    """
+    together = PreemptedVictims(view, task)
+    if not all(together.add(victim) for victim in stopped):
+        return False
+    # Part of the others may not fit there: a task is rather postponed without need.
+    others = index_of(view).owner(task.job).pending - view.pool.most_milli(task.job.shape)
+    if not together.could_take_back(min(others, view.pool.future.free_milli)):
+        return True
+    view.memo["postponed", task] = True
+    return False
+
+
+def is_postponed(view: PoolView, task: Task) -> bool:
+    """Whether a task may preempt once the other tasks of its owner have had their first turn."""
+    return ("postponed", task) in view.memo and may_claim(view, task)
 
 
 def _keeps_more(
@@ -150,7 +198,8 @@ def stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:
 PREEMPT: Final = PreemptionAction(
     victims=victims,
     stop_reason=stop_reason,
-    permits=may_preempt,
+    permits=may_preempt_at_once,
     selection=PreemptedVictims,
     applies=may_claim,
 )
+PREEMPT_POSTPONED: Final = replace(PREEMPT, permits=may_preempt, applies=is_postponed)

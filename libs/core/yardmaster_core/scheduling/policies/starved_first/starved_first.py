@@ -31,6 +31,7 @@ from yardmaster_core.scheduling.planner.policy import (
     PoolView,
     Precedence,
     Preemption,
+    PreemptionAction,
     QueueTraits,
     Rank,
     ShareReports,
@@ -44,8 +45,7 @@ from yardmaster_core.scheduling.policies.min_runtime import (
 )
 from yardmaster_core.scheduling.policies.starved_first.index import OwnersIndex, index_of
 from yardmaster_core.scheduling.policies.starved_first.order import OwnerOrder
-from yardmaster_core.scheduling.policies.starved_first.preempt import PREEMPT
-from yardmaster_core.scheduling.policies.strict import only
+from yardmaster_core.scheduling.policies.starved_first.preempt import PREEMPT, PREEMPT_POSTPONED
 from yardmaster_core.scheduling.policies.waiting_groups import (
     RESERVE_OLDEST_S,
     may_use_equal_nodes,
@@ -233,6 +233,11 @@ def owners_index(pool: Pool, options: StarvedFirstOptions) -> OwnersIndex:
     )
 
 
+def actions(_: StarvedFirstOptions) -> tuple[PreemptionAction, ...]:
+    """Return the ways in which a task may preempt others, in order."""
+    return PREEMPT, PREEMPT_POSTPONED
+
+
 def owner_precedence(view: PoolView, task: Task) -> Precedence:
     """Return the owner and the priority: slots reserved for a lower priority of an owner go to a
     higher one.
@@ -304,7 +309,7 @@ STARVED_FIRST: Final = Policy(
     order=Order(key=listed_order, candidates=candidates, equivalence=equivalence),
     start=StartRules(must_wait=wait_for_owner, reason=start_reason),
     preemption=Preemption(
-        actions=only(PREEMPT), no_victims_wait=no_victims_wait, precedence=owner_precedence
+        actions=actions, no_victims_wait=no_victims_wait, precedence=owner_precedence
     ),
     listing=Listing(
         place=failed_last,
