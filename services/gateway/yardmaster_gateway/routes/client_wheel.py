@@ -29,8 +29,8 @@ router = APIRouter()
 PACKAGES: Final = (
     *("yardmaster", "yardmaster_cli", "yardmaster_core", "yardmaster_eventlog"),
     *("yardmaster_gateway", "yardmaster_localcluster", "yardmaster_node_agent"),
-    *("yardmaster_projections", "yardmaster_quota", "yardmaster_runtime", "yardmaster_scheduler"),
-    *("yardmaster_schemas", "yardmaster_simulation", "yardmaster_views"),
+    *("yardmaster_packages", "yardmaster_projections", "yardmaster_quota", "yardmaster_runtime"),
+    *("yardmaster_scheduler", "yardmaster_schemas", "yardmaster_simulation", "yardmaster_views"),
 )
 #: The files of `.dist-info` that belong to a wheel; installers write the others.
 _METADATA: Final = ("METADATA", "WHEEL", "entry_points.txt")
