@@ -1,0 +1,83 @@
+"""Blocking calls of a store in threads, each with a deadline.
+
+A call of a store that hangs, for example because an NFS server is down, cannot be ended: its thread
+continues. A limit on such calls keeps a hanging store from taking all threads of the process.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, Final, ParamSpec, TypeVar
+
+from yardmaster_packages.errors import PackageError, PackagesUnavailable
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+#: Seconds after which a call counts as unanswered; a call transfers at most a few MiB.
+DEADLINE_S: Final = 30.0
+#: No call begins while this many calls have been given up and have not ended.
+MAX_HUNG: Final = 16
+
+
+class StoreCalls:
+    """Runs the blocking calls of one store."""
+
+    def __init__(self, url: str, deadline_s: float, executor: Executor | None) -> None:
+        self._url = url
+        self._deadline_s = deadline_s
+        self._executor: Executor = _Threads() if executor is None else executor
+        #: Number of calls that were given up and have not ended.
+        self._hung = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns.
+
+        Raises:
+            PackagesUnavailable: the call failed, takes longer than the deadline, or too many calls
+                hang.
+        """
+        if self._hung >= MAX_HUNG:
+            raise self._unavailable(f"{self._hung} earlier calls have not ended")
+        call = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            # `asyncio.wait` leaves the call alone if its time is over or the caller is cancelled.
+            await asyncio.wait({call}, timeout=self._deadline_s)
+        finally:
+            if not call.done():
+                self._hung += 1
+                call.add_done_callback(self._ended)
+        if not call.done():
+            raise self._unavailable(f"no answer within {self._deadline_s:g} s")
+        try:
+            return call.result()
+        except PackageError:
+            raise
+        except Exception as error:  # an object store's library has errors of its own
+            found = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise self._unavailable(found) from error
+
+    def _ended(self, call: "asyncio.Future[Any]") -> None:
+        self._hung -= 1
+        if not call.cancelled():
+            call.exception()  # nothing else retrieves the error of a call that was given up
+
+    def _unavailable(self, found: str) -> PackagesUnavailable:
+        return PackagesUnavailable(url=self._url, found=found)
+
+
+class _Threads(Executor):
+    """Runs each call in a daemon thread, so that one that hangs does not keep the process alive."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="packages", daemon=True).start()
+        return future
