@@ -218,6 +218,9 @@ def _operation(api: Json, title: str, about: str, operation: Json) -> str:
             lines.append(f"| `{each['name']}`{needed} | {' | '.join(cells)} |")
         lines.append("")
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        if kind != "application/json":
+            lines += [f"Body: {kind}.", ""]
+            continue
         body = in_words(content.get("schema", {}))
         example = json.dumps(api["components"]["schemas"][body]["example"], indent=2)
         shown = _type(content.get("schema", {}), api["components"]["schemas"])

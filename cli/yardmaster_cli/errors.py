@@ -94,6 +94,8 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "invalid_spec": Exit.USAGE,
     "bad_cursor": Exit.USAGE,
     "too_large": Exit.USAGE,
+    "invalid_package": Exit.USAGE,
+    "no_packages": Exit.USAGE,
     "unauthenticated": Exit.NOT_ALLOWED,
     "forbidden": Exit.NOT_ALLOWED,
     "not_found": Exit.NOT_FOUND,
@@ -108,6 +110,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "view_behind": Exit.UNREACHABLE,
     "views_unavailable": Exit.UNREACHABLE,
     "log_unavailable": Exit.UNREACHABLE,
+    "packages_unavailable": Exit.UNREACHABLE,
     "outcome_unknown": Exit.UNREACHABLE,
     # The answer is not from a gateway but from a proxy or another server.
     "bad_answer": Exit.UNREACHABLE,

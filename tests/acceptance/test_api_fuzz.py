@@ -87,7 +87,11 @@ class SteppedApp:
     async def _run_cell(self) -> None:
         if self.cell is None:
             self.cell = await GatewayCell(
-                rate_burst=10**9, stream_s=0.01, view_wait_s=0.01, max_wait_s=0.01
+                packages="memory://fuzz",
+                rate_burst=10**9,
+                stream_s=0.01,
+                view_wait_s=0.01,
+                max_wait_s=0.01,
             ).start()
             job = await self.cell.submit()
             await self.cell.starts(f"{job}.0")

@@ -177,6 +177,20 @@ async def test_a_body_that_does_not_end_is_closed_and_others_go_on() -> None:
         assert await status_of(whole) == 204, "a whole body has no deadline"
 
 
+async def test_an_upload_has_a_deadline_of_its_own() -> None:
+    async with server(body_s=0.1, upload_s=0.6) as clients:
+        clients.app.answers.clear()
+        started = asyncio.get_running_loop().time()
+        head = b" HTTP/1.1\r\nhost: gateway\r\ncontent-length: 50\r\n\r\n{"
+        upload, _ = await clients.connect(b"PUT /v1/packages/nlp/abc" + head)
+        for request in (b"POST /v1/packages/nlp/abc", b"PUT /v1/projects/nlp"):
+            other, _ = await clients.connect(request + head)
+            assert await status_of(other) == 408
+        assert asyncio.get_running_loop().time() - started < 0.5, "the others had less time"
+        assert await status_of(upload) == 408
+        assert asyncio.get_running_loop().time() - started > 0.5
+
+
 @contextmanager
 def open_files(soft: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

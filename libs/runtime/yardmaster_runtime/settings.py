@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_eventlog.snapshots import DEADLINE_S
+from yardmaster_packages.limits import PackageLimits
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.tracing import TraceSettings
 from yardmaster_schemas.access import AGENT_BYTE_RATE
@@ -262,6 +263,21 @@ class SnapshotSettings(LogSettings):
     def snapshots_url(self) -> str:
         """The snapshots' URL, or the default."""
         return self.snapshots or str(self.data / "snapshots")
+
+
+class PackageSettings(LogSettings):
+    """Settings of a service that stores or fetches code packages."""
+
+    #: Where code packages of users are stored: an fsspec URL, the same for gateways and agents.
+    #: Empty: there is no store, and jobs with a context are refused.
+    packages: str = ""
+    #: The largest code package, in bytes of its compressed archive.
+    max_package_bytes: Annotated[int, Field(ge=1024)] = PackageLimits().packed_bytes
+
+    @property
+    def package_limits(self) -> PackageLimits:
+        """The limits of a code package."""
+        return PackageLimits(packed_bytes=self.max_package_bytes)
 
 
 class SharedSettings(LogSettings):

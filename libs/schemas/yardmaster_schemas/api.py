@@ -31,6 +31,7 @@ from yardmaster_schemas.events.requests import (
 from yardmaster_schemas.events.users import MAX_ROLES, RoleName, Scope
 from yardmaster_schemas.fields import (
     MAX_SLOTS,
+    Digest,
     JobId,
     Millis,
     Name,
@@ -307,6 +308,17 @@ class Accepted(Answer):
 
     request_ids: Annotated[list[str], Field(min_length=1)]
     position: PositionText
+
+
+class Package(Answer):
+    """A code package that a project has uploaded: a folder, as an archive named by its content."""
+
+    project: Name
+    #: The SHA-256 of the uncompressed tar.
+    digest: Digest
+    #: Bytes of the compressed archive.
+    packed_bytes: int
+    stored_at: str
 
 
 class RequestState(StrEnum):

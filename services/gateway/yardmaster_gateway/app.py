@@ -34,6 +34,7 @@ from yardmaster_gateway.routes import (
     jobs,
     logs,
     nodes,
+    packages,
     pools,
     projects,
     rules,
@@ -205,7 +206,7 @@ def _api() -> APIRouter:
     )
     for module in (
         *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),
-        *(shares, usage, events, watch, about, rules, users),
+        *(packages, shares, usage, events, watch, about, rules, users),
     ):
         api.include_router(module.router)
     return api

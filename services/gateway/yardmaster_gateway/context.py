@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request, Response
@@ -31,6 +32,7 @@ from yardmaster_gateway.request_writer import RequestWriter
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_gateway.submissions.node_sizes import NodeSizes
 from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions
+from yardmaster_packages.store import PackageStore
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.queries import Visibility
@@ -62,6 +64,8 @@ class GatewayPorts:
     file_users: Sequence[FileUser] = ()
     #: Quota's snapshots, which are only read. None: a start folds the users from the whole log.
     snapshots: SnapshotStore | None = None
+    #: The code packages of users; None: the gateway stores none.
+    packages: PackageStore | None = None
     #: Returns why the log takes no records at the moment, if reading the log does not show it; else
     #: None.
     log_fault: Callable[[], str | None] = lambda: None
@@ -156,6 +160,11 @@ class Gateway:
         self._identity: LogIdentity | None = None
         #: The locks of submissions in progress, by job id.
         self._submission_locks: dict[str, _SubmissionLock] = {}
+
+    @cached_property
+    def uploads(self) -> asyncio.Semaphore:
+        """One slot for each package that may be uploaded at once."""
+        return asyncio.Semaphore(self.settings.max_uploads)
 
     async def log_identity(self) -> LogIdentity:
         """The identity of the log, from its first record or from a snapshot of quota.
@@ -460,3 +469,21 @@ def authorize(
     if not is_allowed(caller.bindings, action, project=project, department=department):
         where = f" in project {project}" if project is not None else ""
         raise errors.Forbidden(user=caller.user, action=f"{action.value}{where}")
+
+
+async def authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
+    """Check that the caller may submit to the project.
+
+    The views are read only if the caller has a role in a department.
+
+    Raises:
+        Forbidden, ViewsUnavailable.
+    """
+    if is_allowed(caller.bindings, Action.SUBMIT, project=project):
+        return
+    department: str | None = None
+    if names_in_scope(caller.bindings, Scope.DEPARTMENT):
+        await gateway.wait_for_position(None)
+        row = await queries.project(gateway.views, project)
+        department = row.config.department if row is not None else None
+    authorize(caller, Action.SUBMIT, project=project, department=department)

@@ -5,6 +5,7 @@ GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  Wrong
                InUse  PositionUnknown  PositionExpired  VersionMismatch  AlreadyExists  TooLarge
                WrongMediaType  InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited
                ViewBehind  Busy  NotReady  TokenFileRefused  OwnRecordRefused
+               InvalidPackage  NoPackages  PackageStoreUnavailable
 ```
 """
 
@@ -167,6 +168,24 @@ class OwnRecordRefused(GatewayError):
     """
 
     code = "own_record_refused"
+
+
+class InvalidPackage(GatewayError):
+    """The package was not stored. {found}"""
+
+    code = "invalid_package"
+
+
+class NoPackages(GatewayError):
+    """This gateway stores no packages: its setting YARD_PACKAGES is empty."""
+
+    code = "no_packages"
+
+
+class PackageStoreUnavailable(GatewayError):
+    """The store of packages is unavailable at the moment."""
+
+    code = "packages_unavailable"
 
 
 class TokenFileRefused(GatewayError):

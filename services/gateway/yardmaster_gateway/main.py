@@ -19,6 +19,7 @@ from yardmaster_gateway.http.server import Server
 from yardmaster_gateway.identity.authentication import read_token_file
 from yardmaster_gateway.routes.health import report_health
 from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_packages.store import PackageStore
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.http import CannotListen, listen
@@ -105,7 +106,7 @@ def instance_of(host: str, port: int) -> str:
 async def serve(process: Process, settings: GatewaySettings) -> None:
     """Run the gateway in a process until cancelled.
 
-    Raises: TokenFileRefused, CannotListen, and the errors of opening the log.
+    Raises: TokenFileRefused, CannotListen, PackagesUnavailable, and the errors of opening the log.
     """
     instance = settings.instance or instance_of(socket.gethostname(), settings.port)
     # Read the file first: if it is refused, nothing must have been started.
@@ -128,6 +129,7 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
             usage=stores[USAGE],
             file_users=file_users,
             snapshots=_open_snapshots(process, settings),
+            packages=open_packages(settings),
         )
         named = settings.model_copy(update={"instance": instance})
         await run(ports, named, health=process.health)
@@ -143,6 +145,17 @@ def _open_snapshots(process: Process, settings: GatewaySettings) -> SnapshotStor
     except SnapshotsUnavailable as error:
         process.telemetry.warn("snapshots_unavailable", code=error.code, found=str(error))
         return None
+
+
+def open_packages(settings: GatewaySettings) -> PackageStore | None:
+    """Return the store of packages; None if the setting is empty.
+
+    Raises:
+        PackagesUnavailable: the URL names no store.
+    """
+    if not settings.packages:
+        return None
+    return PackageStore(settings.packages, limits=settings.package_limits)
 
 
 def main() -> int:

@@ -7,13 +7,13 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_projections.redis.settings import RedisSettings
-from yardmaster_runtime.settings import SnapshotSettings
+from yardmaster_runtime.settings import PackageSettings, SnapshotSettings
 from yardmaster_schemas.fields import Name
 
 Positive = Annotated[float, Field(gt=0)]
 
 
-class GatewaySettings(SnapshotSettings):
+class GatewaySettings(SnapshotSettings, PackageSettings):
     """Settings of one gateway, from the variables `YARD_GATEWAY_...`."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")
@@ -51,6 +51,10 @@ class GatewaySettings(SnapshotSettings):
     head_s: Positive = 10.0
     #: Seconds in which the body of a request must arrive after its head.
     body_s: Positive = 30.0
+    #: Seconds in which an uploaded package must arrive after the head of its request.
+    upload_s: Positive = 600.0
+    #: Packages that are uploaded at once; each needs about 4 MiB of memory.
+    max_uploads: Annotated[int, Field(ge=1)] = 8
     #: Seconds for which `/readyz`, which needs no token, repeats the last check of log and views.
     ready_age_s: Annotated[float, Field(ge=0)] = 1.0
     #: The largest request body, in bytes.

@@ -6,6 +6,7 @@ gateway checks it. A new operation fails here until it has its line.
 
 import dataclasses
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.routing import Route
 
 from tests.support.gateway import GatewayCell, gateway_cell
 from tests.support.memory_cell import CELL
+from tests.support.packages import package_of_tar
 from tests.unit.gateway.test_streams import prints
 from tests.unit.gateway.test_users import imported
 from yardmaster_eventlog.port import Partition
@@ -70,7 +72,7 @@ NEEDS = {
     ),
     Need.LOG: ("list_events", "read_cycle"),
     Need.AUTHOR: ("read_request",),
-    Need.SUBMIT: ("submit_job",),
+    Need.SUBMIT: ("submit_job", "read_package", "upload_package"),
     Need.CHANGE: (
         *("change_job", "cancel_job", "pause_job", "resume_job"),
         *("cancel_task", "pause_task", "resume_task"),
@@ -106,6 +108,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "revoke_roles": {"roles": [ROLE]},
     "issue_token": {},
 }
+
+
+PACKAGE = package_of_tar(b"a package")
+#: The answers to allowed operations that are not 200 to a read and 202 to a write.
+DONE = {"client_wheel": 404, "upload_package": 200}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +247,8 @@ class TenantCell:
         self.request = noted["request_ids"][0]
         waiting = await cell.submit(token=OWNER.name, resources={"gpus": 4}, **spec)
         self.jobs = (self.live, self.ended, waiting)
+        upload = f"/v1/packages/nlp/{PACKAGE.digest}"
+        await cell.call("PUT", upload, token=OWNER.name, status=201, content=PACKAGE.content)
         # A pool that is created earlier would be among the pools of the jobs.
         pool = {"policy": {"name": "priority"}}
         await cell.call("PUT", "/v1/pools/empty", token=by, status=202, headers=new, json=pool)
@@ -257,6 +266,8 @@ class TenantCell:
             "pool": "default",
             "token_id": "first",
             "file": "yardmaster.whl",
+            "project": "nlp",
+            "digest": PACKAGE.digest,
             "name": self.name(operation),
         }
         path = operation.path.format(**names)
@@ -292,6 +303,8 @@ class TenantCell:
             body = {} if operation.id != "erase_job" else None
         async with self.cell.client(token) as client:
             content = b"" if body is None else json.dumps(body).encode()
+            if operation.id == "upload_package":
+                content = PACKAGE.content
             return await client.request(
                 operation.method,
                 self.path(operation),
@@ -304,7 +317,8 @@ class TenantCell:
 async def tenant() -> AsyncIterator[TenantCell]:
     users = [person.file_user for person in PEOPLE]
     limits = {"rate_burst": 10_000, "stream_s": 0.01, "bookmark_s": 0.01}
-    async with gateway_cell(file_users=users, **limits) as cell:
+    packages = f"memory://{uuid.uuid4().hex}"
+    async with gateway_cell(file_users=users, packages=packages, **limits) as cell:
         await imported(cell)
         made = await TenantCell(cell).create()
         yield made
@@ -332,7 +346,7 @@ async def test_an_operation_answers_each_role_by_what_it_needs(
 async def wrong_answers(tenant: TenantCell, operation: Operation) -> list[str]:
     """The answers to all roles that differ from the rules."""
     need = NEED[operation.id]
-    done = 404 if operation.id == "client_wheel" else 200 if operation.method == "GET" else 202
+    done = DONE.get(operation.id, 200 if operation.method == "GET" else 202)
     wrong: list[str] = []
     for who in (None, *PEOPLE):
         name = "unknown" if who is None else who.name

@@ -19,6 +19,8 @@ from yardmaster_runtime.telemetry.port import Telemetry
 
 #: File descriptors that remain for the log, the views' store, files and the listener.
 RESERVED_FILES: Final = 128
+#: The start of the paths to which packages are uploaded.
+UPLOADS: Final = "/v1/packages/"
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-length: 0\r\n\r\n"
@@ -52,6 +54,8 @@ class ConnectionLimits:
         self.head_s = settings.head_s
         #: Seconds in which the body of a request must arrive.
         self.body_s = settings.body_s
+        #: Seconds in which the body of an upload must arrive.
+        self.upload_s = settings.upload_s
         self._open = 0
         self._open_by_address: Counter[str] = Counter()
         #: Connections that have sent no whole head yet, the oldest first: by address, and all.
@@ -175,7 +179,8 @@ class LimitedProtocol(H11Protocol):
             self._end_deadline()
             if cycle.more_body:
                 self._body_of = cycle
-                self._deadline = self.loop.call_later(self._limits.body_s, self._body_late)
+                body_s = self._limits.upload_s if _is_upload(cycle) else self._limits.body_s
+                self._deadline = self.loop.call_later(body_s, self._body_late)
         elif self._deadline is None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(self._limits.head_s, self._late)
 
@@ -199,6 +204,11 @@ class LimitedProtocol(H11Protocol):
         if not cycle.response_started:
             self.transport.write(_LATE)
         self.transport.close()
+
+
+def _is_upload(cycle: RequestResponseCycle) -> bool:
+    """Whether a request uploads a package, which is larger than all other bodies."""
+    return cycle.scope["method"] == "PUT" and cycle.scope["path"].startswith(UPLOADS)
 
 
 def limited(limits: ConnectionLimits) -> Any:

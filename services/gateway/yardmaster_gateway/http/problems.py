@@ -61,16 +61,21 @@ KINDS: Final[Mapping[str, ProblemKind]] = {
     "too_large": ProblemKind(413),
     "unsupported_media_type": ProblemKind(415, "send Content-Type: application/json"),
     "invalid_spec": ProblemKind(422),
+    "invalid_package": ProblemKind(422, "pack the folder again, and upload it under its digest"),
     "idempotency_mismatch": ProblemKind(422, "use a new Idempotency-Key for a different job"),
     "precondition_required": ProblemKind(
         428, "read the object first, then send its ETag as If-Match"
     ),
     "rate_limited": ProblemKind(429, "wait for the seconds given in Retry-After"),
     "internal": ProblemKind(500, "this is a bug; report it with the trace id"),
+    "no_packages": ProblemKind(
+        501, "ask an operator to set YARD_PACKAGES of the gateways, or submit without a context"
+    ),
     "view_behind": ProblemKind(503, "try again, or read without min_position"),
     "views_unavailable": ProblemKind(
         503, "jobs can still be submitted; retry reads after Retry-After"
     ),
+    "packages_unavailable": ProblemKind(503, "nothing was stored; try again"),
     "busy": ProblemKind(503, _TRY_LATER),
     "not_ready": ProblemKind(503, "try again"),
     "log_unavailable": ProblemKind(503, _TRY_LATER),

@@ -21,6 +21,7 @@ Texts = Mapping[str, tuple[str, Any]]
 
 _LISTED: Final = "separate several values with commas."
 _POSITION: Final = "main@r15.a27.n30.d56"
+_SHA256: Final = "49cf6131ef3d42c65c04c5882ff6059632a6e8a60bf24f80a7e2de4b471ac9eb"
 #: The texts of parameters: by `operation.parameter`, else by the parameter's name, which then means
 #: the same in each operation.
 PARAMETERS: Final[Texts] = {
@@ -66,6 +67,9 @@ PARAMETERS: Final[Texts] = {
     "bucket": ("The length of the buckets into which the period is divided.", "day"),
     "by": ("Group the sums by project, user or pool.", "project"),
     "cursor": ("The `next_cursor` of the previous page.", "eyJrIjoiMSJ9"),
+    "digest": ("The SHA-256 of the package's uncompressed tar.", _SHA256),
+    "read_package.project": ("The name of the project.", "nlp"),
+    "upload_package.project": ("The name of the project.", "nlp"),
     "department": (f"Only projects of this department; {_LISTED}", "research"),
     "follow": ("Stream new output until the task has ended.", True),
     "from": (
@@ -107,7 +111,6 @@ def _texts(model: type) -> Texts:
 FIELDS: Final[Mapping[type, Texts]] = {model: _texts(model) for model in CONFIGURATIONS}
 
 _AT: Final = "2026-11-23T09:41:03.000Z"
-_DIGEST: Final = "49cf6131ef3d42c65c04c5882ff6059632a6e8a60bf24f80a7e2de4b471ac9eb"
 _JOB: Final = "4kq7w2mz9c1f"
 _TASK: Final = f"{_JOB}.0"
 _NUMBERS: Final = {"asked_milli": 8000, "free_milli": 3000, "short_milli": 5000}
@@ -150,6 +153,9 @@ _BOUNDS: Final = {"gpu_milli": 8000, "cpu_milli": None, "memory_mib": None}
 #: The texts of the fields of answers: by `Model.field`, else by the field's name, which then means
 #: the same in each model.
 ANSWERS: Final[Texts] = {
+    "Package.digest": ("The SHA-256 of the uncompressed tar, which names the package.", _SHA256),
+    "packed_bytes": ("The size of the compressed archive, in bytes.", 48_213),
+    "stored_at": ("When the package was stored, by the clock of the store.", _AT),
     "about": ("The name that the reason is about, such as a limit or an axis.", "nlp"),
     "actor": ("Who wrote the record: the kind and the id.", "user/ana"),
     "address": ("The address at which other nodes reach it.", "10.0.0.7"),
@@ -391,7 +397,7 @@ ANSWERS: Final[Texts] = {
     "parent": FIELDS[DepartmentConfig]["parent"],
     "preempt_min_runtime_s": FIELDS[DepartmentConfig]["preempt_min_runtime_s"],
     "preferred": ("Not supported yet.", None),
-    "prev": ("The digest of the commit before it.", _DIGEST),
+    "prev": ("The digest of the commit before it.", _SHA256),
     "priority": ("A smaller number is a higher priority.", 42),
     "progress_permille": ("The progress that the task reported, in thousandths.", 350),
     "project": ("The name of the project.", "nlp"),
@@ -465,7 +471,7 @@ ANSWERS: Final[Texts] = {
     "started_at": ("When it started.", _AT),
     "state": ("The state of the node.", "ready"),
     "Request.state": ("Whether quota has decided, and how.", "accepted"),
-    "state_digest": ("The digest of the scheduler's state after the cycle.", _DIGEST),
+    "state_digest": ("The digest of the scheduler's state after the cycle.", _SHA256),
     "status": ("The HTTP status.", 404),
     "Health.status": ("The health.", "ready"),
     "step": ("The step at which it was saved.", 12_000),

@@ -13,6 +13,7 @@ from yardmaster_gateway.context import (
     Read,
     ReadContext,
     authorize,
+    authorize_submission,
 )
 from yardmaster_gateway.http.bodies import body_of, request_body
 from yardmaster_gateway.http.filters import job_filters
@@ -29,7 +30,7 @@ from yardmaster_gateway.http.writes import (
     ensure_key,
     etag,
 )
-from yardmaster_gateway.identity.authorization import Action, Caller, is_allowed, names_in_scope
+from yardmaster_gateway.identity.authorization import Action, Caller
 from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.routes.verbs import (
     CANCEL,
@@ -59,7 +60,6 @@ from yardmaster_schemas.events.requests import (
     PriorityChangeRequestedV1,
     WeightChangeRequestedV1,
 )
-from yardmaster_schemas.events.users import Scope
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.quantities import milli
 from yardmaster_schemas.topics import REQUESTS
@@ -117,7 +117,7 @@ async def submit_job(
     first record in the log counts. Jobs can be submitted while the views are unavailable; a
     repetition older than the setting `recent_requests` is then detected by quota only.
     """
-    await _authorize_submission(gateway, caller, spec.project)
+    await authorize_submission(gateway, caller, spec.project)
     key = ensure_key(gateway, idempotency_key, response)
     log = await gateway.log_identity()
     salt = gateway.ports.chance.hex("details salt", 32)
@@ -135,24 +135,6 @@ async def submit_job(
     ids = [f"{job.job_id}.{index}" for index in range(known.tasks)]
     warnings = await gateway.sizes.warnings(job.requested, job.project)
     return Submitted(job_id=job.job_id, task_ids=ids, position=position, warnings=warnings)
-
-
-async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
-    """Check that the caller may submit to the project.
-
-    The views are read only if the caller has a role in a department.
-
-    Raises:
-        Forbidden, ViewsUnavailable.
-    """
-    if is_allowed(caller.bindings, Action.SUBMIT, project=project):
-        return
-    department: str | None = None
-    if names_in_scope(caller.bindings, Scope.DEPARTMENT):
-        await gateway.wait_for_position(None)
-        row = await queries.project(gateway.views, project)
-        department = row.config.department if row is not None else None
-    authorize(caller, Action.SUBMIT, project=project, department=department)
 
 
 async def _submitted_before(gateway: Gateway, id_: str) -> RecordedSubmission | None:
