@@ -210,10 +210,10 @@ class _Scan:
             with os.scandir(self.folder / parent) as found:
                 for child in found:
                     yield child.name, child.stat(follow_symlinks=False)
-        except FileNotFoundError as error:
-            raise ContextChanged(path=_shown(parent)) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ContextChanged(path=_shown(parent or ".")) from error
         except OSError as error:
-            raise ContextUnusable(path=self.folder, found=_reason(error)) from error
+            raise PathRefused(path=_shown(parent or "."), found=_reason(error)) from error
 
     def _entry(self, path: str, status: os.stat_result) -> _Entry:
         found = problem_of_path(path)
@@ -227,7 +227,10 @@ class _Scan:
         if not stat.S_ISLNK(mode):
             kind = _SPECIAL.get(stat.S_IFMT(mode), "a special file")
             raise PathRefused(path=_shown(path), found=f"it is {kind}")
-        target = os.readlink(self.folder / path)
+        try:
+            target = os.readlink(self.folder / path)
+        except OSError as error:
+            raise ContextChanged(path=_shown(path)) from error
         found = problem_of_link(path, target)
         if found is not None:
             raise PathRefused(path=_shown(path), found=f"{found} ({_shown(target)})")

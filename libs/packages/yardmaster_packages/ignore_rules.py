@@ -35,6 +35,8 @@ def read_rules(folder: Path) -> IgnoreRules:
     """
     path = folder / IGNORE_FILE
     lines: list[str] = []
+    if path.exists() and not path.is_file():
+        raise ContextUnusable(path=path, found="it is not a file")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

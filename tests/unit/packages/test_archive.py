@@ -376,6 +376,35 @@ def test_an_error_of_the_output_is_not_an_error_of_the_folder(tmp_path: Path) ->
         pack(folder, Full())
 
 
+@pytest.mark.parametrize(
+    ("failure", "error", "found"),
+    [
+        (PermissionError(13, "Permission denied"), PathRefused, r"^sub cannot .*permission denied"),
+        (OSError(5, "Input/output error"), PathRefused, r"^sub cannot .*input/output error"),
+        (FileNotFoundError(2, "No such file"), ContextChanged, r"^sub changed"),
+        (NotADirectoryError(20, "Not a directory"), ContextChanged, r"^sub changed"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: OSError,
+    error: type[Exception],
+    found: str,
+) -> None:
+    folder = write_tree(tmp_path, {"sub/a": b""})
+    scandir = os.scandir
+
+    def failing(path: Path):
+        if path == folder / "sub":
+            raise failure
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(error, match=found):
+        context_paths(folder)
+
+
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "missing"):

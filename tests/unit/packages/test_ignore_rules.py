@@ -1,5 +1,6 @@
 """`.yardignore`: the rules of gitignore, `.git` left out by default."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> No
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContextUnusable, match=r"\.yardignore"):
         context_paths(write_tree(tmp_path, {".yardignore/a": b""}))
+
+
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".yardignore")
+    with pytest.raises(ContextUnusable, match=r"\.yardignore .*it is not a file"):
+        context_paths(tmp_path)
 
 
 def test_an_ignored_folder_is_not_entered(tmp_path: Path) -> None:
