@@ -77,6 +77,7 @@ __all__ = [
     "NodeReservation",
     "NodeSlots",
     "NodeState",
+    "Package",
     "PauseBody",
     "Phase",
     "Pool",

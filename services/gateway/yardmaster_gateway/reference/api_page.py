@@ -105,10 +105,13 @@ def _operation(title: str, operation: Json, models: Json) -> Iterator[str]:
         for each in operation.get("parameters", ())
     ]
     yield from _table(["parameter", "in", "type", "meaning", "example"], rows)
-    for content in operation.get("requestBody", {}).get("content", {}).values():
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        model = models.get(in_words(content["schema"]))
+        if model is None:
+            yield f"<p>Body: <code>{escape(kind)}</code>.</p>"
+            continue
         yield f"<p>Body: {_type(content['schema'], models)}, for example:</p>"
-        example = models[in_words(content["schema"])]["example"]
-        yield f"<pre>{escape(json.dumps(example, indent=2))}</pre>"
+        yield f"<pre>{escape(json.dumps(model['example'], indent=2))}</pre>"
     rows = []
     for status, answer in operation["responses"].items():
         kinds = (
