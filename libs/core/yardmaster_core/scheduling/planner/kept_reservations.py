@@ -15,6 +15,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.reserved_slots import takes_whole_nodes
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_schemas.events.decisions import Placement, ReservationDroppedV1
 from yardmaster_schemas.reasons import DropCode
@@ -36,6 +37,8 @@ def drop_of(state: ClusterState, task: Task) -> ReservationDroppedV1 | None:
             node = state.nodes[placement.node]
             code = _of_node(node, placement) or _of_holders(node, placement)
             if task.job.spec.image and not node.runs_images:
+                code = code or DropCode.NODE_UNAVAILABLE
+            if takes_whole_nodes(task) and _lacks_slots(node, placement):
                 code = code or DropCode.NODE_UNAVAILABLE
             if code is not None:
                 reason = code, placement.node
@@ -118,6 +121,11 @@ def _of_node(node: Node, placement: Placement) -> DropCode | None:
     if not node.disabled_slots or set(placement.slots).isdisjoint(node.disabled_slots):
         return None
     return DropCode.SLOT_DISABLED
+
+
+def _lacks_slots(node: Node, placement: Placement) -> bool:
+    """Whether a placement does not have all slots of a node, because one was enabled since."""
+    return len(placement.slots) < node.gpus - len(node.disabled_slots)
 
 
 def _of_holders(node: Node, placement: Placement) -> DropCode | None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
+from yardmaster_schemas.events.decisions import Placement
 
 
 def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
@@ -43,6 +45,7 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
             and placement.memory_mib <= memory_mib
             and (gpuless > 0 or bool(placement.slots))
             and all(slots[slot] >= placement.gpu_milli for slot in placement.slots)
+            and not (takes_whole_nodes(task) and _others_hold_slots(node, placement))
         )
         if is_free:
             cpu_milli -= placement.cpu_milli
@@ -51,6 +54,24 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
             for slot in placement.slots:
                 slots[slot] -= placement.gpu_milli
         _set_ready(task, replica, pools, is_free=is_free)
+
+
+def takes_whole_nodes(task: Task) -> bool:
+    """Whether slots are reserved for a task on several whole nodes."""
+    reservation = task.reserved
+    assert reservation is not None
+    return task.job.shape.whole_nodes and len(reservation.placements) > 1
+
+
+def _others_hold_slots(node: Node, placement: Placement) -> bool:
+    """Whether another task holds slots of a node that `placement` does not have: disabled slots,
+    which that task is about to release.
+    """
+    for slot, left in enumerate(node.free.slots):
+        unused = 0 if slot in node.free.disabled else WHOLE
+        if left != unused and slot not in placement.slots:
+            return True
+    return False
 
 
 def _set_ready(task: Task, replica: int, pools: Mapping[str, Pool], *, is_free: bool) -> None:

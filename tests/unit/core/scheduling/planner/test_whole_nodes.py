@@ -389,3 +389,35 @@ def test_if_each_size_divides_the_next_unequal_nodes_are_found_whenever_they_exi
     for size, count in nodes.items():
         sums = {total + size * number for total in sums for number in range(count + 1)}
     assert (nodes_for(gpus, nodes, unequal=True) is not None) == (gpus in sums)
+
+
+def test_a_gang_on_whole_nodes_waits_for_a_task_that_stops_on_a_disabled_slot() -> None:
+    cell = cell_of(3, 3)
+    cell.submit("holds", preemptible=False, grace_s=30)
+    running(cell, "holds")
+    cell.submit("job", gpus=4, **WHOLE)
+    cell.disable("n1", 0, stop=True)
+    cell.disable("n2", 0)
+    only(cell.cycle(), dec.SlotsReservedV1)
+    assert started(cell.cycle()) == []
+    cell.ends("holds")
+    assert started(cell.cycle()) == ["job"]
+    assert laid(cell, "job") == [("n1", 2), ("n2", 2)]
+    assert_sound(cell.state)
+
+
+def test_slots_reserved_for_a_gang_on_whole_nodes_are_dropped_when_the_nodes_have_more() -> None:
+    cell = cell_of(3, 3)
+    cell.submit("holds", preemptible=False, grace_s=30)
+    running(cell, "holds")
+    cell.submit("job", gpus=4, **WHOLE)
+    cell.disable("n1", 0, stop=True)
+    cell.disable("n2", 0)
+    only(cell.cycle(), dec.SlotsReservedV1)
+    cell.disable("n2")
+    dropped = only(cell.cycle(), dec.ReservationDroppedV1)
+    assert (dropped.code, dropped.about) == ("node_unavailable", "n2")
+    cell.ends("holds")
+    cell.cycle()
+    assert laid(cell, "job") == []
+    assert_sound(cell.state)
