@@ -116,10 +116,10 @@ def wait_behind_oldest(task: Task, oldest: Task) -> Wait:
 
 
 def may_use_equal_nodes(view: PoolView, one: Group, other: Group) -> bool:
-    """Whether tasks of both groups may use GPUs of the same node."""
+    """Whether tasks of both groups may use GPUs of the same node that takes tasks."""
     future = view.pool.future
     return bool(
         view.pool.least_milli(one.shape)
         and view.pool.least_milli(other.shape)
-        and future.matching(one.shape) & future.matching(other.shape)
+        and future.available & future.matching(one.shape) & future.matching(other.shape)
     )

@@ -104,6 +104,36 @@ def test_tasks_that_cannot_use_its_nodes_pass_it(policy: str) -> None:
 
 
 @POLICIES
+@pytest.mark.parametrize("spec", [{"avoid_nodes": ("n1",)}, {"node_types": ("none",)}])
+def test_tasks_pass_one_at_a_limit_that_no_node_can_take(policy: str, spec: dict[str, Any]) -> None:
+    cell = cell_of(policy)
+    cell.entitle_to("p", 4, limit=2)
+    submit(cell, "runs")
+    cell.run()
+    submit(cell, "never", 2, **spec)
+    cell.run()
+    assert waits(cell, "never").code is WaitCode.AT_LIMIT
+    cell.cycle(after_s=RESERVE_S)
+    submit(cell, "late")
+    assert started(cell.run()) == ["late"]
+
+
+@POLICIES
+def test_tasks_wait_behind_the_oldest_of_those_that_nodes_can_take(policy: str) -> None:
+    cell = cell_of(policy)
+    cell.entitle_to("p", 4, limit=2)
+    submit(cell, "runs")
+    cell.run()
+    submit(cell, "never", 2, node_types=("none",))
+    submit(cell, "pair", 2)
+    cell.run()
+    cell.cycle(after_s=RESERVE_S)
+    submit(cell, "late")
+    assert started(cell.run()) == []
+    assert waits(cell, "late").about == cell.task("pair").id
+
+
+@POLICIES
 def test_nothing_waits_for_a_gang_that_nodes_cannot_take(policy: str) -> None:
     cell = cell_of(policy)
     submit(cell, "gang", 8)

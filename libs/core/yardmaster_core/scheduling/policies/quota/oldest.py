@@ -7,6 +7,7 @@ that are beyond their share.
 """
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
+from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes
 from yardmaster_core.scheduling.policies.claiming.amounts import first_exceeded, requested
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.project_order import order_in_project
@@ -42,12 +43,16 @@ def wait_for_oldest(view: PoolView, group: Group, task: Task) -> Wait | None:
 
 def _oldest(view: PoolView, task: Task) -> Task | None:
     """Return the task of the project of `task` that waits, fits in the share of the project and was
-    submitted first; else None.
+    submitted first; else None. Tasks that fit on no usable node, whatever else they wait for, keep
+    no others pending.
     """
     index = index_of(view)
     index.divide(view.state)
     return index.first_waiting(
-        queue_of(view, task), lambda group: _fits_share(view, group.queue.first)
+        queue_of(view, task),
+        lambda group: (
+            _fits_share(view, group.queue.first) and fits_usable_nodes(view.pool, group.shape)
+        ),
     )
 
 

@@ -38,6 +38,7 @@ from yardmaster_core.scheduling.planner.policy import (
     StartRules,
     Wake,
 )
+from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes
 from yardmaster_core.scheduling.policies.min_runtime import (
     groups_behind,
     protected_wait,
@@ -184,11 +185,15 @@ def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
 
 def _oldest(view: PoolView, task: Task) -> Task | None:
     """Return the task of the owner of `task` that waits, fits in the equal part of an owner and was
-    submitted first; else None.
+    submitted first; else None. Tasks that fit on no usable node, whatever else they wait for, keep
+    no others pending.
     """
-    index = index_of(view)
+    index, pool = index_of(view), view.pool
     return index.first_waiting(
-        task.job, lambda group: view.pool.most_milli(group.shape) <= index.level()
+        task.job,
+        lambda group: (
+            pool.most_milli(group.shape) <= index.level() and fits_usable_nodes(pool, group.shape)
+        ),
     )
 
 
