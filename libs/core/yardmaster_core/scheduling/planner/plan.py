@@ -221,28 +221,30 @@ class PoolPass:
 
     def _behind_claimants(self) -> set[Task]:
         """Return the tasks with reserved slots that come behind one which may take over some of
-        them in this cycle.
+        them in this cycle: at once, or when others have taken the capacity that it fits on now.
         """
         behind: set[Task] = set()
         for group in self.queue.awake():
-            behind.update(self._owners_to_pass(group))
+            behind.update(self._owners_to_pass(group, fitting=True))
         return behind
 
-    def _owners_to_pass(self, group: Group) -> Sequence[Task]:
-        """Return the tasks behind a group if it takes over reserved slots of some of them; else
-        none.
+    def _owners_to_pass(self, group: Group, *, fitting: bool = False) -> Sequence[Task]:
+        """Return the tasks behind a group if it takes over reserved slots of some of them, or with
+        `fitting` if it needs none yet; else none.
         """
         task = group.queue.first
         owners = self.later_owners.of(task)
-        takes_over = (
+        may_start = (
             owners
             and not group.shape.start_failed
             and limit_reached(self.draft.state, self.pool, task) is None
             and self._must_wait(self.view, group, task) is None
-            and self._find_placement(self.pool.future, task) is None
-            and self._needed_of(task, owners)
         )
-        return owners if takes_over else ()
+        if not may_start:
+            return ()
+        if self._find_placement(self.pool.future, task) is not None:
+            return owners if fitting else ()
+        return owners if self._needed_of(task, owners) else ()
 
     def _must_wait_at_limit(self, task: Task) -> bool:
         """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
@@ -509,7 +511,11 @@ class PoolPass:
             self.view, group, task
         )
         if task.reserved is not None:
-            kept = wait is not None or self.preference.must_keep_reservation(task, self.pool.name)
+            kept = (
+                wait is not None
+                or task in self._deferred
+                or self.preference.must_keep_reservation(task, self.pool.name)
+            )
             placement = None if kept else self._find_placement(self.pool.free, task)
             if placement is None:
                 return GroupResult.KEPT

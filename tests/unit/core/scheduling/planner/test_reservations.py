@@ -305,6 +305,27 @@ def test_a_task_that_fits_at_last_takes_over_slots_that_become_free_in_the_same_
     assert_sound(cell.state)
 
 
+def test_a_task_takes_over_reserved_slots_when_another_owner_took_the_idle_ones() -> None:
+    cell = Cell()
+    cell.pool("main", policy="starved_first")
+    cell.node("n1", gpus=4)
+    cell.submit("all", tasks=4, gpus=1, grace_s=600, user="bob")
+    for index in range(4):
+        running(cell, "all", index)
+    cell.submit("mid", gpus=2, priority=60, user="ann", preemptible=False)
+    assert stopped(cell.cycle()) == ["all.3", "all.2"]
+    # Idle now are two slots, which `high` fits on; and two become free that are reserved for `mid`.
+    for index in range(4):
+        cell.ends("all", index, done=True)
+    cell.submit("other", gpus=2, user="cy")
+    cell.submit("high", gpus=2, priority=1, user="ann")
+    decided = cell.cycle()
+    assert started(decided) == ["other", "high"], "cy holds less than ann"
+    drop = only(decided, dec.ReservationDroppedV1)
+    assert (drop.code, drop.for_task) == (DropCode.PASSED, cell.task("high").id)
+    assert_sound(cell.state)
+
+
 def victims_release_for(cell: Cell, name: str, **spec: Any) -> None:
     """Fill n1 with `low`, which releases its slots for the job `name` in 600 s."""
     cell.node("n1", gpus=4)
