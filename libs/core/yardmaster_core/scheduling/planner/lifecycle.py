@@ -4,7 +4,7 @@ Each step is a function of the present task or node. So it is harmless to check 
 decision; `attention` only lists the tasks to check.
 """
 
-from itertools import chain
+from collections.abc import Iterable
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
@@ -51,28 +51,34 @@ def decide_lifecycle(draft: Draft) -> None:
             draft.record(event, name, None)
     done: set[str] = set()
     while todo := sorted(state.attention.keys() - done):
-        for task_id in todo:
-            done.add(task_id)
-            _advance_task(draft, state.attention[task_id])
+        done.update(todo)
+        tasks = [state.attention[task_id] for task_id in todo]
+        for task in tasks:
+            _advance_task(draft, task)
+        _drop_relying_on(draft, tasks)
 
 
 def _advance_task(draft: Draft, task: Task) -> None:
     # A task may take two steps at once: requeued, then ended because it was cancelled meanwhile.
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)
-        if isinstance(event, StopOverdueV1):
-            _drop_relying_on(draft, event)
 
 
-def _drop_relying_on(draft: Draft, overdue: StopOverdueV1) -> None:
-    """Drop what is reserved on slots that a task did not release in time, or for tasks that a limit
-    lets start only once it has.
+def _drop_relying_on(draft: Draft, tasks: Iterable[Task]) -> None:
+    """Drop what is reserved on slots that some of `tasks` did not release in time, or for tasks
+    that a limit lets start only once they have. Each reservation is looked at once.
 
-    Also for tasks about which this cycle has decided already.
+    Also for tasks about which this cycle has decided already. A cycle that stops at its limit
+    leaves the overdue tasks in `attention`, so that the next one drops the rest.
     """
     state = draft.state
-    on_nodes = (state.nodes[name].reserved for name in overdue.nodes)
-    for owner in sorted(dict.fromkeys(chain(state.pools[overdue.pool].reserved, *on_nodes))):
+    overdue = [task.run for task in tasks if task.run is not None and task.run.overdue]
+    owners: dict[Task, None] = {}
+    for pool in dict.fromkeys(run.pool_name for run in overdue):
+        owners |= dict.fromkeys(state.pools[pool].reserved)
+    for node in dict.fromkeys(name for run in overdue for name in run.nodes):
+        owners |= dict.fromkeys(state.nodes[node].reserved)
+    for owner in sorted(owners):
         if (drop := drop_of(state, owner)) is not None:
             draft.record(drop, owner.id, owner.cause)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.planner import victim_search
+from yardmaster_core.scheduling.planner import lifecycle, victim_search
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue
 from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
@@ -166,3 +166,25 @@ def test_deadlines_that_no_longer_apply_do_not_accumulate(monkeypatch: pytest.Mo
     assert due_ms is not None
     (stop,) = all_of(cell.cycle(after_s=(due_ms - cell.now_ms) / 1000), dec.StopRequestedV1)
     assert stop.task_id == cell.task("held").id, "the time limit of a running task is kept"
+
+
+@pytest.mark.parametrize("stops", [4, 16])
+def test_the_reservations_of_a_pool_are_looked_at_once_for_all_overdue_stops(
+    monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    cell = Cell()
+    cell.node("n1", gpus=stops)
+    cell.submit("low", tasks=stops, priority=60, grace_s=0)
+    cell.cycle()
+    for index in range(stops):
+        cell.starts("low", index)
+    cell.cycle()
+    cell.submit("high", tasks=stops, priority=1)
+    assert len(all_of(cell.cycle(), dec.SlotsReservedV1)) == stops
+    looks = counted(monkeypatch, lifecycle, "drop_of")
+    decided = cell.cycle(after_s=60)
+    assert len(all_of(decided, dec.StopOverdueV1)) == stops
+    assert len(all_of(decided, dec.ReservationDroppedV1)) == stops
+    # Once for all, and once for each task about which the cycle decides.
+    assert looks[0] <= 4 * stops
+    assert_sound(cell.state)

@@ -67,6 +67,22 @@ def test_a_task_at_a_limit_preempts_another_one_if_a_stop_is_overdue(
     assert_sound(cell.state)
 
 
+def test_a_reservation_that_relies_on_an_overdue_stop_is_dropped_after_a_cycle_at_its_limit() -> (
+    None
+):
+    cell = QuotaCell({"n1": 2, "n2": 1})
+    cell.entitle_to("a", 2, limit=2)
+    for name in ("early", "late"):
+        cell.submit(name, project="a", priority=60, avoid_nodes=("n2",), grace_s=GRACE_S)
+        cell.run()
+    cell.submit("high", project="a", priority=10, avoid_nodes=("n1",))
+    assert stopped(cell.cycle(after_s=1)) == ["late"]
+    only(cell.cycle(after_s=GRACE_S + OVERDUE_S, limit=1), dec.StopOverdueV1)
+    cell.restart()
+    assert only(cell.cycle(), dec.ReservationDroppedV1).code is DropCode.STOP_OVERDUE
+    assert_sound(cell.state)
+
+
 def test_a_task_is_moved_off_the_gpu_where_limits_let_a_request_by_memory_start() -> None:
     """The request fits on an idle GPU too, but takes more there than the limit leaves."""
     cell = CheckedCell()
