@@ -7,7 +7,7 @@ from yardmaster_core.machine import CycleResult
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_core.testing import DETAILS, START_MS, admitted_spec
+from yardmaster_core.testing import DETAILS, ONE_RUN, START_MS, admitted_spec
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1
 from yardmaster_schemas.events.node_events import (
@@ -93,10 +93,7 @@ def commit(state: ClusterState, verdict: CycleResult) -> None:
 
 def started(task: Task, seq: int) -> Events:
     """The starts of all replicas of a task; `seq` is the sequence number of the records."""
-    return [
-        (TaskStartedV1(**about, boot_id="0" * 8, pid=1, process_started=1), _record(about, seq))
-        for about in _replicas(task)
-    ]
+    return [(TaskStartedV1(**about, run=ONE_RUN), _record(about, seq)) for about in _replicas(task)]
 
 
 def left(task: Task, seq: int) -> Events:

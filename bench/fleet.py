@@ -19,6 +19,7 @@ from yardmaster_schemas.events.decisions import Placement, SlotsAllocatedV1
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
+    RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
@@ -98,9 +99,7 @@ class Fleet:
                 placement.node,
                 TaskStartedV1(
                     **_replica(data.task_id, data.attempt, placement),
-                    boot_id=BOOT,
-                    pid=1,
-                    process_started=self._count,
+                    run=RunIdentity.of_process(1, self._count, BOOT),
                 ),
             )
         self._count += 1

@@ -3,174 +3,433 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import coroutine
+from typing import Any
 
 import pytest
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
-from yardmaster_node_agent.executors.port import Executor, Launch, Process, Renewal
+from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.port import Execution, Executor, Launch, Phase
 from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser
 from yardmaster_node_agent.ports import EXECUTORS
-from yardmaster_node_agent.settings import Settings
+from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
 
-#: Does with a process what the simulated executor does by itself.
+#: Notes its start, then does with a process what the simulated executor does by itself.
 SCRIPT = """
+(set -C; : > "$WITNESS") 2> /dev/null || echo again >> "$WITNESS"
 trap 'printf "%s" "$NOTE" > "$YARD_CHECKPOINT_FILE"; exit 0' TERM
 sleep "$SIM_SECONDS" & wait $!
 exit "$SIM_EXIT"
 """
 KEY = ReplicaKey("4kq7w2mz9c1f.0", 1, 0)
 OTHER = ReplicaKey("4kq7w2mz9c1f.1", 1, 0)
+#: More suspensions than any call of an executor has.
+MANY = 50
+
+
+@dataclass
+class Host:
+    """A machine: `agent` makes the executor of a further agent process on it."""
+
+    agent: Callable[[], Executor]
+    #: The directory of the replicas' directories.
+    replicas: Path
+    #: Replicas write a file here when they start.
+    witnesses: Path
+    #: The simulated executor starts no program.
+    real: bool
+
+    def witness(self, key: ReplicaKey) -> Path:
+        return self.witnesses / str(key)
+
+    def launch(
+        self, key: ReplicaKey = KEY, *, seconds: float = 60, exit_code: int = 0, **run: Any
+    ) -> Launch:
+        """A replica that runs for `seconds`; a stop signal makes it note a checkpoint and exit."""
+        paths = self.agent().paths(key)
+        env = {
+            "PATH": os.environ["PATH"],
+            "SIM_SECONDS": str(seconds),
+            "SIM_EXIT": str(exit_code),
+            "SIM_CHECKPOINT": "s3://runs/a",
+            "NOTE": '{"uri": "s3://runs/a", "step": 1}',
+            "WITNESS": str(self.witness(key)),
+            "YARD_CHECKPOINT_FILE": paths.checkpoint_file,
+            "YARD_STOP_FILE": paths.stop_file,
+        }
+        return Launch(key=key, run=Run(script=SCRIPT, **run), env=env)
+
+    async def until_running(self, key: ReplicaKey = KEY) -> None:
+        """Wait until the program of a replica has noted its start."""
+        deadline_s = time.monotonic() + 30
+        while self.real and not self.witness(key).exists():
+            assert time.monotonic() < deadline_s, f"{key} noted no start"
+            await asyncio.sleep(0.01)
+
+    def left(self) -> list[str]:
+        """Return the folders of replicas that are left, and the pids of their programs."""
+        if not self.real:
+            return []
+        mark = f"YARD_STOP_FILE={self.replicas}/".encode()
+        pids = [pid for pid in procfs.processes() if procfs.has_variable(pid, mark)]
+        return [*(path.name for path in self.replicas.iterdir()), *map(str, pids)]
+
+    def assert_started_once_at_most(self, key: ReplicaKey = KEY) -> None:
+        if self.witness(key).exists():
+            assert self.witness(key).read_text() == "", f"{key} was started again"
 
 
 @pytest.fixture(params=[*EXECUTORS, "process as another user"])
-async def executor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Executor]:
-    if request.param == "process as another user":
-        if os.geteuid() != 0:
-            pytest.skip("needs root")
-        # Other users cannot pass through the folders of pytest.
-        with TemporaryDirectory() as folder:
-            os.chmod(folder, 0o711)
+async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
+    # Other users cannot pass through the folders of pytest.
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        data_dir, witnesses = Path(folder) / "data", Path(folder) / "witnesses"
+        witnesses.mkdir()
+        witnesses.chmod(0o777)
+        if request.param == "process as another user":
+            if os.geteuid() != 0:
+                pytest.skip("needs root")
             user = TaskUser(DEFAULT_ID, DEFAULT_ID)
-            made: Executor = ProcessExecutor(Path(folder) / "replicas", SystemClock(), user)
-            yield made
-            await made.sweep()
-        return
-    settings = Settings(node="n1", data_dir=tmp_path, executor=request.param)
+
+            def agent() -> Executor:
+                root, renewed = data_dir / "replicas", tmp_path / "renewed"
+                return ProcessExecutor(root, SystemClock(), user, renewed=renewed)
+        elif request.param == "process":
+
+            def agent() -> Executor:
+                return of_settings("process", data_dir)
+        else:
+            # A simulated host lives as long as its executor.
+            only = of_settings(request.param, tmp_path)
+
+            def agent() -> Executor:
+                return only
+
+        real = request.param != "simulated"
+        yield Host(agent, data_dir / "replicas", witnesses, real=real)
+        await agent().sweep()
+
+
+def of_settings(name: ExecutorName, data_dir: Path) -> Executor:
+    settings = Settings(node="n1", data_dir=data_dir, executor=name, task_user="same")
     telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
-    made = EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
-    yield made
-    await made.sweep()
+    return EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
 
 
-def launch(
-    executor: Executor, key: ReplicaKey = KEY, *, seconds: float = 60, exit_code: int = 0
-) -> Launch:
-    """A replica that runs for `seconds`; a stop signal makes it note a checkpoint and exit."""
-    env = {
-        "PATH": os.environ["PATH"],
-        "SIM_SECONDS": str(seconds),
-        "SIM_EXIT": str(exit_code),
-        "SIM_CHECKPOINT": "s3://runs/a",
-        "NOTE": '{"uri": "s3://runs/a", "step": 1}',
-        "YARD_CHECKPOINT_FILE": executor.paths(key).checkpoint_file,
-        "YARD_STOP_FILE": executor.paths(key).stop_file,
-    }
-    return Launch(key=key, run=Run(script=SCRIPT), env=env)
+@pytest.fixture
+def executor(host: Host) -> Executor:
+    return host.agent()
 
 
-async def started(executor: Executor, key: ReplicaKey = KEY) -> Process:
-    return await executor.start(launch(executor, key))
+async def run(executor: Executor, launch: Launch) -> Execution:
+    await executor.prepare(launch)
+    return await executor.start(launch)
 
 
-async def end_of(process: Process) -> Exit:
+async def phase_of(executor: Executor, key: ReplicaKey = KEY) -> Phase:
+    return (await executor.find(key)).phase
+
+
+async def end_of(execution: Execution) -> Exit:
     async with asyncio.timeout(30):
-        found = await process.exited()
-        await process.gone()
+        found = await execution.exited()
+        await execution.gone()
     return found
 
 
-async def killed(process: Process) -> Exit:
+async def killed(execution: Execution) -> Exit:
     """Kill until nothing is left: a process may fork between two calls."""
-    ending = asyncio.ensure_future(end_of(process))
+    ending = asyncio.ensure_future(end_of(execution))
     while not ending.done():
-        process.kill()
+        await execution.kill()
         await asyncio.sleep(0.05)
     return ending.result()
 
 
+# --- prepare and start ------------------------------------------------------------------------
+
+
+async def test_a_prepared_replica_does_not_run(host: Host, executor: Executor) -> None:
+    assert await phase_of(executor) is Phase.ABSENT
+    await executor.prepare(host.launch())
+    assert await phase_of(executor) is Phase.PREPARED
+    assert await phase_of(executor, OTHER) is Phase.ABSENT
+    assert not host.witness(KEY).exists()
+
+
+async def test_a_repeated_preparation_changes_nothing(host: Host, executor: Executor) -> None:
+    await executor.prepare(host.launch())
+    await host.agent().prepare(host.launch())
+    assert await phase_of(executor) is Phase.PREPARED
+    execution = await executor.start(host.launch())
+    await executor.prepare(host.launch())
+    assert await phase_of(executor) is Phase.RUNNING
+    await killed(execution)
+
+
+async def test_a_replica_that_was_not_prepared_does_not_start(
+    host: Host, executor: Executor
+) -> None:
+    with pytest.raises(ExecutorFailed):
+        await executor.start(host.launch())
+    assert await phase_of(executor) is Phase.ABSENT
+
+
 @pytest.mark.parametrize("exit_code", [0, 3])
 async def test_a_replica_ends_with_the_exit_code_of_its_program(
-    executor: Executor, exit_code: int
+    host: Host, executor: Executor, exit_code: int
 ) -> None:
-    process = await executor.start(launch(executor, seconds=0.05, exit_code=exit_code))
-    assert await end_of(process) == Exit(exit_code=exit_code)
-    assert not process.is_alive()
-    assert not process.vanished()
+    execution = await run(executor, host.launch(seconds=0.05, exit_code=exit_code))
+    assert await end_of(execution) == Exit(exit_code=exit_code)
+    found = await executor.find(KEY, execution.identity)
+    assert (found.phase, found.exit_lost) == (Phase.ENDED, False)
 
 
-async def test_a_started_replica_is_found_again_under_its_identity(executor: Executor) -> None:
-    process = await started(executor)
-    found = await executor.adopt(KEY, process.identity)
-    assert found is not None
-    assert found.identity == process.identity
-    assert found.is_alive()
-    assert await killed(found) == Exit(signal=signal.SIGKILL)
+async def test_a_repeated_start_returns_the_execution_of_the_first(
+    host: Host, executor: Executor
+) -> None:
+    first = await run(executor, host.launch())
+    await host.until_running()
+    again = await executor.start(host.launch())
+    later = await host.agent().start(host.launch())
+    assert first.identity == again.identity == later.identity
+    await killed(first)
+    ended = await executor.start(host.launch())
+    assert ended.identity == first.identity
+    host.assert_started_once_at_most()
 
 
-async def test_a_replica_that_was_never_started_is_not_found(executor: Executor) -> None:
-    await started(executor, OTHER)
-    assert await executor.adopt(KEY) is None
+async def test_a_later_agent_starts_what_an_earlier_one_prepared(
+    host: Host, executor: Executor
+) -> None:
+    await executor.prepare(host.launch())
+    execution = await host.agent().start(host.launch())
+    await host.until_running()
+    await killed(execution)
+    host.assert_started_once_at_most()
 
 
-async def test_a_replica_starts_once(executor: Executor) -> None:
-    process = await started(executor)
-    with pytest.raises(ExecutorFailed):
-        await started(executor)
-    assert process.is_alive()
-
-
-async def test_two_replicas_have_two_identities(executor: Executor) -> None:
-    first, second = await started(executor), await started(executor, OTHER)
+async def test_two_replicas_have_two_identities(host: Host, executor: Executor) -> None:
+    first = await run(executor, host.launch())
+    second = await run(executor, host.launch(OTHER))
     assert first.identity != second.identity
     await killed(first)
-    assert second.is_alive()
+    assert await phase_of(executor, OTHER) is Phase.RUNNING
+    await killed(second)
+
+
+# --- find and withdraw ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_later_agent_finds_what_runs_under_its_identity(
+    host: Host, executor: Executor, known: bool
+) -> None:
+    execution = await run(executor, host.launch())
+    found = await host.agent().find(KEY, execution.identity if known else None)
+    assert found.phase is Phase.RUNNING
+    assert found.execution is not None
+    assert found.execution.identity == execution.identity
+    assert await killed(found.execution) == Exit(signal=signal.SIGKILL)
+
+
+async def test_a_later_agent_finds_the_exit_of_what_ended_meanwhile(
+    host: Host, executor: Executor
+) -> None:
+    execution = await run(executor, host.launch(seconds=0.01, exit_code=3))
+    await end_of(execution)
+    found = await host.agent().find(KEY)
+    assert found.phase is Phase.ENDED
+    assert found.execution is not None
+    assert await end_of(found.execution) == Exit(exit_code=3)
+
+
+async def test_a_withdrawn_replica_never_starts(host: Host, executor: Executor) -> None:
+    await executor.prepare(host.launch())
+    assert await host.agent().withdraw(KEY) is None
+    assert await phase_of(executor) is Phase.ABSENT
+    with pytest.raises(ExecutorFailed):
+        await executor.start(host.launch())
+    with pytest.raises(ExecutorFailed):
+        await run(host.agent(), host.launch())
+    assert not host.witness(KEY).exists()
+
+
+async def test_a_replica_that_was_started_is_not_withdrawn(host: Host, executor: Executor) -> None:
+    execution = await run(executor, host.launch())
+    found = await host.agent().withdraw(KEY)
+    assert found is not None
+    assert found.identity == execution.identity
+    assert await phase_of(executor) is Phase.RUNNING
+    await killed(execution)
+    assert await executor.withdraw(KEY) is not None
+
+
+async def test_nothing_is_withdrawn_of_an_absent_replica(executor: Executor) -> None:
+    assert await executor.withdraw(KEY) is None
+    assert await phase_of(executor) is Phase.ABSENT
+
+
+# --- stop and end -----------------------------------------------------------------------------
 
 
 async def test_a_stop_notice_is_accepted_and_a_signal_lets_the_replica_save(
-    executor: Executor,
+    host: Host, executor: Executor
 ) -> None:
-    process = await started(executor)
-    assert process.announce_stop('{"code": "priority"}')
-    assert process.checkpoint_note() is None
-    ending = asyncio.ensure_future(process.exited())
+    execution = await run(executor, host.launch())
+    assert execution.announce_stop('{"code": "priority"}')
+    assert execution.checkpoint_note() is None
+    await host.until_running()
+    ending = asyncio.ensure_future(execution.exited())
     # A program that has not set its trap yet is ended by the signal, one that forks may miss it.
     while not ending.done():
-        process.signal(signal.SIGTERM)
+        await execution.signal(signal.SIGTERM)
         await asyncio.sleep(0.05)
     assert ending.result() in (Exit(exit_code=0), Exit(signal=signal.SIGTERM))
-    await killed(process)
+    await killed(execution)
 
 
-async def test_a_signal_to_an_ended_replica_does_nothing(executor: Executor) -> None:
-    process = await executor.start(launch(executor, seconds=0.01))
-    await end_of(process)
-    process.signal(signal.SIGTERM)
-    process.kill()
-    assert await end_of(process) == Exit(exit_code=0)
+async def test_a_later_agent_stops_what_an_earlier_one_started(
+    host: Host, executor: Executor
+) -> None:
+    await run(executor, host.launch())
+    await host.until_running()
+    found = (await host.agent().find(KEY)).execution
+    assert found is not None
+    ending = asyncio.ensure_future(found.exited())
+    while not ending.done():
+        await found.signal(signal.SIGTERM)
+        await asyncio.sleep(0.05)
+    assert not ending.result().lost
+    await killed(found)
 
 
-async def test_output_past_its_limit_is_freed(executor: Executor) -> None:
-    process = await executor.start(launch(executor, seconds=0.01))
-    await end_of(process)
-    assert process.bound_output(0, 0)
-    assert process.read_output("stdout", process.output_size("stdout"), 10) == b""
+async def test_a_signal_to_an_ended_replica_does_nothing(host: Host, executor: Executor) -> None:
+    execution = await run(executor, host.launch(seconds=0.01))
+    await end_of(execution)
+    await execution.signal(signal.SIGTERM)
+    await execution.kill()
+    assert await end_of(execution) == Exit(exit_code=0)
 
 
-async def test_a_sweep_ends_every_replica_and_says_how_many(executor: Executor) -> None:
-    processes = [await started(executor), await started(executor, OTHER)]
-    assert await executor.sweep() >= len(processes)
-    assert [process.is_alive() for process in processes] == [False, False]
+async def test_output_past_its_limit_is_freed(host: Host, executor: Executor) -> None:
+    execution = await run(executor, host.launch(seconds=0.01))
+    await end_of(execution)
+    assert execution.bound_output(0, 0)
+    assert execution.read_output("stdout", execution.output_size("stdout"), 10) == b""
+
+
+async def test_a_sweep_ends_every_replica_and_says_how_many(host: Host, executor: Executor) -> None:
+    third = ReplicaKey("4kq7w2mz9c1f.2", 1, 0)
+    for key in (KEY, OTHER):
+        await run(executor, host.launch(key))
+    await executor.prepare(host.launch(third))
+    assert await host.agent().sweep() >= 2
+    assert {await phase_of(executor, key) for key in (KEY, OTHER, third)} == {Phase.ABSENT}
     assert await executor.sweep() == 0
 
 
-async def test_a_forgotten_replica_leaves_nothing_to_sweep(executor: Executor) -> None:
-    process = await executor.start(launch(executor, seconds=0.01))
-    await end_of(process)
-    executor.forget(KEY)
+async def test_a_forgotten_replica_leaves_nothing_to_sweep(host: Host, executor: Executor) -> None:
+    execution = await run(executor, host.launch(seconds=0.01))
+    await end_of(execution)
+    await executor.forget(KEY)
+    assert await phase_of(executor) is Phase.ABSENT
+    await executor.forget(KEY)
     assert await executor.sweep() == 0
 
 
-async def test_the_last_renewal_is_kept(executor: Executor) -> None:
-    assert executor.renewal() is None
-    first, last = (Renewal("boot", "0123456789ab", seconds, 0.5) for seconds in (1.0, 2.0))
-    executor.renew(first)
-    executor.renew(last)
-    assert executor.renewal() == last
+# --- an agent that is killed while it waits ---------------------------------------------------
+
+
+@coroutine
+def killed_at(call: Coroutine[Any, Any, Any], number: int) -> Generator[Any, Any, bool]:
+    """Run a call until it waits for the `number`-th time, then abandon it as a kill of the agent
+    does; return whether it ended before.
+    """
+    try:
+        for waits in range(number + 1):
+            future = call.send(None)
+            if waits < number:
+                yield future
+    except StopIteration:
+        return True
+    call.close()
+    return False
+
+
+@pytest.mark.parametrize("step", ["prepare", "start", "find", "withdraw", "end", "sweep", "forget"])
+async def test_an_agent_killed_at_any_wait_starts_nothing_twice_and_leaves_nothing(
+    host: Host, step: str
+) -> None:
+    async def end(execution: Execution | None) -> None:
+        assert execution is not None
+        await execution.signal(signal.SIGTERM)
+        await execution.kill()
+        await execution.exited()
+        await execution.gone()
+
+    for number in range(MANY):
+        key = ReplicaKey("4kq7w2mz9c1f.0", number + 1, 0)
+        launch, agent = host.launch(key), host.agent()
+        if step != "prepare":
+            await agent.prepare(launch)
+        execution = None
+        if step in ("end", "sweep", "forget"):
+            execution = await agent.start(launch)
+            await host.until_running(key)
+            if step == "forget":
+                await killed(execution)
+        calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "prepare": lambda: agent.prepare(launch),  # noqa: B023
+            "start": lambda: agent.start(launch),  # noqa: B023
+            "find": lambda: agent.find(key),  # noqa: B023
+            "withdraw": lambda: agent.withdraw(key),  # noqa: B023
+            "end": lambda: end(execution),  # noqa: B023
+            "sweep": agent.sweep,
+            "forget": lambda: agent.forget(key),  # noqa: B023
+        }
+        over = await killed_at(calls[step](), number)
+        # The next agent: what may still start is withdrawn, what runs is found and ended.
+        later = host.agent()
+        found = (await later.find(key)).execution
+        if found is None:
+            found = await later.withdraw(key)
+        if found is not None:
+            await killed(found)
+        assert await phase_of(later, key) is not Phase.RUNNING
+        host.assert_started_once_at_most(key)
+        await later.forget(key)
+        assert await phase_of(later, key) is Phase.ABSENT
+        assert host.left() == []
+        if over:
+            return
+    raise AssertionError(f"{step} waits more than {MANY} times")
+
+
+async def test_an_agent_killed_in_its_start_and_its_successor_start_a_replica_once(
+    host: Host,
+) -> None:
+    for number in range(MANY):
+        key = ReplicaKey("4kq7w2mz9c1f.0", number + 1, 0)
+        launch, agent = host.launch(key), host.agent()
+        await agent.prepare(launch)
+        over = await killed_at(agent.start(launch), number)
+        execution = await host.agent().start(launch)
+        await host.until_running(key)
+        await killed(execution)
+        host.assert_started_once_at_most(key)
+        if over:
+            return
+    raise AssertionError(f"start waits more than {MANY} times")

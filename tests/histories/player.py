@@ -14,7 +14,7 @@ from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
-from yardmaster_core.testing import Cell
+from yardmaster_core.testing import ONE_RUN, Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import admissions as adm
@@ -302,7 +302,7 @@ class HistoryPlayer:
             found = [found[number % len(found)]]
         for task, replica in found:
             about = self.cell._about(task, replica)
-            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN))
         return bool(found)
 
     def stop_replicas(self) -> bool:

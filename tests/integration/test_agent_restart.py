@@ -36,7 +36,7 @@ from yardmaster_node_agent.errors import (
     LedgerInUse,
     NodeTaken,
 )
-from yardmaster_node_agent.executors.port import Launch, Process
+from yardmaster_node_agent.executors.port import Execution, Launch
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.decisions import LossCause
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
@@ -230,7 +230,7 @@ class Stuck:
         self._inner = cell.ports().executor
         self.asked = asyncio.Event()
 
-    async def start(self, launch: Launch) -> Process:
+    async def start(self, launch: Launch) -> Execution:
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError

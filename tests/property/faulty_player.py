@@ -16,7 +16,7 @@ from tests.histories.player import OPEN, HistoryPlayer
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.state.tasks import Task
-from yardmaster_core.testing import Cell, EventApplied, fold
+from yardmaster_core.testing import ONE_RUN, Cell, EventApplied, fold
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.sources import agent_source
@@ -97,10 +97,9 @@ class FaultyPlayer(HistoryPlayer):
             elif what == "incarnation":
                 about["incarnation"] = "f" * 12
                 source = agent_source(about["node"], about["incarnation"])
-            started: dict[str, Any] = {"boot_id": "00000000", "pid": 1, "process_started": 1}
             self._lie(nev.SlotsReleasedV1(**about, never_started=number % 2 == 0), source)
             self._lie(nev.TaskExitedV1(**about, exit_code=number), source)
-            self._lie(nev.TaskStartedV1(**about, **started), source)
+            self._lie(nev.TaskStartedV1(**about, run=ONE_RUN), source)
             self._lie(nev.CheckpointDoneV1(**about, uri="s3://x", step=number), source)
             left = nev.NodeDrainedV1(node=about["node"], incarnation="f" * 12)
             self._lie(left, source)

@@ -81,6 +81,8 @@ BY_PATTERN: Final[Mapping[str, str]] = {
     r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$": "u-5f2d1e0b7c44",
     r"^(project/)?[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$": "project/vision",
     r"^[0-9a-f-]{8,36}$": "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44",
+    r"^[0-9a-f-]{1,64}$": "4711-12345",
+    r"^[0-9A-Za-z:-]{1,64}$": "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44",
     r"^[A-Za-z_][A-Za-z0-9_]{0,127}$": "NCCL_DEBUG",
     r"^[A-Z][A-Za-z]{1,40}$": "TaskSubmitted",
     r"^[a-z0-9][a-z0-9._-]{0,90}$": "4kq7w2mz9c1f",

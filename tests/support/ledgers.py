@@ -6,7 +6,6 @@ from yardmaster_node_agent.agent_state import (
     Head,
     Offer,
     Piece,
-    ProcessIdentity,
     Replica,
     ReplicaKey,
     ReplicaState,
@@ -14,6 +13,7 @@ from yardmaster_node_agent.agent_state import (
 )
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.expiring import Stream
+from yardmaster_schemas.events.node_events import RunIdentity
 from yardmaster_schemas.events.requests import DetailsRef
 
 OFFER = Offer(pool="default", node_type="generic", gpus=4, cpu_milli=8000, memory_mib=1000)
@@ -46,9 +46,7 @@ def assignment(index: int = 0, *, decision: int = 7) -> Assignment:
 def replica(index: int = 0) -> Replica:
     made = Replica(assignment=assignment(index), token="f" * 64)
     made.state = ReplicaState.EXITED
-    made.identity = ProcessIdentity(
-        boot_id="3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44", pid=4711, started=12_345
-    )
+    made.identity = RunIdentity.of_process(4711, 12_345, "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44")
     made.stop = StopOrder(code="priority", deadline_ms=5, cause=None, kill_at_ms=5, signalled=True)
     made.exit = Exit(signal=9)
     made.output.last = (Piece(stream=Stream.STDOUT, start=0, end=9, seq=0),)

@@ -34,6 +34,7 @@ from yardmaster_schemas.events.machine import (
 )
 from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
+    RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
@@ -470,9 +471,7 @@ def started(
         replica=replica,
         node=node,
         incarnation=incarnation(life),
-        boot_id=BOOT,
-        pid=pid,
-        process_started=pid * 1000,
+        run=RunIdentity.of_process(pid, pid * 1000, BOOT),
     )
 
 

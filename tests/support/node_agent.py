@@ -38,6 +38,7 @@ from yardmaster_schemas.events.details import JobDetailedV1, Run, StopSignal
 from yardmaster_schemas.events.expiring import TaskOutputV1
 from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
+    RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
@@ -372,7 +373,7 @@ class AgentCell(MemoryCell):
     async def assert_honest(self) -> None:
         """Check all reports against the guarantees that schedulers rely on."""
         numbers: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        identities: dict[tuple[str, int, int], set[tuple[str, int, int]]] = defaultdict(set)
+        identities: dict[tuple[str, int, int], set[RunIdentity]] = defaultdict(set)
         order: dict[tuple[str, int, int], list[str]] = defaultdict(list)
         for envelope in await self.envelopes():
             event = envelope.data
@@ -383,11 +384,11 @@ class AgentCell(MemoryCell):
             if envelope.type not in order[key]:
                 order[key].append(envelope.type)
             if isinstance(event, TaskStartedV1):
-                identities[key].add((event.boot_id, event.pid, event.process_started))
+                identities[key].add(event.run)
         for source, seen in numbers.items():
             assert seen == sorted(set(seen)), f"numbers of {source} do not only rise"
         for key, found in identities.items():
-            assert len(found) == 1, f"{key} has {len(found)} processes"
+            assert len(found) == 1, f"{key} has {len(found)} runs"
         for key, types in order.items():
             steps = [t for t in types if t not in ("CheckpointDone", "TaskProgressed")]
             whole = ["TaskStarted", "TaskExited", "SlotsReleased"]

@@ -31,6 +31,8 @@ from yardmaster_schemas.sources import agent_source
 
 DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
 START_MS: Final = 1_700_000_000_000
+#: What each replica of a test runs as.
+ONE_RUN: Final = nev.RunIdentity.of_process(1, 1, "00000000")
 POOL_SETTINGS: Final = {field.name for field in fields(req.PoolConfig)} - {"policy"}
 
 
@@ -233,7 +235,7 @@ class Cell:
     def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
         """Report that `replica` of the task runs; None: every replica."""
         for about in self._replicas(name, index, replica):
-            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN))
 
     def checkpoints(self, name: str, step: int, index: int = 0) -> None:
         """Report a checkpoint of the task."""

@@ -482,9 +482,8 @@ class World:
         self._running += 1
         for node, about in self._live_replicas(task):
             node.tasks[task.id] = None
-            started = nev.TaskStartedV1(
-                **about, boot_id=BOOT, pid=task.attempts, process_started=self._moment_ms
-            )
+            run = nev.RunIdentity.of_process(task.attempts, self._moment_ms, BOOT)
+            started = nev.TaskStartedV1(**about, run=run)
             self._report(node, started, task.id)
         behavior = self.workload.behavior
         if task.runs_ms is not None:

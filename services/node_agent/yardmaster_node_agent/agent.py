@@ -47,8 +47,8 @@ from yardmaster_node_agent.agent_state import (
 from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnation
 from yardmaster_node_agent.environment import NodeFacts
-from yardmaster_node_agent.errors import AgentError, ExecutorFailed, NodeTaken
-from yardmaster_node_agent.executors.port import Process
+from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
+from yardmaster_node_agent.executors.port import Found, Phase
 from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
@@ -76,8 +76,8 @@ SCHEMA_VERSION: Final = 1
 #: Hexadecimal digits of an incarnation.
 INCARNATION_DIGITS: Final = 12
 
-#: The supervision of a replica in the ledger, and the process of the replica if there is one.
-Adopted = tuple[Supervision, Process | None]
+#: The supervision of a replica in the ledger, and what was found of the replica.
+Adopted = tuple[Supervision, Found]
 
 
 async def run(ports: Ports, settings: Settings) -> None:
@@ -168,7 +168,7 @@ def _lost(adopted: list[Adopted]) -> list[Adopted]:
     alive, the machine did not restart, and a replica with an unknown exit is not lost: only its
     runner was killed, and it ended by itself.
     """
-    if any(process is not None and process.is_alive() for _, process in adopted):
+    if any(found.phase is Phase.RUNNING for _, found in adopted):
         return []
     return [each for each in adopted if each[0].exit_unknown(each[1])]
 
@@ -201,7 +201,7 @@ async def _begin_incarnation(
     state = ports.ledger.begin(head)
     state.apply(reached)
     ports.ledger.write([reached])
-    Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
+    Lease.begin(ports.clock, ports.renewals, head.incarnation, ports.machine.boot_id)
     metrics.incarnations.inc()
     ports.telemetry.info(
         "incarnation_begun", node=settings.node, incarnation=head.incarnation, killed=killed
@@ -228,7 +228,7 @@ class _Incarnation:
         self._supervisions: dict[ReplicaKey, Supervision] = {}
         self._by_token: dict[str, Supervision] = {}
         self._replicas: asyncio.TaskGroup | None = None
-        self._lease = Lease(ports.clock, ports.executor, state, ports.machine.boot_id)
+        self._lease = Lease(ports.clock, ports.renewals, state, ports.machine.boot_id)
         #: Set when the supervision of a replica finds that the incarnation is over.
         self._found_over = asyncio.Event()
         self._joining: NodeJoinedV1 | None = None
@@ -339,18 +339,18 @@ class _Incarnation:
         return context
 
     async def _adopt(self, context: AgentContext) -> list[Adopted]:
-        """Find the processes of all replicas in the ledger whose end is not in the log.
+        """Find what runs of all replicas in the ledger whose end is not in the log.
 
-        If no process of a replica ever ran, none will: a later start is prevented.
+        A replica that never ran is withdrawn, so that it never will.
         """
         adopted: list[Adopted] = []
         for replica in list(self._state.replicas.values()):
             if replica.state is ReplicaState.RELEASED and replica.ended_logged:
                 continue
             supervision = Supervision(context, self._metrics, replica)
-            process = await supervision.adopt() if replica.held else None
+            found = await supervision.adopt() if replica.held else Found(Phase.ABSENT)
             self._supervisions[replica.key] = supervision
-            adopted.append((supervision, process))
+            adopted.append((supervision, found))
         return adopted
 
     async def _report_lost(
@@ -364,7 +364,13 @@ class _Incarnation:
         """
 
         async def until_logged() -> NoReturn:
-            await together(*(supervision.abandon(process) for supervision, process in lost))
+            await together(
+                *(
+                    supervision.abandon(found.execution)
+                    for supervision, found in lost
+                    if found.execution is not None
+                )
+            )
             while not (
                 all(supervision.replica.ended_logged for supervision, _ in ended)
                 and all(supervision.replica.facts_logged for supervision, _ in lost)
@@ -385,7 +391,7 @@ class _Incarnation:
     def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
         """Compose the join of this incarnation, with the replicas that it adopted, and queue it."""
         offer, settings = self.head.offer, self._settings
-        running = sorted(s.replica.key for s, process in adopted if process is not None)
+        running = sorted(s.replica.key for s, found in adopted if found.execution is not None)
         event = NodeJoinedV1(
             node=self.head.node,
             incarnation=self.head.incarnation,
@@ -405,8 +411,8 @@ class _Incarnation:
                 ReplicaRef(task_id=key.task_id, attempt=key.attempt, replica=key.replica)
                 for key in running
             ),
-            executors=self._ports.executor.kinds,
-            isolation=self._ports.executor.isolation,
+            executors=self._ports.executor.capabilities.kinds,
+            isolation=self._ports.executor.capabilities.isolation,
             fraction_limits=self._ports.limiter.limits,
         )
         self._joining = event
@@ -546,8 +552,8 @@ class _Incarnation:
         """Run the supervisions of all replicas, and `work`, in one task group."""
         async with asyncio.TaskGroup() as group:
             self._replicas = group
-            for supervision, process in adopted:
-                self._supervise(supervision, supervision.resume(process))
+            for supervision, found in adopted:
+                self._supervise(supervision, supervision.resume(found))
             await together(*work)
 
     def _supervise_new(self, supervision: Supervision) -> None:
@@ -593,22 +599,22 @@ class _Incarnation:
             else:
                 self._ports.health.report("heartbeat")
                 self._renew(sent_s)
-            self._tidy(context)
+            await self._tidy(context)
             await self._ports.clock.sleep(self._settings.heartbeat_s)
 
     def _renew(self, sent_s: float) -> None:
         try:
             self._lease.acknowledged(sent_s)
-        except ExecutorFailed as error:
+        except NotRenewed as error:
             self._metrics.renewals_failed.inc()
-            self._ports.telemetry.error("not_renewed", found=str(error))
+            self._ports.telemetry.error(error.code, found=str(error))
 
     async def _until_over(self) -> NoReturn:
         """Wait until a supervision finds that the incarnation is over, and raise FenceExpired."""
         await self._found_over.wait()
         raise FenceExpired("a runner killed its replica, whose fence had expired")
 
-    def _tidy(self, context: AgentContext) -> None:
+    async def _tidy(self, context: AgentContext) -> None:
         """Remove directories and ledger entries of replicas that ended long ago.
 
         `Settings` limits both by number and age. An entry is kept for as long as the relay may
@@ -621,18 +627,18 @@ class _Incarnation:
         old_ms = now_ms - int(settings.kept_s * 1000)
         for count, replica in enumerate(directories):
             if count >= settings.kept_directories or replica.ended_ms < old_ms:
-                self._ports.executor.forget(replica.key)
+                await self._ports.executor.forget(replica.key)
                 replica.directory_removed = True
                 context.save(replica, durable=False)
         forget_ms = now_ms - int(settings.remembered_s * 1000)
         for count, replica in enumerate(ended):
             if count >= settings.remembered or replica.ended_ms < forget_ms:
-                self._forget(context, replica)
+                await self._forget(context, replica)
 
-    def _forget(self, context: AgentContext, replica: Replica) -> None:
+    async def _forget(self, context: AgentContext, replica: Replica) -> None:
         """Remove an ended replica from the ledger and the state, and delete its directory."""
         if not replica.directory_removed:
-            self._ports.executor.forget(replica.key)
+            await self._ports.executor.forget(replica.key)
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)
         context.save(entry)
         self._state.apply(entry)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.details import StopSignal
 from yardmaster_schemas.events.expiring import Stream
-from yardmaster_schemas.events.node_events import BootId
+from yardmaster_schemas.events.node_events import RunIdentity
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.fields import (
     CLOSED,
@@ -35,21 +35,21 @@ from yardmaster_schemas.fields import (
 )
 from yardmaster_schemas.reasons import StartFailure
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class ReplicaState(StrEnum):
     """The phase of a replica on this node; it changes only to a later phase of this list."""
 
-    #: The replica is in the ledger; no start was tried.
+    #: The replica is in the ledger, and may be prepared.
     ASSIGNED = "assigned"
-    #: A start was tried: from now on a process may exist.
+    #: It is prepared, and a start was tried: from now on it may run.
     STARTING = "starting"
-    #: A process exists, or existed; its identity is known.
+    #: It runs, or ran; its identity is known.
     STARTED = "started"
-    #: The main process ended; other processes of the replica may still be alive.
+    #: The main program ended; other processes of the replica may still be alive.
     EXITED = "exited"
-    #: The replica has no process, and will have none.
+    #: Nothing of the replica runs, or ever will.
     RELEASED = "released"
 
 
@@ -126,17 +126,6 @@ def lost_assignment(key: ReplicaKey, cause: str, decision: int) -> Assignment:
         checkpoint=None,
         grace_s=None,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
-    """Identity that no other process ever has: boot, pid, start in clock ticks since the boot."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
-
-    boot_id: BootId
-    pid: Count
-    started: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +208,8 @@ class Replica:
     state: ReplicaState = ReplicaState.ASSIGNED
     #: The secret that authenticates the task at this agent's API.
     token: str = ""
-    identity: ProcessIdentity | None = None
+    #: What runs, or ran, of it; None: nothing ever ran.
+    identity: RunIdentity | None = None
     stop: StopOrder | None = None
     stop_signal: StopSignal = StopSignal.TERM
     checkpoint: Checkpoint | None = None
@@ -281,7 +271,7 @@ class Head:
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     kind: Literal["head"] = "head"
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     node: Name
     incarnation: Incarnation
     epoch: Count

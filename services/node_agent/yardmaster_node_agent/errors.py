@@ -3,7 +3,7 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
-             TaskUserUnusable  MpsUnusable
+             TaskUserUnusable  MpsUnusable  NotRenewed
 ```
 """
 
@@ -114,3 +114,12 @@ class MpsUnusable(AgentError):
     """
 
     code = "mps_unusable"
+
+
+class NotRenewed(AgentError):
+    """The renewal of the node's lease cannot be written to {path}: {found}. The runners kill the
+    tasks of pools with `fence: kill` when the lease expires. Free space on the disk of the agent's
+    data directory.
+    """
+
+    code = "not_renewed"

@@ -8,7 +8,7 @@ clock, which all processes of a machine share. When the time has expired:
 - The agent ends the node's incarnation: it kills all replicas, reports nothing about them, and
   joins as a new incarnation with no running replica. The scheduler then requeues the tasks.
 - An agent that is dead or stopped cannot do that. Therefore it stores each acknowledged heartbeat
-  in a file (`Renewal`). The runner of each fenced attempt reads the file one second after the time
+  in a file (`renewals`). The runner of each fenced attempt reads the file one second after the time
   has expired, and kills the attempt if the lease was not renewed.
 
 A heartbeat that is acknowledged after the time has expired renews nothing, because the node may be
@@ -21,7 +21,7 @@ import math
 from typing import Final, NoReturn
 
 from yardmaster_node_agent.agent_state import AgentState
-from yardmaster_node_agent.executors.port import Executor, Renewal
+from yardmaster_node_agent.renewals import Renewal, Renewals
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
 
@@ -44,12 +44,12 @@ class FenceExpired(IncarnationOver):
 class Lease:
     """The lease of one incarnation, renewed by each heartbeat that the log acknowledges."""
 
-    def __init__(self, clock: Clock, executor: Executor, state: AgentState, boot_id: str) -> None:
+    def __init__(self, clock: Clock, renewals: Renewals, state: AgentState, boot_id: str) -> None:
         self._clock = clock
-        self._executor = executor
+        self._renewals = renewals
         self._state = state
         self._changed = asyncio.Event()
-        kept = executor.renewal()
+        kept = renewals.last()
         mine = (boot_id, state.head.incarnation)
         if kept is None or (kept.boot_id, kept.incarnation) != mine:
             heard_s = clock.monotonic_s() - UNKNOWN_S
@@ -57,12 +57,12 @@ class Lease:
         self._renewal = kept
 
     @staticmethod
-    def begin(clock: Clock, executor: Executor, incarnation: str, boot_id: str) -> None:
+    def begin(clock: Clock, renewals: Renewals, incarnation: str, boot_id: str) -> None:
         """Store the first renewal of a new incarnation, as of now.
 
         Until the incarnation joins, it has no tasks that a cut connection could endanger.
         """
-        executor.renew(Renewal(boot_id, incarnation, clock.monotonic_s(), 0.0))
+        renewals.store(Renewal(boot_id, incarnation, clock.monotonic_s(), 0.0))
 
     @property
     def silent_s(self) -> float:
@@ -72,7 +72,9 @@ class Lease:
     def acknowledged(self, sent_s: float) -> None:
         """Renew the lease by a heartbeat sent at `sent_s` (monotonic seconds), acknowledged now.
 
-        Raises: FenceExpired: the fence of a replica had expired before.
+        Raises:
+            FenceExpired: the fence of a replica had expired before.
+            NotRenewed: the renewal cannot be stored.
         """
         self.check()
         old = self._renewal
@@ -82,7 +84,7 @@ class Lease:
             max(old.acknowledged_s, sent_s),
             max(old.longest_gap_s, self.silent_s),
         )
-        self._executor.renew(self._renewal)
+        self._renewals.store(self._renewal)
 
     def admit(self, fence_s: int) -> None:
         """Check that an attempt with a fence of `fence_s` seconds may start, and wake `watch`.

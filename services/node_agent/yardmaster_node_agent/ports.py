@@ -38,6 +38,7 @@ from yardmaster_node_agent.fraction_limits import (
 )
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
+from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_runtime.chance import Chance
@@ -68,6 +69,7 @@ class Ports:
     chance: Chance
     telemetry: Telemetry
     ledger: Ledger
+    renewals: Renewals
     executor: Executor
     secrets: Secrets
     machine: Machine
@@ -85,7 +87,7 @@ _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An executor, the ledger that fits it, and the boot that its processes belong to.
+    """An executor, the ledger and the renewals that fit it, and the boot of its processes.
 
     `user` runs the processes (None: the agent's own user). `simulated`: there are no processes.
     """
@@ -93,6 +95,7 @@ class Host:
     executor: Executor
     ledger: Ledger
     boot_id: str
+    renewals: Renewals
     user: TaskUser | None = None
     simulated: bool = False
 
@@ -109,17 +112,20 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
     if user is None and settings.task_user != SAME:
         telemetry.warn("tasks_not_isolated", found=f"tasks run as the agent's user: {reason}")
     open_way(user, settings.data_dir)
+    # The file is next to the replicas, where a sweep does not remove it.
+    renewed = settings.data_dir / "replicas.renewed"
     return Host(
-        ProcessExecutor(settings.data_dir / "replicas", clock, user),
+        ProcessExecutor(settings.data_dir / "replicas", clock, user, renewed=renewed),
         FileLedger(settings.data_dir / "ledger"),
         boot_id(),
+        RenewalFile(renewed),
         user,
     )
 
 
 def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
     """Return the host of simulated replicas; they and the ledger end with the agent process."""
-    return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID, simulated=True)
+    return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID, MemoryRenewals(), simulated=True)
 
 
 #: The executors by their name in `YARD_AGENT_EXECUTOR`. To add one, add a file to `executors/`, a
@@ -153,7 +159,7 @@ def host_ports(
         declared = tuple(str(index) for index in range(settings.gpus))
     found = detect_gpus() if declared is None else Devices(declared)
     passed = own_variables(settings.passed)
-    if host.executor.isolation is Isolation.USER:
+    if host.executor.capabilities.isolation is Isolation.USER:
         # These variables describe the agent's user; programs of another user cannot use them.
         passed = {name: value for name, value in passed.items() if name not in _OF_USER}
         passed |= dict.fromkeys(("USER", "LOGNAME"), "task")
@@ -167,6 +173,7 @@ def host_ports(
         chance=chance,
         telemetry=telemetry,
         ledger=host.ledger,
+        renewals=host.renewals,
         executor=host.executor,
         secrets=SecretFiles(settings.secrets_dir),
         machine=Machine(
@@ -227,10 +234,14 @@ def simulated_ports(
     chance: Chance,
     telemetry: Telemetry,
     ledger: Ledger | None = None,
+    renewals: Renewals | None = None,
     executor: Executor | None = None,
     health: Health | None = None,
 ) -> Ports:
-    """Return ports that use no disk and no process; agents may share ledger and executor."""
+    """Return ports that use no disk and no process.
+
+    Agents of one node, one after another, share ledger, renewals and executor.
+    """
     gpus = settings.gpus or 0
     declared = settings.devices or tuple(str(index) for index in range(gpus))
     return Ports(
@@ -239,6 +250,7 @@ def simulated_ports(
         chance=chance,
         telemetry=telemetry,
         ledger=ledger or MemoryLedger(),
+        renewals=renewals or MemoryRenewals(),
         executor=executor or SimulatedExecutor(clock),
         secrets=NoSecrets(),
         machine=Machine(

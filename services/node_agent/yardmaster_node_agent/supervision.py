@@ -4,8 +4,10 @@ r"""One replica from its assignment to its release.
         \___________\___________________________/   (never started)
 
 Each step is written to the ledger before the next one begins, and a fact is reported after it is in
-the ledger. An agent that is killed between two steps continues from the ledger: it reports a
-replica that never ran as never started, and adopts and supervises a replica that ran.
+the ledger: a replica is prepared before it is `starting`, and started after that. An agent that is
+killed between two steps continues from the ledger: it withdraws a replica that never ran, because
+its stop may not have been read yet, and reports it as never started; it adopts and supervises a
+replica that ran.
 
 This is one file because start, stop, adoption and facts all read and change the same `Replica`, and
 the order of their writes to the ledger must be readable in one place.
@@ -23,8 +25,6 @@ from opentelemetry.trace import SpanKind
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_node_agent.agent_state import (
-    Exit,
-    ProcessIdentity,
     Replica,
     ReplicaState,
     StopOrder,
@@ -32,7 +32,7 @@ from yardmaster_node_agent.agent_state import (
 from yardmaster_node_agent.details import details_of, resolve_secrets
 from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
-from yardmaster_node_agent.executors.port import Launch, Process
+from yardmaster_node_agent.executors.port import Execution, Found, Launch, Phase
 from yardmaster_node_agent.lease import FenceExpired
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.output import OutputShipper
@@ -51,6 +51,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
+    RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskProgressedV1,
@@ -110,10 +111,10 @@ class Supervision:
         self._traceparent: str | None = None
         #: The last line about an ignored checkpoint file, which is not repeated.
         self._ignored = ""
-        self._stop_changed = asyncio.Event()
-        self._stopping = asyncio.Event()
         #: Why the node has no capacity for the replica; None if it has.
         self.refused: str | None = None
+        self._stop_changed = asyncio.Event()
+        self._stopping = asyncio.Event()
         if replica.stop is not None:
             self._stopping.set()
             self._stop_changed.set()
@@ -219,26 +220,27 @@ class Supervision:
         try:
             if self.refused is not None:
                 raise RunRefused(replica=replica.key, found=self.refused)
-            process = await self._launch_process()
+            execution = await self._start_execution()
         except (RunRefused, ExecutorFailed) as error:
             self._log_event("replica_not_started", code=error.code)
             await self._release_unstarted(str(error), error.failure)
             return
-        if process is None:
+        if execution is None:
             assert replica.stop is not None, "only a stop prevents the start"
             await self._release_unstarted(f"stopped before it started: {replica.stop.code}")
             return
-        self._has_started(process.identity)
-        self._log_event("replica_started", pid=process.identity.pid)
-        await self._follow(process)
+        self._has_started(execution.identity)
+        self._log_event("replica_started", run=execution.identity.id)
+        await self._follow(execution)
 
-    async def _launch_process(self) -> Process | None:
-        """Start the process, unless a stop was ordered meanwhile; record the spans of the start.
+    async def _start_execution(self) -> Execution | None:
+        """Start the replica, unless a stop was ordered meanwhile; record the spans of the start.
 
         Raises:
             RunRefused, ExecutorFailed.
         """
         tracer, key = self._tracer, self.replica.key
+        executor = self._context.ports.executor
         read_ms = self._clock.now_ms()
         launch = await self._launch()
         attributes: Attributes = {
@@ -259,58 +261,53 @@ class Supervision:
         traceparent = traceparent_of(span)
         with ending(span):
             child_span(tracer, "node_agent details", traceparent, start_ms=read_ms).end()
+            if self.replica.stop is None:
+                with ending(child_span(tracer, "node_agent prepare", traceparent)):
+                    await executor.prepare(launch)
             if self.replica.stop is not None:
-                return None
+                return await executor.withdraw(key)
             self.replica.state = ReplicaState.STARTING
             self._save()
-            with ending(child_span(tracer, "node_agent process start", traceparent)):
-                return await self._context.ports.executor.start(launch)
+            with ending(child_span(tracer, "node_agent start", traceparent)):
+                return await executor.start(launch)
 
-    async def adopt(self) -> Process | None:
-        """Find the process that an earlier agent process started for this replica.
+    async def adopt(self) -> Found:
+        """Find what an earlier agent process started for this replica; else it never starts.
 
-        Call this before the node joins. Return None if no process ever ran; then none will.
+        Call this before the node joins.
         """
-        replica = self.replica
-        process = await self._context.ports.executor.adopt(replica.key, replica.identity)
-        if process is not None and replica.identity is None:
-            self._has_started(process.identity)
-        return process
+        replica, executor = self.replica, self._context.ports.executor
+        found = await executor.find(replica.key, replica.identity)
+        if found.phase is Phase.PREPARED:
+            execution = await executor.withdraw(replica.key)
+            if execution is not None:
+                found = await executor.find(replica.key, execution.identity)
+        if found.execution is not None and replica.identity is None:
+            self._has_started(found.execution.identity)
+        return found
 
-    async def resume(self, process: Process | None) -> None:
+    async def resume(self, found: Found) -> None:
         """Report all facts of an adopted replica, and supervise it until it is released."""
-        replica = self.replica
-        if replica.state is ReplicaState.RELEASED:
+        if self.replica.state is ReplicaState.RELEASED:
             self._report_all()
-        elif process is None and replica.identity is None:
+        elif found.execution is None:
             await self._release_unstarted("the agent was restarted before it had started it", OTHER)
-        elif process is None:
-            # The machine restarted, which ended the process.
-            replica.exit = replica.exit or Exit(signal=signal.SIGKILL, lost=True)
-            self._report_all()
-            self._release()
         else:
             self._report_all()
-            await self._follow(process)
+            await self._follow(found.execution)
 
-    def exit_unknown(self, process: Process | None) -> bool:
+    def exit_unknown(self, found: Found) -> bool:
         """Whether the replica ran and has ended, and its exit can never be known."""
-        replica = self.replica
-        if not replica.held or replica.identity is None or replica.exit is not None:
-            return False
-        return process is None or process.vanished()
+        return self.replica.held and self.replica.exit is None and found.exit_lost
 
-    async def abandon(self, process: Process | None) -> None:
+    async def abandon(self, execution: Execution) -> None:
         """Kill the rest of a replica with unknown exit, and report all its facts but the end."""
         self._report_all()
-        if process is not None:
-            await self._end_orphans(process)
-            self._read_checkpoint_file(process)
-            self._checkpoints.flush()
-            self._output.add_line(
-                "it ended with the machine, or its agent, and is lost with the node"
-            )
-            await self._drain(process)
+        await self._end_orphans(execution)
+        self._read_checkpoint_file(execution)
+        self._checkpoints.flush()
+        self._output.add_line("it ended with the machine, or its agent, and is lost with the node")
+        await self._drain(execution)
 
     async def _launch(self) -> Launch:
         context, assignment = self._context, self.replica.assignment
@@ -349,26 +346,26 @@ class Supervision:
                 failure=OTHER,
             )
 
-    def _has_started(self, identity: ProcessIdentity) -> None:
+    def _has_started(self, identity: RunIdentity) -> None:
         self.replica.identity = identity
         self.replica.state = ReplicaState.STARTED
         self._save()
         self._metrics.started.inc()
         self._report_started()
 
-    async def _follow(self, process: Process) -> None:
+    async def _follow(self, execution: Execution) -> None:
         """Supervise a started replica until it is released."""
         replica = self.replica
         async with asyncio.TaskGroup() as group:
             watching = [
-                group.create_task(self._enforce_stop(process)),
-                group.create_task(self._poll_files(process)),
-                group.create_task(self._ship_output(process)),
+                group.create_task(self._enforce_stop(execution)),
+                group.create_task(self._poll_files(execution)),
+                group.create_task(self._ship_output(execution)),
                 group.create_task(self._progress.run()),
                 group.create_task(self._checkpoints.run()),
             ]
             if replica.exit is None:
-                exit_ = await process.exited()
+                exit_ = await execution.exited()
                 if exit_.fenced:
                     raise FenceExpired(f"the runner of {replica.key} killed it")
                 replica.exit = exit_
@@ -378,26 +375,26 @@ class Supervision:
                 if replica.exit.lost:
                     self._metrics.lost_exits.inc()
                     self._output.add_line("the process's exit was not seen: it counts as killed")
-            await self._end_orphans(process)
+            await self._end_orphans(execution)
             for task in watching:
                 task.cancel()
-        self._read_checkpoint_file(process)
-        await self._drain(process)
+        self._read_checkpoint_file(execution)
+        await self._drain(execution)
         self._release()
 
-    async def _enforce_stop(self, process: Process) -> None:
+    async def _enforce_stop(self, execution: Execution) -> None:
         """Wait for a stop order; send the stop signal, and kill repeatedly from the deadline on."""
         while self.replica.stop is None:
             await self._stop_changed.wait()
             self._stop_changed.clear()
         order = self.replica.stop
         while not order.revoked:
-            if not process.announce_stop(json.dumps(self.stop_notice())):
+            if not execution.announce_stop(json.dumps(self.stop_notice())):
                 self._output.add_line(
                     "the stop file cannot be written: the task's directory is gone"
                 )
             if not order.signalled:
-                process.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
+                await execution.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
                 self.replica.stop = order = replace(order, signalled=True)
                 self._save(durable=False)
             left_s = self._left_s(order)
@@ -405,7 +402,8 @@ class Supervision:
                 break
             self._stop_changed.clear()
             order = self.replica.stop
-        if process.is_alive():
+        found = await self._context.ports.executor.find(self.replica.key, execution.identity)
+        if found.phase is Phase.RUNNING:
             self._metrics.killed.inc()
             self._output.add_line(
                 "killed: its slots were revoked"
@@ -413,10 +411,10 @@ class Supervision:
                 else "killed at the end of its grace"
             )
         while True:
-            process.kill()
+            await execution.kill()
             await self._clock.sleep(KILL_AGAIN_S)
 
-    async def _poll_files(self, process: Process) -> None:
+    async def _poll_files(self, execution: Execution) -> None:
         """At every tick, read the checkpoint file and limit the disk space of the output files.
 
         The files keep the bytes that may be shipped, even if the log is unavailable for a long
@@ -424,35 +422,35 @@ class Supervision:
         """
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
-            self._read_checkpoint_file(process)
-            self._output.bound(process)
+            self._read_checkpoint_file(execution)
+            self._output.bound(execution)
 
-    async def _ship_output(self, process: Process) -> None:
+    async def _ship_output(self, execution: Execution) -> None:
         """Ship the output at every tick. This is not part of `_poll_files`: appends may be slow."""
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
-            await self._output.ship(process)
+            await self._output.ship(execution)
 
-    async def _end_orphans(self, process: Process) -> None:
+    async def _end_orphans(self, execution: Execution) -> None:
         """Kill the processes that are still alive after the main process has ended."""
         wait_s = LINGER_S
         while True:
             try:
-                await within(self._clock, wait_s, process.gone())
+                await within(self._clock, wait_s, execution.gone())
             except TimeoutError:
-                process.kill()
+                await execution.kill()
                 wait_s = KILL_AGAIN_S
             else:
                 return
 
-    def _read_checkpoint_file(self, process: Process) -> None:
+    def _read_checkpoint_file(self, execution: Execution) -> None:
         """Record the checkpoint, or the end of the work, that the checkpoint file reports.
 
         A file that is not the task's own, and invalid content, are ignored with a line in the
         task's output, which is not repeated for as long as the cause is the same.
         """
         try:
-            note = process.checkpoint_note()
+            note = execution.checkpoint_note()
             if note is None:
                 return
             content = json.loads(note)
@@ -472,7 +470,7 @@ class Supervision:
                 self._ignored = line
                 self._output.add_line(line)
 
-    async def _drain(self, process: Process | None) -> None:
+    async def _drain(self, execution: Execution | None) -> None:
         """Ship the rest of the output, for at most `drain_s`, because the replica holds its slots.
 
         After half of this time, leave out all output except the newest part.
@@ -481,9 +479,9 @@ class Supervision:
         hurry_s = self._clock.monotonic_s() + limit_s / 2
 
         async def all_of_it() -> None:
-            while await self._output.ship(process, final=True):
-                if process is not None and self._clock.monotonic_s() > hurry_s:
-                    self._output.skip_to_tail(process)
+            while await self._output.ship(execution, final=True):
+                if execution is not None and self._clock.monotonic_s() > hurry_s:
+                    self._output.skip_to_tail(execution)
 
         with suppress(TimeoutError):
             await within(self._clock, limit_s, all_of_it())
@@ -519,13 +517,8 @@ class Supervision:
 
     def _report_started(self) -> None:
         identity = self.replica.identity
-        assert identity is not None, "a replica that started has a process"
-        event = TaskStartedV1(
-            **self._fact_fields(),
-            boot_id=identity.boot_id,
-            pid=identity.pid,
-            process_started=identity.started,
-        )
+        assert identity is not None, "a replica that started has an identity"
+        event = TaskStartedV1(**self._fact_fields(), run=identity)
 
         def on_logged() -> None:
             self.replica.started_logged = True

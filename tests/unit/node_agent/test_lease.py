@@ -13,11 +13,11 @@ from yardmaster_node_agent.agent_state import (
     Replica,
     ReplicaKey,
 )
-from yardmaster_node_agent.executors.port import Renewal
-from yardmaster_node_agent.executors.process import ProcessExecutor
-from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster_node_agent.errors import NotRenewed
+from yardmaster_node_agent.executors.simulated import BOOT_ID
 from yardmaster_node_agent.lease import UNKNOWN_S, FenceExpired, Lease
-from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_node_agent.renewals import MemoryRenewals, Renewal, RenewalFile, Renewals
+from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.requests import DetailsRef
 
 LIFE, OTHER = "0" * 12, "1" * 12
@@ -60,13 +60,13 @@ class Node:
 
     def __init__(self, *fences: int | None) -> None:
         self.clock = ManualClock()
-        self.machine = SimulatedExecutor(self.clock)
+        self.renewals = MemoryRenewals()
         self.state = state(*fences)
-        Lease.begin(self.clock, self.machine, LIFE, BOOT_ID)
+        Lease.begin(self.clock, self.renewals, LIFE, BOOT_ID)
         self.lease = self.open()
 
     def open(self, held: AgentState | None = None, boot_id: str = BOOT_ID) -> Lease:
-        return Lease(self.clock, self.machine, held or self.state, boot_id)
+        return Lease(self.clock, self.renewals, held or self.state, boot_id)
 
     def beat(self, *, takes_s: float = 0.0) -> None:
         """A heartbeat that is acknowledged after so long."""
@@ -97,10 +97,10 @@ def test_the_lease_counts_from_the_sending_of_the_acknowledged_heartbeat() -> No
 def test_a_heartbeat_that_is_acknowledged_too_late_renews_nothing() -> None:
     node = Node(9)
     node.clock.advance(5)
-    before = node.machine.renewal()
+    before = node.renewals.last()
     with pytest.raises(FenceExpired):
         node.beat(takes_s=4.5)
-    assert node.machine.renewal() == before, "the runners go by what they know"
+    assert node.renewals.last() == before, "the runners go by what they know"
 
 
 def test_a_lease_without_fenced_replicas_never_expires() -> None:
@@ -171,11 +171,23 @@ async def test_the_watch_ends_when_the_fence_expires_and_not_before() -> None:
     assert [said.partition(" for ")[0] for said in ended] == ["no heartbeat acknowledged"]
 
 
+@pytest.mark.parametrize("kept", ["memory", "file"])
+def test_the_last_renewal_is_kept(tmp_path: Path, kept: str) -> None:
+    renewals: Renewals = MemoryRenewals() if kept == "memory" else RenewalFile(tmp_path / "renewed")
+    assert renewals.last() is None
+    first, last = (Renewal("boot", LIFE, seconds, 0.25) for seconds in (1.0, 12.5))
+    renewals.store(first)
+    renewals.store(last)
+    assert renewals.last() == last
+
+
 def test_the_renewal_file_is_complete_or_missing(tmp_path: Path) -> None:
-    executor = ProcessExecutor(tmp_path / "replicas", SystemClock())
-    assert executor.renewal() is None
-    note = Renewal("boot", LIFE, 12.5, 0.25)
-    executor.renew(note)
-    assert executor.renewal() == note
-    (tmp_path / "replicas.renewed").write_text('{"boot_id": "bo')
-    assert executor.renewal() is None
+    renewals = RenewalFile(tmp_path / "renewed")
+    renewals.store(Renewal("boot", LIFE, 12.5, 0.25))
+    (tmp_path / "renewed").write_text('{"boot_id": "bo')
+    assert renewals.last() is None
+
+
+def test_a_renewal_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotRenewed, match="missing"):
+        RenewalFile(tmp_path / "missing" / "renewed").store(Renewal("boot", LIFE, 12.5, 0.25))

@@ -4,8 +4,8 @@ import os
 import subprocess
 from dataclasses import replace
 
-from yardmaster_node_agent.agent_state import ProcessIdentity
 from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.procfs import ProcessIdentity
 
 
 def identity(pid: int) -> ProcessIdentity:

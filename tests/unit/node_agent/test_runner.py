@@ -17,7 +17,7 @@ from yardmaster_node_agent.executors.directory import ReplicaDirectory
 @pytest.fixture
 def directory(tmp_path: Path) -> ReplicaDirectory:
     made = ReplicaDirectory(tmp_path / "4kq7w2mz9c1f.0.1.0")
-    made.create()
+    made.create(None)
     return made
 
 

@@ -12,16 +12,13 @@ from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.agent import Ports, run, simulated_ports
-from yardmaster_node_agent.agent_state import ReplicaKey
-from yardmaster_node_agent.errors import ExecutorFailed
-from yardmaster_node_agent.executors.port import Launch
 from yardmaster_node_agent.executors.simulated import SimulatedExecutor
 from yardmaster_node_agent.ledger import MemoryLedger
+from yardmaster_node_agent.renewals import MemoryRenewals
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.replay.cut import CutPlan
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -36,11 +33,12 @@ from yardmaster_schemas.topics import CUTS, HEARTBEATS, assignments
 
 @dataclass
 class SimulatedHost:
-    """The objects that several agents use in turn: ledger, executor, clock."""
+    """The objects that several agents use in turn: ledger, renewals, executor, clock."""
 
     cell: AgentCell
     clock: ManualClock
     ledger: MemoryLedger
+    renewals: MemoryRenewals
     executor: SimulatedExecutor
     seed: int = 1
 
@@ -52,6 +50,7 @@ class SimulatedHost:
             chance=SeededChance(self.seed),
             telemetry=Telemetry("node_agent", now_ms=self.clock.now_ms, level="warning"),
             ledger=self.ledger,
+            renewals=self.renewals,
             executor=self.executor,
         )
 
@@ -74,7 +73,7 @@ async def host(tmp_path: Path) -> SimulatedHost:
     clock = ManualClock()
     cell = await AgentCell(tmp_path / "unused", clock=clock).open()
     cell.configure(api=False)
-    return SimulatedHost(cell, clock, MemoryLedger(), SimulatedExecutor(clock))
+    return SimulatedHost(cell, clock, MemoryLedger(), MemoryRenewals(), SimulatedExecutor(clock))
 
 
 async def test_a_task_takes_as_long_as_its_environment_sets(host: SimulatedHost) -> None:
@@ -366,17 +365,6 @@ async def test_an_agent_does_not_start_on_a_log_that_lost_the_record_of_a_cut(
     with pytest.raises(ExceptionGroup) as stopped:
         await run_for(host, 5)
     assert stopped.value.subgroup(LogTruncated) is not None
-
-
-async def test_a_key_starts_once(host: SimulatedHost) -> None:
-    executor = host.executor
-    first, second = ReplicaKey("000000000001.0", 1, 0), ReplicaKey("000000000001.0", 2, 0)
-    await executor.start(Launch(first, Run(script="x"), {}))
-    with pytest.raises(ExecutorFailed):
-        await executor.start(Launch(first, Run(script="x"), {}))
-    assert await executor.adopt(second) is None
-    with pytest.raises(ExecutorFailed, match="prevented"):
-        await executor.start(Launch(second, Run(script="x"), {}))
 
 
 async def test_the_setting_selects_the_executor(tmp_path: Path) -> None:

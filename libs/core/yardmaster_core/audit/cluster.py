@@ -36,6 +36,7 @@ from yardmaster_schemas.events.node_events import (
     ExecutorKind,
     NodeDrainedV1,
     NodeJoinedV1,
+    RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
@@ -94,7 +95,7 @@ class Attempt:
     replicas: int
     open: dict[int, Placement]
     fence_s: int | None = None
-    processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    runs: dict[int, RunIdentity] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
     #: The deadline of its stop (ms), and whether a decision says that the stop is overdue.
@@ -328,26 +329,25 @@ class Cluster:
         return attempt if here else None
 
     def started(self, fed: FedRecord, body: TaskStartedV1, *, refused: bool = False) -> None:
-        """Note the process of a replica; add a finding (S4) if the replica has another one already.
+        """Note what runs of a replica; add a finding (S4) if the replica has another run already.
 
-        With honest agents, a record that the scheduler refused also proves that a process exists.
+        With honest agents, a record that the scheduler refused also proves that something runs.
         """
         attempt = self._placed(body)
         if attempt is None or (refused and not self.honest_agents):
             return
-        process = (body.boot_id, body.pid, body.process_started)
-        known = attempt.processes.get(body.replica, process)
-        if known != process:
+        known = attempt.runs.get(body.replica, body.run)
+        if known != body.run:
             self.report.add(
                 "S4",
                 fed,
                 f"{body.task_id} attempt {body.attempt} replica {body.replica}: expected one "
-                f"process, found {_process(known)} and {_process(process)}",
+                f"run, found {known} and {body.run}",
             )
         if refused:
             return
-        attempt.processes.setdefault(body.replica, process)
-        if attempt.running_ms is None and len(attempt.processes) == attempt.replicas:
+        attempt.runs.setdefault(body.replica, body.run)
+        if attempt.running_ms is None and len(attempt.runs) == attempt.replicas:
             attempt.running_ms = self.now_ms
             if not attempt.stopped:
                 self.task(body.task_id).failed_starts = 0
@@ -454,8 +454,3 @@ def _set_config(configs: dict[str, Any], name: str, config: object) -> None:
         configs.pop(name, None)
     else:
         configs[name] = config
-
-
-def _process(process: tuple[str, int, int]) -> str:
-    boot, pid, start = process
-    return f"pid {pid} (start {start}, boot {boot})"

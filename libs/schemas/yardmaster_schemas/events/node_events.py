@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field
 
@@ -26,6 +26,9 @@ from yardmaster_schemas.reasons import StartFailure
 from yardmaster_schemas.topics import NODE_EVENTS
 
 BootId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,36}$")]
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f-]{1,64}$")]
+#: The id of a Docker engine is a UUID, or before Docker 24 groups of capital letters and digits.
+RunHost = Annotated[str, Field(pattern=r"^[0-9A-Za-z:-]{1,64}$")]
 MAX_RUNNING = 4096
 
 
@@ -106,19 +109,51 @@ class NodeDrainedV1(Event):
     incarnation: Incarnation
 
 
+class RunKind(StrEnum):
+    """The kinds of runs of a replica."""
+
+    PROCESS = "process"
+    CONTAINER = "container"
+    POD = "pod"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """The identity of what runs of a replica, which nothing else ever has.
+
+    - A process: `id` is `PID-STARTED`, with its start in clock ticks since the boot; `host` is the
+      boot id of the machine.
+    - A container: `id` is the engine's id of it; `host` is the id of the engine.
+    - A pod: `id` is its UID; `host` is the boot id of its node.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    kind: RunKind
+    id: RunId
+    host: RunHost
+
+    @classmethod
+    def of_process(cls, pid: int, started: int, boot_id: str) -> Self:
+        """Return the identity of a process; `started` is in clock ticks since the boot."""
+        return cls(kind=RunKind.PROCESS, id=f"{pid}-{started}", host=boot_id)
+
+    def __str__(self) -> str:
+        """Return the text of findings: `process 4711-7 of 3f0c6a52`."""
+        return f"{self.kind} {self.id} of {self.host}"
+
+
 @event(NODE_EVENTS, name="TaskStarted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStartedV1(Event):
-    """A replica's process runs; boot id, pid and start time (clock ticks) identify it uniquely."""
+    """A replica runs as the process, container or pod that `run` identifies."""
 
     task_id: TaskId
     attempt: Positive
     replica: ReplicaIndex
     node: Name
     incarnation: Incarnation
-    boot_id: BootId
-    pid: Count
-    process_started: Count
+    run: RunIdentity
 
 
 @event(NODE_EVENTS, name="CheckpointDone")

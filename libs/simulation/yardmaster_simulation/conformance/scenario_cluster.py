@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from yardmaster_core.testing import DETAILS, START_MS, Cell, admitted_spec
+from yardmaster_core.testing import DETAILS, ONE_RUN, START_MS, Cell, admitted_spec
 from yardmaster_schemas.events.admissions import TaskAdmittedV1
 from yardmaster_schemas.events.decisions import (
     Placement,
@@ -168,9 +168,7 @@ class ScenarioCluster:
                         replica=placement.replica,
                         node=placement.node,
                         incarnation=INCARNATION,
-                        boot_id="00000000",
-                        pid=1,
-                        process_started=1,
+                        run=ONE_RUN,
                     )
                 )
         for node in self._cordoned:

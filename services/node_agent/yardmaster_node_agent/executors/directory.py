@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,28 +51,47 @@ class ReplicaDirectory:
         # if tasks run as another user. An existing directory keeps its folder if the setting
         # changed.
         shared = self.path / "task"
-        new = self._user is not None and not self.path.is_dir()
+        new = self._user is not None and not self.exists
         return (shared if new or shared.is_dir() else self.path) / "checkpoint.json"
 
-    def create(self) -> None:
-        """Create the directory with the FIFO `bell`.
+    @property
+    def exists(self) -> bool:
+        """Whether the directory was created; it is then complete."""
+        return self.path.is_dir()
 
-        Raises:
-            FileExistsError: this replica was started before.
-            OSError.
+    @property
+    def script_path(self) -> Path:
+        """The path of the script for `sh`, if the job has one."""
+        return self.path / "script"
+
+    @property
+    def _draft(self) -> Path:
+        return self.path.with_name(self.path.name + ".new")
+
+    def create(self, script: str | None) -> None:
+        """Create the directory at once, with the FIFO `bell` and the job's script.
+
+        The script is in a file, so that no process title shows it.
+
+        Raises: OSError.
         """
-        self.path.mkdir(parents=True, mode=0o700)
-        (self.path / "work").mkdir()
-        os.mkfifo(self.path / "bell", 0o600)
-        user = self._user
-        if user is None:
-            return
-        (self.path / "task").mkdir()
-        for name in ("stdout", "stderr"):
-            (self.path / name).touch(0o600)
-        for name in ("work", "task", "stdout", "stderr"):
-            os.chown(self.path / name, user.uid, user.gid)
-        self.path.chmod(0o711)
+        draft, user = self._draft, self._user
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True, mode=0o700)
+        (draft / "work").mkdir()
+        os.mkfifo(draft / "bell", 0o600)
+        if script is not None:
+            path = draft / self.script_path.name
+            path.write_text(script, encoding="utf-8")
+            path.chmod(0o644)
+        if user is not None:
+            (draft / "task").mkdir()
+            for name in ("stdout", "stderr"):
+                (draft / name).touch(0o600)
+            for name in ("work", "task", "stdout", "stderr"):
+                os.chown(draft / name, user.uid, user.gid)
+            draft.chmod(0o711)
+        draft.rename(self.path)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return the content of a JSON file of the runner.
@@ -110,13 +129,6 @@ class ReplicaDirectory:
         finally:
             os.close(descriptor)
         return True
-
-    def write_script(self, script: str) -> str:
-        """Write a script for `sh` to a file, so that no process title shows it; return its path."""
-        path = self.path / "script"
-        path.write_text(script, encoding="utf-8")
-        path.chmod(0o644)
-        return str(path)
 
     def announce_stop(self, notice: str) -> bool:
         """Create the stop file atomically; False if the task removed the directory."""
@@ -243,8 +255,17 @@ class ReplicaDirectory:
         return said.rpartition("\n")[2][-200:]
 
     def remove(self) -> None:
-        """Delete the directory; ignore files that cannot be deleted."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the directory; ignore files that cannot be deleted.
+
+        It is renamed first: if its files were deleted one by one, a runner that is late could
+        create a file in between, find no `start`, and start the command.
+        """
+        removed = self.path.with_name(self.path.name + ".removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rename(removed)
+        for path in (removed, self._draft):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _punch_hole(descriptor: int, start: int, size: int) -> None:

@@ -1,17 +1,21 @@
-"""The executor: the only port through which an agent starts and controls replicas.
+"""The executor: the only port through which an agent prepares, starts and controls replicas.
 
-An executor starts a replica at most once, and finds it again after the agent was killed, by an
-identity that no other process ever has. Each replica has its own directory, with its output, its
-stop file and its checkpoint file.
+A replica starts in two phases. `prepare` makes all that the replica needs, so that it can be
+started, but cannot run yet. Then the agent writes to its ledger that it starts the replica, and
+calls `start`. Both calls may be repeated, also by a later agent process: a replica runs at most
+once. `find` tells a later agent process how far an earlier one came.
+
+Each replica has its own directory, with its output, its stop file and its checkpoint file.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, Protocol
 
-from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_schemas.events.details import Run
-from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -29,23 +33,11 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewal:
-    """The last heartbeat of an incarnation that the log acknowledged (see `lease`).
-
-    `acknowledged_s` is in the clock's monotonic seconds, which are valid for one boot.
-    """
-
-    boot_id: str
-    incarnation: str
-    acknowledged_s: float
-    longest_gap_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Launch:
     """The run of a job to start, and its whole environment with resolved secrets.
 
-    The replica is killed if the lease of `incarnation` was not renewed for `fence_s`; None: never.
+    The executor kills the replica if the lease of `incarnation` (see `lease`) was not renewed for
+    `fence_s`, also if the agent has ended; None: never. Each executor says in its docstring how.
     """
 
     key: ReplicaKey
@@ -55,28 +47,37 @@ class Launch:
     incarnation: str = ""
 
 
-class Process(Protocol):
-    """A replica that this agent process or an earlier one started."""
+class Phase(StrEnum):
+    """The phase of a replica in its executor."""
 
-    identity: ProcessIdentity
+    #: It does not run, and never will, unless it is prepared again.
+    ABSENT = "absent"
+    #: It can be started.
+    PREPARED = "prepared"
+    RUNNING = "running"
+    #: Its main program has ended, or was killed with the machine.
+    ENDED = "ended"
+
+
+class Execution(Protocol):
+    """A started replica: a process, container or pod, which may have ended.
+
+    This agent process or an earlier one started it.
+    """
+
+    identity: RunIdentity
 
     async def exited(self) -> Exit:
-        """Wait until the main process has ended, and return its exit."""
+        """Wait until the main program has ended, and return its exit."""
 
     async def gone(self) -> None:
-        """Wait until the replica has no process, in any group or session; kill nothing."""
+        """Wait until nothing of the replica runs, in any group or session; kill nothing."""
 
-    def vanished(self) -> bool:
-        """Whether the exit of the main process can never be known."""
+    async def signal(self, number: int) -> None:
+        """Send a signal to the main program and its group, if it runs."""
 
-    def is_alive(self) -> bool:
-        """Whether the main process is alive; a process that reuses its pid does not count."""
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the group of the main process, if it is alive."""
-
-    def kill(self) -> None:
-        """SIGKILL all present processes of the replica; call it again for later ones."""
+    async def kill(self) -> None:
+        """SIGKILL all that runs of the replica; call it again for what starts later."""
 
     def announce_stop(self, notice: str) -> bool:
         """Create or replace the stop file atomically.
@@ -105,44 +106,71 @@ class Process(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of `Executor.find`.
+
+    Attributes:
+        execution: set if the replica was started, so the phase is RUNNING or ENDED.
+        exit_lost: the replica has ended, and its exit can never be known.
+    """
+
+    phase: Phase
+    execution: Execution | None = None
+    exit_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The abilities of an executor, which the node reports when it joins.
+
+    Attributes:
+        kinds: the kinds of tasks that it runs.
+        isolation: how it isolates its tasks.
+    """
+
+    kinds: tuple[ExecutorKind, ...]
+    isolation: Isolation
+
+
 class Executor(Protocol):
-    """Starts replicas and finds them again."""
+    """Prepares and starts replicas, and finds them again."""
 
     @property
-    def kinds(self) -> tuple[ExecutorKind, ...]:
-        """The kinds of tasks that the executor runs, which the node reports when it joins."""
-
-    @property
-    def isolation(self) -> Isolation:
-        """How the executor isolates its tasks, which the node reports when it joins."""
+    def capabilities(self) -> Capabilities:
+        """The abilities of the executor."""
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Return the paths of the replica's stop file and checkpoint file."""
 
-    def renew(self, renewal: Renewal) -> None:
-        """Store a renewal for the runners of fenced replicas and for later agent processes.
+    async def prepare(self, launch: Launch) -> None:
+        """Make all that a replica needs; it cannot run yet.
 
-        Raises: ExecutorFailed: it cannot be stored. The runners will then kill the fenced replicas
-            when the lease expires.
-        """
-
-    def renewal(self) -> Renewal | None:
-        """Return the last renewal; None if there is none that can be read."""
-
-    async def start(self, launch: Launch) -> Process:
-        """Start a replica; call it once per key, after the replica is in the ledger.
+        A repeated call continues where the one before was interrupted. For a replica that was
+        started, it changes nothing.
 
         Raises:
-            ExecutorFailed: no process was started, and none will be. The field `failure` is the
-                cause, if it is the same on every node.
+            ExecutorFailed: the replica cannot be prepared, or was withdrawn. The field `failure` is
+                the cause, if it is the same on every node.
         """
 
-    async def adopt(self, key: ReplicaKey, known: ProcessIdentity | None = None) -> Process | None:
-        """Find a replica that an earlier agent process may have started; it may have ended.
+    async def start(self, launch: Launch) -> Execution:
+        """Start a prepared replica whose start is in the ledger.
 
-        `known` is the identity of its process, if the ledger has it. Return None if no process of
-        the replica ever ran; then a later start is prevented too.
+        A repeated call returns the execution that the first one started.
+
+        Raises:
+            ExecutorFailed: the replica does not run, and never will.
         """
+
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+        """Find out how far an executor came with a replica.
+
+        `known` is the identity of its execution, if the ledger has it.
+        """
+
+    async def withdraw(self, key: ReplicaKey) -> Execution | None:
+        """Make sure that a replica never starts; return its execution if it was started before."""
 
     async def sweep(self) -> int:
         """Kill and remove all replicas of earlier ledgers; return the number of killed processes.
@@ -151,5 +179,5 @@ class Executor(Protocol):
             ExecutorFailed: a process cannot be killed, so the slots are not free.
         """
 
-    def forget(self, key: ReplicaKey) -> None:
-        """Remove the directory of a released replica."""
+    async def forget(self, key: ReplicaKey) -> None:
+        """Remove all that is left of a released replica."""

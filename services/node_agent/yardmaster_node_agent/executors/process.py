@@ -1,6 +1,7 @@
 """Real commands: each replica in a session of its own under a runner that outlives the agent.
 
-See `runner` for how a start happens at most once and how an exit is stored. The agent waits for the
+A replica is prepared when its directory is complete. See `runner` for how a start happens at most
+once, how an exit is stored and how the lease is enforced. The agent waits for the
 runner's end with a pidfd, and for the runner's messages with the FIFO `bell`. So the agent polls
 nothing and need not be the parent process: after a restart it waits in the same way. This needs
 Linux 5.3 or later, for /proc, pidfd and subreaper.
@@ -12,28 +13,34 @@ import os
 import signal
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
-
 from yardmaster_node_agent import runner
-from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
-from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
+from yardmaster_node_agent.executors.port import (
+    Capabilities,
+    Found,
+    Launch,
+    Paths,
+    Phase,
+    StreamName,
+)
+from yardmaster_node_agent.executors.procfs import ProcessIdentity
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
-from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 from yardmaster_schemas.reasons import StartFailure
 
 #: Seconds between two checks for processes that are alive without a runner.
 SWEEP_S: Final = 0.05
 #: The most rounds of SIGKILL in a sweep; a process that survives them hangs in the kernel.
 SWEEP_ROUNDS: Final = 200
-_RENEWAL: Final = TypeAdapter(Renewal)
 
 
 class _ExitNotifier:
@@ -90,17 +97,18 @@ class _ExitNotifier:
             self._pidfd = -1
 
 
-class RealProcess:
+class ProcessExecution:
     """A replica under its runner."""
 
     def __init__(
         self,
         directory: ReplicaDirectory,
         runner_identity: ProcessIdentity | None,
-        identity: ProcessIdentity,
+        main: ProcessIdentity,
         clock: Clock,
     ) -> None:
-        self.identity = identity
+        self.identity = RunIdentity.of_process(main.pid, main.started, main.boot_id)
+        self._main = main
         self._directory = directory
         self._runner = runner_identity
         self._clock = clock
@@ -116,7 +124,7 @@ class RealProcess:
                     return replace(found, fenced=self._directory.has("fenced"))
                 if not running:
                     # Without a runner, nothing would store the exit: kill the replica.
-                    self.kill()
+                    await self.kill()
                     return Exit(signal=signal.SIGKILL, lost=True)
                 await notifier.wait()
         finally:
@@ -134,29 +142,27 @@ class RealProcess:
             _reap(self._runner.pid)
         if self._directory.has("gone"):
             return
-        while procfs.members(None, self.identity, self._mark):
+        while procfs.members(None, self._main, self._mark):
             await self._clock.sleep(SWEEP_S)
 
-    def vanished(self) -> bool:
-        """Whether the runner ended without writing an exit."""
+    def found(self) -> Found:
+        """Return whether it runs."""
         running = self._runner is not None and procfs.alive(self._runner)
-        return not running and _exit(self._directory) is None
+        if procfs.alive(self._main) or (running and _exit(self._directory) is None):
+            return Found(Phase.RUNNING, self)
+        return Found(Phase.ENDED, self, exit_lost=_exit(self._directory) is None)
 
-    def is_alive(self) -> bool:
-        """Whether the main process is alive."""
-        return procfs.alive(self.identity)
-
-    def signal(self, number: int) -> None:
+    async def signal(self, number: int) -> None:
         """Signal the group while the main process exists, so that the group id is not reused."""
-        if procfs.find(self.identity) is not None:
+        if procfs.find(self._main) is not None:
             try:
-                os.killpg(self.identity.pid, number)
+                os.killpg(self._main.pid, number)
             except ProcessLookupError:
                 return
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """SIGKILL all present processes of the replica."""
-        for seen in procfs.members(self._runner, self.identity, self._mark):
+        for seen in procfs.members(self._runner, self._main, self._mark):
             procfs.kill(seen)
 
     def announce_stop(self, notice: str) -> bool:
@@ -183,43 +189,25 @@ class RealProcess:
 class ProcessExecutor:
     """Runs commands under `root`, with one directory per replica."""
 
-    kinds = (ExecutorKind.PROCESS,)
-
-    def __init__(self, root: Path, clock: Clock, user: TaskUser | None = None) -> None:
+    def __init__(
+        self, root: Path, clock: Clock, user: TaskUser | None = None, *, renewed: Path
+    ) -> None:
+        """`renewed` is the file of the lease's renewals (see `renewals`)."""
         self._root = root.absolute()
         self._clock = clock
         self._user = user
-        self.isolation = Isolation.NONE if user is None else Isolation.USER
-        #: The file of the renewal. It is next to the root, where a sweep does not remove it.
-        self._renewed = self._root.with_name(self._root.name + ".renewed")
+        self._renewed = renewed.absolute()
+        self.capabilities = Capabilities(
+            kinds=(ExecutorKind.PROCESS,),
+            isolation=Isolation.NONE if user is None else Isolation.USER,
+        )
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Return the paths in the replica's directory."""
         return self._directory(key).paths
 
-    def renew(self, renewal: Renewal) -> None:
-        """Write the renewal to a file, atomically.
-
-        The file need not be durable, because a renewal is valid for one boot only.
-        """
-        draft = self._renewed.with_name(self._renewed.name + ".new")
-        try:
-            draft.touch(mode=0o600)
-            draft.write_text(json.dumps(asdict(renewal)), encoding="ascii")
-            draft.rename(self._renewed)
-        except OSError as error:
-            raise ExecutorFailed(replica=self._renewed, found=error) from None
-
-    def renewal(self) -> Renewal | None:
-        """Read the renewal that `renew` wrote last."""
-        try:
-            content = json.loads(self._renewed.read_text(encoding="ascii"))
-            return _RENEWAL.validate_python(content)
-        except (OSError, ValueError):
-            return None
-
-    async def start(self, launch: Launch) -> RealProcess:
-        """Start the runner and wait until the command's process is known."""
+    async def prepare(self, launch: Launch) -> None:
+        """Create the replica's directory."""
         key = launch.key
         if launch.run.image is not None:
             node = launch.env.get("YARD_NODE", "the node")
@@ -231,35 +219,53 @@ class ProcessExecutor:
         directory = self._directory(key)
         try:
             open_way(self._user, self._root)
-            directory.create()
+            if not directory.exists:
+                directory.create(launch.run.script)
             self._find_working_dir(directory, launch)
-            pid = self._spawn(directory, launch)
         except (OSError, ValueError) as error:
             raise ExecutorFailed(replica=key, found=error) from None
-        seen = procfs.look(pid)
-        if seen is None:
-            raise ExecutorFailed(replica=key, found="its runner vanished")
-        identity = _identity_of(seen)
-        process = await self._started(directory, identity)
-        if process is None:
-            directory.prevent_start()
-            raise ExecutorFailed(replica=key, found=directory.last_log_line() or "its runner ended")
-        return process
 
-    async def adopt(
-        self, key: ReplicaKey, known: ProcessIdentity | None = None
-    ) -> RealProcess | None:
-        """Find a replica by its runner's files; if there are none, prevent a later start."""
+    async def start(self, launch: Launch) -> ProcessExecution:
+        """Start the runner and wait until the command's process is known."""
+        key, directory = launch.key, self._directory(launch.key)
+        found: object = "its runner ended"
+        if not directory.has("start"):
+            try:
+                pid = self._spawn(directory, launch)
+            except (OSError, ValueError) as error:
+                found = error
+            else:
+                if (seen := procfs.look(pid)) is not None:
+                    await self._until_started(directory, _identity_of(seen))
+                _reap(pid)
+        # If an earlier agent process was killed in its start, its runner may have been faster.
+        execution = await self._started(directory)
+        if execution is None:
+            with suppress(FileNotFoundError):
+                directory.prevent_start()
+            raise ExecutorFailed(replica=key, found=directory.last_log_line() or found)
+        return execution
+
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+        """Find a replica by its runner's files."""
         directory = self._directory(key)
-        marker = directory.read_json("start")
-        if known is not None and (marker is None or not directory.has("process")):
-            return RealProcess(directory, None, known, self._clock)
-        if not directory.path.exists() or directory.prevent_start():
+        if known is not None:
+            # This holds also if the task has damaged or removed its directory.
+            main = _process_of(known)
+            return ProcessExecution(directory, _runner_of(directory), main, self._clock).found()
+        if not directory.exists:
+            return Found(Phase.ABSENT)
+        if not directory.has("start"):
+            return Found(Phase.PREPARED)
+        execution = await self._started(directory)
+        return Found(Phase.ABSENT) if execution is None else execution.found()
+
+    async def withdraw(self, key: ReplicaKey) -> ProcessExecution | None:
+        """Create the file `start`, unless a runner was faster."""
+        directory = self._directory(key)
+        if not directory.exists or directory.prevent_start():
             return None
-        runner_identity = _identity((directory.read_json("start") or {}).get("runner"))
-        if runner_identity is None:
-            return None
-        return await self._started(directory, runner_identity)
+        return await self._started(directory)
 
     async def sweep(self) -> int:
         """Kill all processes of this root, then remove the directories.
@@ -279,11 +285,7 @@ class ProcessExecutor:
         except OSError as error:
             raise ExecutorFailed(replica=self._root, found=error) from None
         mark = f"YARD_STOP_FILE={self._root}{os.sep}".encode()
-        ended = [
-            identity.pid
-            for directory in directories
-            if (identity := _identity((directory.read_json("start") or {}).get("runner")))
-        ]
+        ended = [identity.pid for directory in directories if (identity := _runner_of(directory))]
         for _ in range(SWEEP_ROUNDS):
             left = {seen.pid: seen for seen in procfs.members(None, None, mark)}
             runners = procfs.runners(runner.__file__, str(self._root))
@@ -304,7 +306,7 @@ class ProcessExecutor:
             directory.remove()
         return killed
 
-    def forget(self, key: ReplicaKey) -> None:
+    async def forget(self, key: ReplicaKey) -> None:
         """Remove the directory."""
         self._directory(key).remove()
 
@@ -337,7 +339,7 @@ class ProcessExecutor:
         """Start a runner in a session of its own, with the spec of the command; return its pid."""
         run = launch.run
         if run.script is not None:
-            command = ["sh", "-eu", directory.write_script(run.script)]
+            command = ["sh", "-eu", str(directory.script_path)]
         else:
             command = list(run.command)
         work = directory.path / "work"
@@ -383,23 +385,35 @@ class ProcessExecutor:
         finally:
             os.close(descriptor)
 
-    async def _started(
+    async def _started(self, directory: ReplicaDirectory) -> ProcessExecution | None:
+        """Return the execution of the runner that created `start`; None if it started nothing."""
+        runner_identity = _runner_of(directory)
+        if runner_identity is None:
+            return None
+        await self._until_started(directory, runner_identity)
+        main = _identity(directory.read_json("process"))
+        if main is None:
+            return None
+        return ProcessExecution(directory, runner_identity, main, self._clock)
+
+    async def _until_started(
         self, directory: ReplicaDirectory, runner_identity: ProcessIdentity
-    ) -> RealProcess | None:
-        """Wait until the runner has written which process it started; None if it ended before."""
+    ) -> None:
+        """Wait until it is known which process was started, or that runner has ended."""
         notifier = _listen(directory, runner_identity)
         try:
             while True:
                 running = procfs.alive(runner_identity)
-                identity = _identity(directory.read_json("process"))
-                if identity is not None:
-                    return RealProcess(directory, runner_identity, identity, self._clock)
-                if not running:
-                    _reap(runner_identity.pid)
-                    return None
+                if _identity(directory.read_json("process")) is not None or not running:
+                    return
                 await notifier.wait()
         finally:
             notifier.close()
+
+
+def _runner_of(directory: ReplicaDirectory) -> ProcessIdentity | None:
+    """Return the identity of the runner that created `start`; None if none did."""
+    return _identity((directory.read_json("start") or {}).get("runner"))
 
 
 def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _ExitNotifier:
@@ -417,6 +431,12 @@ def _identity_of(seen: procfs.Seen) -> ProcessIdentity:
     return ProcessIdentity(boot_id=procfs.boot_id(), pid=seen.pid, started=seen.started)
 
 
+def _process_of(identity: RunIdentity) -> ProcessIdentity:
+    """Return the identity of a process from the ledger's."""
+    pid, _, started = identity.id.partition("-")
+    return ProcessIdentity(boot_id=identity.host, pid=int(pid), started=int(started))
+
+
 def _identity(content: object) -> ProcessIdentity | None:
     if not isinstance(content, dict):
         return None
@@ -426,7 +446,7 @@ def _identity(content: object) -> ProcessIdentity | None:
             pid=int(content["pid"]),
             started=int(content["started"]),
         )
-    except (KeyError, TypeError, ValueError, ValidationError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 

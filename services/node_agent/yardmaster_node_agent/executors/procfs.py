@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from yardmaster_node_agent.agent_state import ProcessIdentity
-
 _PROC: Final = Path("/proc")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _PRODUCT: Final = Path("/sys/class/dmi/id/product_uuid")
 #: States of a process that has ended: zombie, dead.
 _ENDED: Final = (b"Z", b"X", b"x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """Identity that no other process ever has: boot, pid, start in clock ticks since the boot."""
+
+    boot_id: str
+    pid: int
+    started: int
 
 
 @dataclass(frozen=True, slots=True)

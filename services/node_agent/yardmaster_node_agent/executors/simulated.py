@@ -10,29 +10,37 @@ Variables in the job's environment set what a replica does:
   `YARD_CHECKPOINT_STEP` + 1.
 
 The executor represents the host: several agents, one after another, may use the same executor.
+Nothing fences its replicas, because all of them end with the process that simulates them.
 """
 
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
-from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
-from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
+from yardmaster_node_agent.executors.port import (
+    Capabilities,
+    Found,
+    Launch,
+    Paths,
+    Phase,
+    StreamName,
+)
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
-from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 
 #: The boot id of every simulated host; it never reboots.
 BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
-class SimulatedProcess:
+class SimulatedExecution:
     """The simulated process of one replica: it ends at a known time, with a known exit."""
 
-    def __init__(self, pid: int, env: Mapping[str, str], clock: Clock) -> None:
-        self.identity = ProcessIdentity(boot_id=BOOT_ID, pid=pid, started=clock.now_ms())
+    def __init__(self, identity: RunIdentity, env: Mapping[str, str], clock: Clock) -> None:
+        self.identity = identity
         self.stop_notice: str | None = None
         self._env = env
         self._clock = clock
@@ -41,6 +49,13 @@ class SimulatedProcess:
         self._ended = False
         self._note: bytes | None = None
         self._changed = asyncio.Event()
+
+    @classmethod
+    def lost(cls, identity: RunIdentity, clock: Clock) -> Self:
+        """Return an execution that ended with its machine, so that its exit is not known."""
+        execution = cls(identity, {}, clock)
+        execution._ended, execution._exit = True, Exit(signal=9, lost=True)
+        return execution
 
     async def exited(self) -> Exit:
         """Wait until the process has ended, and return its exit."""
@@ -54,15 +69,12 @@ class SimulatedProcess:
         """Wait until the process has ended; the replica has no other processes."""
         await self.exited()
 
-    def vanished(self) -> bool:
-        """False: every exit is known."""
-        return False
+    def found(self) -> Found:
+        """Return whether it runs."""
+        phase = Phase.ENDED if self._over() else Phase.RUNNING
+        return Found(phase, self, exit_lost=self._exit.lost)
 
-    def is_alive(self) -> bool:
-        """Whether the process has not ended."""
-        return not self._over()
-
-    def signal(self, number: int) -> None:
+    async def signal(self, number: int) -> None:
         """End after `SIM_STOP_SECONDS` with a checkpoint, or ignore the signal; see the module."""
         takes_s = float(self._env.get("SIM_STOP_SECONDS", "0"))
         if self._over() or takes_s < 0:
@@ -75,7 +87,7 @@ class SimulatedProcess:
             self._exit = Exit(signal=number)
         self._changed.set()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End the process now, as by SIGKILL."""
         if not self._over():
             self._ended, self._exit = True, Exit(signal=9)
@@ -111,60 +123,72 @@ class SimulatedProcess:
 class SimulatedExecutor:
     """The executor of a simulated host, whose processes only take time."""
 
-    isolation = Isolation.NONE
-    kinds = (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
+    capabilities = Capabilities(
+        kinds=(ExecutorKind.PROCESS, ExecutorKind.CONTAINER), isolation=Isolation.NONE
+    )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._count = 1000
-        #: The process of each replica; None if the start of the replica was prevented.
-        self._processes: dict[ReplicaKey, SimulatedProcess | None] = {}
-        self._renewal: Renewal | None = None
+        self._prepared: set[ReplicaKey] = set()
+        #: The execution of each replica; None if the replica was withdrawn.
+        self._executions: dict[ReplicaKey, SimulatedExecution | None] = {}
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Return paths of files that never exist."""
         return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
 
-    def renew(self, renewal: Renewal) -> None:
-        """Store the renewal; simulated processes do not check it."""
-        self._renewal = renewal
+    async def prepare(self, launch: Launch) -> None:
+        """Note that the replica can be started."""
+        self._prepared.add(launch.key)
 
-    def renewal(self) -> Renewal | None:
-        """Return the last renewal."""
-        return self._renewal
-
-    async def start(self, launch: Launch) -> SimulatedProcess:
+    async def start(self, launch: Launch) -> SimulatedExecution:
         """Start a simulated process for the replica; it ends after `SIM_SECONDS` of its
         environment.
 
-        Raises: ExecutorFailed: the key was used before, or a variable is not a number.
+        Raises: ExecutorFailed: it is not prepared or was withdrawn, or a variable is no number.
         """
-        if launch.key in self._processes:
-            raise ExecutorFailed(
-                replica=launch.key, found="it was started before, or its start was prevented"
-            )
+        key = launch.key
+        if (execution := self._executions.get(key)) is not None:
+            return execution
+        if key in self._executions or key not in self._prepared:
+            raise ExecutorFailed(replica=key, found="it was withdrawn, or never prepared")
         self._count += 1
         try:
-            process = SimulatedProcess(self._count, launch.env, self._clock)
+            identity = RunIdentity.of_process(self._count, self._clock.now_ms(), BOOT_ID)
+            execution = SimulatedExecution(identity, launch.env, self._clock)
         except ValueError as error:
-            raise ExecutorFailed(replica=launch.key, found=error) from None
-        self._processes[launch.key] = process
-        return process
+            self._executions[key] = None
+            raise ExecutorFailed(replica=key, found=error) from None
+        self._executions[key] = execution
+        return execution
 
-    async def adopt(
-        self, key: ReplicaKey, known: ProcessIdentity | None = None
-    ) -> SimulatedProcess | None:
-        """Return the process of the key; if there is none, prevent a later start."""
-        return self._processes.setdefault(key, None)
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+        """Find a replica by its key."""
+        execution = self._executions.get(key)
+        if execution is None and known is not None:
+            # The simulated machine was restarted.
+            execution = SimulatedExecution.lost(known, self._clock)
+        if execution is not None:
+            return execution.found()
+        startable = key in self._prepared and key not in self._executions
+        return Found(Phase.PREPARED if startable else Phase.ABSENT)
+
+    async def withdraw(self, key: ReplicaKey) -> SimulatedExecution | None:
+        """Prevent a later start."""
+        return self._executions.setdefault(key, None) if key in self._prepared else None
 
     async def sweep(self) -> int:
         """Kill and remove all replicas; return the number of killed processes."""
-        alive = [p for p in self._processes.values() if p is not None and p.is_alive()]
-        for process in alive:
-            process.kill()
-        self._processes.clear()
+        found = [each for each in self._executions.values() if each is not None]
+        alive = [each for each in found if each.found().phase is Phase.RUNNING]
+        for execution in alive:
+            await execution.kill()
+        self._executions.clear()
+        self._prepared.clear()
         return len(alive)
 
-    def forget(self, key: ReplicaKey) -> None:
+    async def forget(self, key: ReplicaKey) -> None:
         """Forget a replica."""
-        self._processes.pop(key, None)
+        self._prepared.discard(key)
+        self._executions.pop(key, None)

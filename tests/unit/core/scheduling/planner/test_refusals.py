@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.reading import running
-from yardmaster_core.testing import Cell
+from yardmaster_core.testing import ONE_RUN, Cell
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev
@@ -60,9 +60,7 @@ def exited(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskExitedV1:
 
 def started(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskStartedV1:
     """Return a claim that a task started."""
-    return nev.TaskStartedV1(
-        **about(cell, name, **changes), boot_id="00000000", pid=1, process_started=1
-    )
+    return nev.TaskStartedV1(**about(cell, name, **changes), run=ONE_RUN)
 
 
 def test_an_event_of_another_topic_is_no_claim(cell: Cell) -> None:

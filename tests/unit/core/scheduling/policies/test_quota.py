@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.state.phases import ReplicaState
-from yardmaster_core.testing import Cell
+from yardmaster_core.testing import ONE_RUN, Cell
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events import requests as req
@@ -91,7 +91,7 @@ class QuotaCell(Cell):
             self.claim(nev.SlotsReleasedV1(**about))
             return True
         if run.replicas[replica] == ReplicaState.ALLOCATED:
-            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN))
             return True
         return False
 
