@@ -15,6 +15,7 @@ from yardmaster_core.scheduling.planner.share_records import record_shares
 from yardmaster_core.scheduling.policies import REGISTRY
 from yardmaster_core.scheduling.state import apply as applying
 from yardmaster_core.scheduling.state import snapshot
+from yardmaster_core.scheduling.state.appliers.entitlements import reconsider_entitled
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import (
@@ -47,6 +48,7 @@ def _decide(
 def _fill(draft: Draft, observed: Sequence[Decision], policies: PolicyRegistry) -> bool:
     """Decide on `draft`; return whether all decisions fitted into it."""
     try:
+        reconsider_entitled(draft.state)
         for decision in observed:
             draft.record(decision.event, decision.subject, decision.cause)
         decide_lifecycle(draft)

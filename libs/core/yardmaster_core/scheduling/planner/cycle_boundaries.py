@@ -12,6 +12,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     enqueue_if_ready,
     schedule_decision,
 )
+from yardmaster_core.scheduling.state.appliers.entitlements import reconsider_entitled
 from yardmaster_core.scheduling.state.appliers.nodes import install
 from yardmaster_core.scheduling.state.appliers.usages import (
     MINUTE_MS,
@@ -176,6 +177,9 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
             state.forget(group)
     state.emptied.clear()
     _forget_deadlines(state)
+    # The next cycle may still consider what this one had to.
+    reconsider_entitled(state)
+    state.wake_index.entitled.clear()
     for pool in state.pools.values():
         if not complete:
             state.wake_index.keep_awake(pool)

@@ -21,7 +21,7 @@ from yardmaster_schemas.reasons import Wait, WaitCode
 class WakeIndex:
     """The sleeping groups of all pools, by what they wait for."""
 
-    __slots__ = ("_journal", "by_memory", "freeing", "limited", "limits_woken")
+    __slots__ = ("_journal", "by_memory", "entitled", "freeing", "limited", "limits_woken")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -29,6 +29,8 @@ class WakeIndex:
         self.limited: dict[str, dict[tuple[Pool, Group], None]] = {}
         #: Of these, the owners whose groups this cycle's inputs woke.
         self.limits_woken: dict[str, None] = {}
+        #: The projects and departments whose entitlements this cycle's inputs changed.
+        self.entitled: dict[str, None] = {}
         #: The owners of limits whose tasks began to release slots, or lost reserved ones, in this
         #: cycle.
         self.freeing: dict[str, None] = {}

@@ -188,3 +188,39 @@ def test_the_reservations_of_a_pool_are_looked_at_once_for_all_overdue_stops(
     # Once for all, and once for each task about which the cycle decides.
     assert looks[0] <= 4 * stops
     assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("projects", [4, 16])
+def test_changed_quotas_wake_each_group_once_for_all_changes_of_a_cycle(
+    monkeypatch: pytest.MonkeyPatch, projects: int
+) -> None:
+    cell = Cell(policy="quota")
+    cell.node("n1", gpus=projects)
+    names = [f"p{number}" for number in range(projects)]
+    for name in names:
+        cell.entitle(name, limit_milli=0)
+        cell.submit(f"{name}job", project=name)
+    cell.cycle()
+    for name in names:
+        cell.entitle(name, limit_milli=1000)
+    woken = counted(monkeypatch, WakeIndex, "wake")
+    assert len(started(cell.cycle())) == projects
+    # As a group of a changed project, as one at a limit, and when a task leaves it.
+    assert woken[0] <= 4 * projects
+    assert_sound(cell.state)
+
+
+def test_changed_quotas_count_after_a_cycle_that_stopped_at_its_limit() -> None:
+    cell = Cell(policy="quota")
+    cell.node("n1", gpus=4)
+    for name in "abcd":
+        cell.entitle(name, limit_milli=0)
+        cell.submit(name, project=name)
+    cell.cycle()
+    for name in "abcd":
+        cell.entitle(name, limit_milli=1000)
+    found = started(cell.cycle(limit=1))
+    while not cell.complete:
+        cell.restart()
+        found += started(cell.cycle(limit=1))
+    assert found == ["a", "b", "c", "d"]

@@ -105,12 +105,28 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
     for pool in state.pools.values():
         pool.index.owners_changed()
         pool.index.input_changed(from_next_cycle=False)
+    state.wake_index.entitled[event.name] = None
+
+
+def reconsider_entitled(state: ClusterState) -> None:
+    """Reconsider what depends on the entitlements that this cycle's inputs changed, once for all of
+    them: groups of these projects and departments, groups that wait for a limit, reserved slots.
+    """
+    entitled = state.wake_index.entitled
+    if not entitled:
+        return
+    concerned = {
+        project.name
+        for project in state.projects.values()
+        if not entitled.keys().isdisjoint(state.owners_of(project))
+    }
+    for pool in state.pools.values():
         for group in pool.groups.values():
-            if event.name in state.owners_of(state.projects[group.shape.project]):
+            if group.shape.project in concerned:
                 state.wake_index.wake(pool, group)
     # What a queue deserves may follow from what its siblings, or the queues in it, deserve.
     state.wake_index.wake_limited()
-    _check_reservations(state, {event.name})
+    _check_reservations(state, entitled)
 
 
 def _check_reservations(state: ClusterState, owners: Collection[str]) -> None:
