@@ -475,11 +475,13 @@ class PoolPass:
         self.queue.finish(group)
 
     def _offers_rest(self, turn: int, result: GroupResult) -> bool:
-        """Whether a task got slots by an action that moves victims, which may release more than its
-        reservation needs. The rest is offered to all groups in the order of their first turn, and
-        to the group of the task too.
+        """Whether a task got slots that may be a part of what was released for it: by an action
+        that moves victims, or at once, as it took over reserved slots. The rest is offered to all
+        groups in the order of their first turn, and to the group of the task too.
         """
-        if not turn or result is not GroupResult.RESERVED or turn > len(self.actions):
+        if not turn or result is GroupResult.STARTED:
+            return turn > 0
+        if result is not GroupResult.RESERVED or turn > len(self.actions):
             return False
         return self.actions[turn - 1].permits is not None
 

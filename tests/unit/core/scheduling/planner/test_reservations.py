@@ -427,6 +427,20 @@ def test_a_task_starts_at_once_on_the_idle_part_of_a_gang_that_gives_way() -> No
     assert started(decided) == ["high"]
 
 
+def test_equal_tasks_start_together_on_the_reserved_slots_that_the_first_takes_over() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=4, priority=60, grace_s=600)
+    running(cell, "low")
+    cell.submit("gang", gpus=4, priority=40, preemptible=False)
+    assert stopped(cell.cycle()) == ["low"]
+    cell.submit("high", tasks=4, priority=10)
+    cell.submit("mid", tasks=4, priority=20)
+    cell.ends("low")
+    assert started(cell.cycle()) == ["high", "high.1", "high.2", "high.3"]
+    assert_sound(cell.state)
+
+
 def test_under_quota_a_reservation_gives_way_within_its_project_only() -> None:
     for project, gives_way in (("q", True), ("p", False)):
         cell = Cell(policy="quota")
