@@ -249,8 +249,6 @@ class ClusterState:
         self.input_changed(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            if pool.index.traits.behind_one:
-                self.wake_index.wake_behind(pool)
             if pool.index.traits.strict and name not in group.waits:
                 # Its tasks waited for one of them to leave its reserved slots.
                 self.wake_index.wake(pool, group)
@@ -275,6 +273,9 @@ class ClusterState:
         for pool, barriers in zip(pools, before, strict=True):
             if barriers & ~pool.queue_classes[shape.queue_class].barriers:
                 self.wake_index.wake_behind(pool)
+        for name in shape.pools:
+            if self.pools[name].index.traits.behind_one:
+                self.wake_index.wake_behind(self.pools[name])
         return queue
 
     def leave_group(self, task: Task) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core.scheduling.reading import all_of, only, started, stopped
+from tests.unit.core.scheduling.reading import all_of, only, running, started, stopped
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import (
@@ -520,6 +520,29 @@ def test_a_task_behind_overdue_ones_starts_once_slots_are_reserved_for_the_last_
     assert started(cell.cycle()) == []
     cell.cancel("two")
     assert started(cell.cycle()) == ["small"]
+
+
+def test_a_task_behind_an_overdue_one_starts_before_preemptible_ones_once_that_has_victims() -> None:
+    cell = fitgpp(backfill_s=60)
+    cell.node("n1", gpus=2, node_type="a")
+    best_effort(cell, "victim", node_types=("a",))
+    running(cell, "victim")
+    urgent(cell, "first", node_types=("a",))
+    running(cell, "first")
+    cell.node("n2", gpus=2)
+    urgent(cell, "second", gpus=2)
+    running(cell, "second")
+    urgent(cell, "overdue", gpus=2, node_types=("a",))
+    best_effort(cell, "preemptible", gpus=2)
+    cell.cycle(after_s=70)
+    urgent(cell, "behind", gpus=2)
+    cell.cycle()
+    assert cell.wait_code("behind") == "behind_task"
+    cell.ends("first", done=True)
+    cell.ends("second", done=True)
+    decided = cell.cycle()
+    assert stopped(decided) == ["victim"]
+    assert started(decided) == ["behind"]
 
 
 def test_with_backfilling_a_task_preempts_while_an_earlier_one_waits_for_its_victims() -> None:
