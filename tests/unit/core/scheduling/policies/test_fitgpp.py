@@ -522,7 +522,7 @@ def test_a_task_behind_overdue_ones_starts_once_slots_are_reserved_for_the_last_
     assert started(cell.cycle()) == ["small"]
 
 
-def test_a_task_behind_an_overdue_one_starts_before_preemptible_ones_once_that_has_victims() -> None:
+def test_a_task_behind_an_overdue_one_that_has_victims_starts_before_preemptible_tasks() -> None:
     cell = fitgpp(backfill_s=60)
     cell.node("n1", gpus=2, node_type="a")
     best_effort(cell, "victim", node_types=("a",))
