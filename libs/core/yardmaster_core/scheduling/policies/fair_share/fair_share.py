@@ -24,7 +24,6 @@ of tasks that do not fit.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -172,14 +171,24 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
     Groups whose last starts failed are yielded only while no other pending task has a share in the
     free capacity.
     """
-    over = index_of(view).over_share
-    any_above = shares_of(view).any_above
+    over, pool, shares = index_of(view).over_share, view.pool, shares_of(view)
+    any_above = shares.any_above
     if not over and not any_above:
         return
-    failed = (group for group in over if group.shape.start_failed)
-    for group in chain((group for _, group in _below(view)), failed):
-        may_start = group in over or (any_above and group.wait_code(view.pool.name) in CLAIMING)
-        if may_start and over_share_wait(view, group, group.queue.first) is None:
+    demands = demands_of(view)
+    for share in shares.below():
+        # Checked here too, because most claimants hold their shares up to a part of a task.
+        left = share.share_milli - used_by(view, share.claimant)
+        if left <= 0:
+            continue
+        for group in demands.groups_of(share.claimant):
+            if pool.most_milli(group.shape) > left:
+                continue
+            may_start = group in over or (any_above and group.wait_code(pool.name) in CLAIMING)
+            if may_start and over_share_wait(view, group, group.queue.first) is None:
+                yield group
+    for group in over:
+        if group.shape.start_failed and over_share_wait(view, group, group.queue.first) is None:
             yield group
 
 

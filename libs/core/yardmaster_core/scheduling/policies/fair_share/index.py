@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.searched_nodes import SearchedNodes
@@ -16,6 +16,9 @@ from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.reasons import WaitCode
+
+#: Tasks that passed others are removed only above this number.
+FEW: Final = 64
 
 
 class ReclaimableTasks(OrderedTasks[Task]):
@@ -65,6 +68,9 @@ class FairShareIndex(PolicyIndex):
         self.searched = SearchedNodes()
         #: By claimant: tasks that started on reserved slots, at least those that do not run yet.
         self._passing: dict[Claimant, dict[Task, None]] = {}
+        #: How many were added, and the number above which those that run are removed: they may be
+        #: the majority then.
+        self._noted, self._most_noted = 0, FEW
         for node in pool.nodes.values():
             for task in node.open.values():
                 self._note_passing(task)
@@ -73,16 +79,20 @@ class FairShareIndex(PolicyIndex):
         """Return what those tasks of a claimant hold that started on reserved slots and do not run
         yet (gpu_milli). They are preempted for none before.
         """
+        passing = self._passing.get(claimant)
+        if passing is None:
+            return 0
         by_job = self._pool.held_by_job
         return sum(
             by_job[task.job].tasks.get(task, 0)
-            for task in self._passing.get(claimant, ())
+            for task in passing
             if task.starts_past_others and task.job in by_job
         )
 
     def _note_passing(self, task: Task) -> None:
         if task.starts_past_others:
             self._passing.setdefault(claimant_of(task.job, self._among), {})[task] = None
+            self._noted += 1
 
     def current_demands(self, state: CellView) -> DemandTracker:
         """Return the updated demands of the pool's claimants."""
@@ -131,7 +141,8 @@ class FairShareIndex(PolicyIndex):
         if stop is not None and stop.for_task is not None:
             self.preempted[task.id] = None
             self._preempted_tasks[task.id] = task
-        self._note_passing(task)
+        if task.run is not None and task.run.passed_others:
+            self._note_passing(task)
         if not self.reclaimable or not task.job.shape.queue_class:
             return changed
         job, project = task.job, task.job.project
@@ -186,10 +197,11 @@ class FairShareIndex(PolicyIndex):
         return bool(self._due)
 
     def cycle_ended(self) -> None:
-        if self._passing:
-            passing, self._passing = self._passing, {}
+        if self._noted > self._most_noted:
+            passing, self._passing, self._noted = self._passing, {}, 0
             for task in chain.from_iterable(passing.values()):
                 self._note_passing(task)
+            self._most_noted = FEW + 2 * self._noted
         self._due.cycle_ended()
         self.searched.cycle_ended()
 

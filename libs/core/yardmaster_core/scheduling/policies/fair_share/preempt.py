@@ -45,13 +45,11 @@ def _above(view: PoolView) -> dict[Claimant, Share]:
     return found
 
 
-def _surplus(view: PoolView, claimant: Claimant) -> int:
+def _surplus(view: PoolView, share: Share) -> int:
     """Return what a claimant holds above its share (gpu_milli), without its tasks that stop or that
     start on reserved slots: one of these is preempted once it runs, instead of an older one now.
     """
-    share = _above(view).get(claimant)
-    if share is None:
-        return 0
+    claimant = share.claimant
     retained = retained_by(view.pool, claimant) - index_of(view).passing_milli(claimant)
     return retained - share.share_milli
 
@@ -66,11 +64,11 @@ def may_preempt(view: PoolView, task: Task) -> bool:
         return False
     above = _above(view)
     while above:
-        claimant = next(iter(above))
-        if _surplus(view, claimant) > 0:
+        share = next(iter(above.values()))
+        if _surplus(view, share) > 0:
             return True
         # Nothing starts beyond a share, so it is not above it again in this cycle.
-        del above[claimant]
+        del above[share.claimant]
     return False
 
 
@@ -78,8 +76,8 @@ def victims(view: PoolView, _: Task) -> Iterator[Task]:
     """Yield the preemptible tasks of the claimants above their shares, without those that were
     preempted since the last change that was no answer to decisions.
     """
-    for claimant in _above(view):
-        if _surplus(view, claimant) > 0:
+    for claimant, share in _above(view).items():
+        if _surplus(view, share) > 0:
             yield from _unprotected(view, _in_reclaim_order(view, claimant))
 
 
@@ -130,7 +128,8 @@ class SurplusBudget:
             milli = view.pool.held_by_job[victim.job].tasks[victim]
             spent[claimant] = together + milli, max(largest, milli)
         for claimant, (together, largest) in spent.items():
-            if together - largest >= _surplus(view, claimant):
+            share = _above(view).get(claimant)
+            if share is None or together - largest >= _surplus(view, share):
                 return False
         self._spent |= spent
         return True
@@ -201,8 +200,8 @@ class SurplusRules:
         self._view = view
         self.searched = index_of(view).searched
         self.limits: dict[Claimant, int] = {}
-        for claimant in _above(view):
-            surplus = _surplus(view, claimant)
+        for claimant, share in _above(view).items():
+            surplus = _surplus(view, share)
             if surplus > 0:
                 self.limits[claimant] = surplus
 
