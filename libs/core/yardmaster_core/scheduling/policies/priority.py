@@ -107,12 +107,12 @@ def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait |
         return None
     queue_classes = view.pool.queue_classes
     own_class = queue_classes[shape.queue_class]
-    rows = [(own_class.highest_pending, own_class)]
+    ahead, queue_class = own_class.highest_pending, own_class
     if backfills:
         # Tasks with GPUs may wait for tasks without GPUs, but not the other way round.
-        later = queue_classes[shape.queue_class + 1 :]
-        rows += [(min(each.protected), each) for each in later if each.protected]
-    ahead, queue_class = min(rows, key=_first)
+        for later in queue_classes[shape.queue_class + 1 :]:
+            if later.protected and min(later.protected) < ahead:
+                ahead, queue_class = min(later.protected), later
     if ahead >= group.priority:
         return None
     known = group.waits.get(view.pool.name)
@@ -128,10 +128,6 @@ def wait_behind_higher_priority(view: PoolView, group: Group, _: Task) -> Wait |
         numbers={"priority": group.priority, "priority_ahead": ahead},
         about=first.id,
     )
-
-
-def _first(row: tuple[int, QueueClass]) -> int:
-    return row[0]
 
 
 def _lack_of_capacity(view: PoolView, shape: Shape) -> Wait | None:
@@ -325,6 +321,8 @@ class PriorityIndex(PreemptibleIndex):
         self._pool = pool
         self._behind: dict[int, dict[Group, None]] = {}
         self._ahead_of: dict[Group, int] = {}
+        #: The groups whose place in these two is looked up again when it is needed.
+        self._stale: dict[Group, None] = {}
         self.equals = BlockedEquals(pool.name, _priority_and_kind, ())
         for group in pool.groups.values():
             self.wait_changed(group)
@@ -334,6 +332,10 @@ class PriorityIndex(PreemptibleIndex):
 
     def wait_changed(self, group: Group) -> None:
         self.equals.changed(group)
+        if group.waits or group in self._ahead_of:
+            self._stale[group] = None
+
+    def _find_ahead(self, group: Group) -> None:
         ahead = self._ahead_of.pop(group, None)
         if ahead is not None:
             groups = self._behind[ahead]
@@ -349,6 +351,9 @@ class PriorityIndex(PreemptibleIndex):
 
     def next_behind(self, queue_classes: Iterable[QueueClass]) -> Iterator[Group]:
         """Yield the groups behind a priority that has no pending task of their class."""
+        for group in self._stale:
+            self._find_ahead(group)
+        self._stale.clear()
         pending = [each.mask | each.reserved_mask for each in queue_classes]
         for ahead in sorted(self._behind):
             if all(mask >> ahead & 1 for mask in pending):

@@ -33,7 +33,7 @@ class BlockedEquals:
     class and its place there are looked up again at the next `refresh`.
 
     Attributes:
-        others: the groups that did not fit and belong to no class.
+        others: the groups that did not fit and belong to no class, at the last `refresh`.
     """
 
     __slots__ = ("_classes", "_equivalence", "_placed", "_pool_name", "_stale", "others")
@@ -55,11 +55,6 @@ class BlockedEquals:
         """Note that the wait reason or the pending tasks of a group changed."""
         if not group.waits and group not in self._placed and group not in self.others:
             return  # it was never considered
-        code = group.wait_code(self._pool_name)
-        if code in BLOCKING and not self._has_class(group):
-            self.others[group] = None
-        else:
-            self.others.pop(group, None)
         self._stale[group] = None
 
     def refresh(self) -> None:
@@ -67,8 +62,11 @@ class BlockedEquals:
         for group in self._stale:
             before = self._placed.get(group)
             now = None
+            self.others.pop(group, None)
             if self._has_class(group):
                 now = self._class_of(group), group.queue.first.key
+            elif group.wait_code(self._pool_name) in BLOCKING:
+                self.others[group] = None
             if before == now:
                 continue
             if before is not None:

@@ -73,7 +73,8 @@ class WakeIndex:
         equals = pool.index.equals
         if equals is not None:
             self._journal.put(pool, "equals_woken", True)
-        for group in self.blocked(pool) if equals is None else [*equals.others]:
+            equals.refresh()
+        for group in self.blocked(pool) if equals is None else equals.others:
             self.wake(pool, group)
         for group in pool.reserved_groups:
             self.wake(pool, group)
