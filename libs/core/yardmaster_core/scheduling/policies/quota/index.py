@@ -312,9 +312,14 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def reallocated_elsewhere(self, state: CellView) -> Iterator[Project]:
         """Yield the projects that hold other amounts of other pools since the last cycle."""
-        for name, pool in sorted(state.pools.items()):
-            if name != self._pool.name and isinstance(pool.index, QuotaIndex):
-                for project in pool.index._reallocated:
+        changed = {
+            name: pool.index._reallocated
+            for name, pool in state.pools.items()
+            if isinstance(pool.index, QuotaIndex) and pool.index._reallocated
+        }
+        for name in sorted(changed):
+            if name != self._pool.name:
+                for project in changed[name]:
                     yield state.projects[project]
 
     def first_waiting(self, queue: Queue, accepted: Callable[[Group], bool]) -> Task | None:

@@ -50,8 +50,9 @@ class QueueOrder:
         self._view = view
         self._over_in_all = over_in_all
         self._within = within
-        #: By turn. Groups whose last starts failed have their turns after all others.
-        self._turns = [_Turn(self._key) for _ in range(2 * turns)]
+        #: By turn, if any group had it. Groups whose last starts failed have their turns after all
+        #: others.
+        self._turns: dict[int, _Turn] = {}
         self._late = turns
         self._after = after
         self._count = 0
@@ -89,12 +90,18 @@ class QueueOrder:
         self._count += 1
         if 0 < at <= self._after:
             self._ahead.setdefault(leaf, []).append(self._rank(entry))
-        self._turns[at].push(leaf, entry)
+        self._push(at, leaf, entry)
+
+    def _push(self, at: int, leaf: Queue, entry: Waiting) -> None:
+        turn = self._turns.get(at)
+        if turn is None:
+            turn = self._turns[at] = _Turn(self._key)
+        turn.push(leaf, entry)
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         index = index_of(self._view)
         self._release()
-        for at, turn in enumerate(self._turns):
+        for at, turn in sorted(self._turns.items()):
             while turn.waiting:
                 index.divide(self._view.state)
                 entry = turn.best(index.changed_leaves)
@@ -126,7 +133,7 @@ class QueueOrder:
         for leaf in self._released:
             if not self._ahead[leaf]:
                 for entry in self._deferred.pop(leaf, ()):
-                    self._turns[0].push(leaf, entry)
+                    self._push(0, leaf, entry)
         self._released.clear()
 
     @staticmethod
