@@ -149,12 +149,13 @@ class GroupQueue:
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
         """Return the next candidate, or None: the queue is empty, or the next group must wait."""
-        self._queue_offered()
+        if self._offer is not None:
+            self._queue_offered()
         while (candidate := self._candidates.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
             if task.group is not group:
                 self.push_next(group, rest)
-            elif turn or not self._queue_offered(before=task):
+            elif turn or self._offer is None or not self._queue_offered(before=task):
                 return candidate
             else:
                 self.push(*candidate)
@@ -167,8 +168,7 @@ class GroupQueue:
         The first such group of all may belong to another claimant, so that it does not keep the
         task from passing those of its own.
         """
-        if self._offer is None:
-            return False
+        assert self._offer is not None
         offered = self._offer(self._view, self._fits, self._left, before)
         if offered is None or offered in self._queued:
             return False

@@ -24,7 +24,7 @@ It is one file because `PoolPass` is one algorithm over one set of caches.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Final
@@ -165,8 +165,6 @@ class PoolPass:
         self.preference = preference
         self.strict_order = resolved.config.pool_order is PoolOrder.STRICT
         self.offers_groups = resolved.policy.wake.offer is not None
-        self.victim_search = MovingSearch(draft, pool, self.strategy, self._placed_shape)
-        self.budgeted_search = BudgetedSearch(draft, pool, self.strategy, self._placed_shape)
         self.view = PoolView(draft.state, pool, resolved.options)
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self._must_wait = self.policy.start.must_wait
@@ -187,6 +185,18 @@ class PoolPass:
         self._left_to_later: dict[Group, None] = {}
         #: The node of the last placement in the current group, if the next task may go there too.
         self._capacity: NodeCapacity | None = None
+
+    # Most passes search no victims, so the searches are made on first use.
+
+    @cached_property
+    def victim_search(self) -> MovingSearch:
+        """The search by the policy's order of victims."""
+        return MovingSearch(self.draft, self.pool, self.strategy, self._placed_shape)
+
+    @cached_property
+    def budgeted_search(self) -> BudgetedSearch:
+        """The search within a budget."""
+        return BudgetedSearch(self.draft, self.pool, self.strategy, self._placed_shape)
 
     def start_ready(self) -> None:
         """Start the tasks whose reserved slots are free, on exactly these slots.
@@ -461,7 +471,7 @@ class PoolPass:
                 self.queue.remove(group)
                 return
             task = following
-            if self._offers_rest(turn, result):
+            if turn and self._offers_rest(turn, result):
                 turn = 0
             if pool.woken or not self.queue.comes_first(group, task, turn):
                 self.queue.push(group, task, rest, turn)
@@ -479,8 +489,8 @@ class PoolPass:
         that moves victims, or at once, as it took over reserved slots. The rest is offered to all
         groups in the order of their first turn, and to the group of the task too.
         """
-        if not turn or result is GroupResult.STARTED:
-            return turn > 0
+        if result is GroupResult.STARTED:
+            return True
         if result is not GroupResult.RESERVED or turn > len(self.actions):
             return False
         return self.actions[turn - 1].permits is not None
@@ -523,7 +533,6 @@ class PoolPass:
                 return GroupResult.KEPT
             self.decisions.start_elsewhere(task, placement)
             return GroupResult.STARTED
-        shape = self._placed_shape(task)
         if wait is not None:
             if wait.code is WaitCode.AT_LIMIT and self._at_limit is not None:
                 if self._preempt_at_limit(self._at_limit, task):
@@ -536,16 +545,18 @@ class PoolPass:
         if not self._starts_on_idle:
             return GroupResult.NO_CAPACITY
         capacity = self._capacity
-        if capacity is not None and capacity.holds(shape) and not task.failed_nodes:
-            self.decisions.start(task, [(capacity, capacity.pick(shape))])
-            return GroupResult.STARTED
+        if capacity is not None and not task.failed_nodes:
+            shape = self._placed_shape(task)
+            if capacity.holds(shape):
+                self.decisions.start(task, [(capacity, capacity.pick(shape))])
+                return GroupResult.STARTED
         placement = self._find_placement(self.pool.free, task)
         if placement is None:
             if self.preference.starts_in_later(task, self.pool.name):
                 self._left_to_later[group] = None
                 self.decisions.wait(group, task, self._capacity_wait(task))
                 return GroupResult.WAITS
-            reserved = not shape.start_failed and self._reserve_released(task)
+            reserved = not group.shape.start_failed and self._reserve_released(task)
             return GroupResult.RESERVED if reserved else GroupResult.NO_CAPACITY
         self.decisions.start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None

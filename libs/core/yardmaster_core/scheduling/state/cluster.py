@@ -262,15 +262,17 @@ class ClusterState:
         assert group is not None
         assert queue is not None
         shape, min_runtimes = group.shape, group.min_runtimes
-        # The groups behind it may be next once the queue is empty.
-        pools = [self.pools[name] for name in shape.pools] if queue.live == 1 else []
-        before = [pool.queue_classes[shape.queue_class].barriers for pool in pools]
+        before: list[tuple[Pool, int]] = []
+        if queue.live == 1:
+            # The groups behind it may be next once the queue is empty.
+            pools = (self.pools[name] for name in shape.pools)
+            before = [(pool, pool.queue_classes[shape.queue_class].barriers) for pool in pools]
         self.leave_group(task)
         if group.queue.live and min_runtimes > group.min_runtimes == 0:
             # Its other tasks may pass those that they waited for.
             for name in shape.pools:
                 self.wake_index.wake(self.pools[name], group)
-        for pool, barriers in zip(pools, before, strict=True):
+        for pool, barriers in before:
             if barriers & ~pool.queue_classes[shape.queue_class].barriers:
                 self.wake_index.wake_behind(pool)
         for name in shape.pools:

@@ -18,7 +18,7 @@ class QueueClass:
     """
 
     __slots__ = (
-        *("_first_protected", "behind", "blocked", "first_by_priority"),
+        *("_first_protected", "_protected_mask", "behind", "blocked", "first_by_priority"),
         *("first_pending_by_priority", "mask", "protected", "reserved", "reserved_mask"),
     )
 
@@ -31,6 +31,7 @@ class QueueClass:
         self.mask = 0
         #: Of these, the groups that wait until victims may be preempted, by priority.
         self.protected: dict[int, dict[Group, None]] = {}
+        self._protected_mask = 0
         #: The first task of these; empty: not known.
         self._first_protected: list[Task | None] = [None]
         #: Groups with tasks that wait for their reserved slots, by priority.
@@ -89,13 +90,13 @@ class QueueClass:
         waits for its reserved slots, which under some policies keeps none behind it, and bit p + 2
         * `PRIORITIES` while a group waits until victims may be preempted.
         """
-        protected = sum(1 << priority for priority in self.protected)
-        return self.mask | (self.reserved_mask | protected << PRIORITIES) << PRIORITIES
+        return self.mask | (self.reserved_mask | self._protected_mask << PRIORITIES) << PRIORITIES
 
     def block(self, group: Group, *, protected: bool) -> None:
         """Note that `group` did not fit; `protected`: it waits until victims may be preempted."""
         if protected:
             self.protected.setdefault(group.priority, {})[group] = None
+            self._protected_mask |= 1 << group.priority
             self._first_protected.clear()
         self.blocked.setdefault(group.priority, {})[group] = None
         self._forget_first(group.priority)
@@ -116,6 +117,7 @@ class QueueClass:
             self._first_protected.clear()
             if not protected:
                 del self.protected[group.priority]
+                self._protected_mask &= ~(1 << group.priority)
         self.behind.pop(group, None)
 
     def reserve(self, group: Group) -> None:
