@@ -8,7 +8,8 @@ one turn before any has the next. Tasks whose last starts failed come after all 
 Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
 first of them (the leader). If the leader does not fit, the followers keep their recorded wait
 reason. Likewise groups of one project and scope that request the same amount and wait for the same
-limit.
+limit; where tasks preempt others at a limit, only equivalent groups with equal requests, because
+the leader may need capacity, or CPUs under the limit, that its followers do not.
 
 Where the pool's index keeps the equal groups that did not fit (`BlockedEquals`), only their leaders
 are queued, and a leader that gets slots is followed by the next group of its class.
@@ -46,6 +47,7 @@ class GroupQueue:
     ) -> None:
         self._view = view
         self._equivalence = policy.order.equivalence
+        self._preempts_at_limit = policy.preemption.at_limit(view.options) is not None
         self._offer = policy.wake.offer
         ordered = policy.order.candidates
         self._candidates: CandidateOrder = (
@@ -237,8 +239,11 @@ class GroupQueue:
         if code is WaitCode.AT_LIMIT:
             # Of its project or department; a limit of its job has another code.
             about = group.waits[self._view.pool.name][0].about
-            by_memory = shape.gpu_memory_mib > 0
-            requested = shape.fit_within_limits if by_memory else shape.total_gpu_milli
+            requested: Hashable = shape.total_gpu_milli
+            if self._preempts_at_limit:
+                requested = self._equivalence(self._view, group), shape.fit_within_limits
+            elif shape.gpu_memory_mib:
+                requested = shape.fit_within_limits
             # The leader comes before its followers.
             scope = self._candidates.scope(group)
             return scope, shape.project, about, requested, shape.start_failed, code

@@ -135,3 +135,19 @@ def test_a_task_at_a_limit_preempts_others_once_it_would_fit_without_them() -> N
     cell.run_until_idle()
     cell.ends("othern1")
     assert stopped(cell.cycle(after_s=1)) == ["lown2", "lown1"]
+
+
+def test_a_task_at_a_limit_is_considered_although_an_earlier_one_does_not_fit() -> None:
+    cell = QuotaCell({"n1": 2, "n2": 2})
+    cell.entitle_to("a", 2, limit=1)
+    cell.entitle_to("b", 2)
+    cell.submit("other", project="b", gpus=2, avoid_nodes=("n1",))
+    cell.submit("low", project="a", priority=5, avoid_nodes=("n2",))
+    cell.run()
+    cell.submit("first", project="a", priority=10, avoid_nodes=("n1",))
+    cell.submit("second", project="a", priority=20)
+    cell.run()
+    assert [cell.wait_of(name) for name in ("first", "second")] == [WaitCode.AT_LIMIT] * 2
+    cell.set_priority("low", 60)
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+    assert "second" in started(cell.run())
