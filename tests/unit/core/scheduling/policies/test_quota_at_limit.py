@@ -151,3 +151,47 @@ def test_a_task_at_a_limit_is_considered_although_an_earlier_one_does_not_fit() 
     cell.set_priority("low", 60)
     assert stopped(cell.cycle(after_s=1)) == ["low"]
     assert "second" in started(cell.run())
+
+
+def with_protected_tasks(limit: int) -> QuotaCell:
+    """Return a cell in which `gang` of `c` waits for a task of `b` that is protected by its minimum
+    run time; `a` deserves the GPU that it holds.
+    """
+    cell = QuotaCell({"n1": 3, "n2": 2})
+    cell.entitle_to("a", 1, limit=limit)
+    cell.entitle_to("b", 0)
+    cell.entitle_to("c", 3)
+    cell.submit("busy", project="b", gpus=3, min_runtime_s=600)
+    cell.submit("low", project="a", priority=60)
+    cell.run()
+    cell.submit("gang", project="c", gpus=3)
+    cell.run()
+    assert cell.wait_of("gang") is WaitCode.VICTIMS_PROTECTED
+    return cell
+
+
+def test_tasks_that_are_preempted_at_a_limit_do_not_count_towards_what_is_deserved() -> None:
+    """So the task does not wait behind one whose victims are protected."""
+    cell = with_protected_tasks(limit=1)
+    cell.submit("high", project="a", priority=10, min_runtime_s=600)
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+
+
+def test_a_task_at_a_limit_that_waits_behind_another_one_is_considered_when_that_is_gone() -> None:
+    cell = with_protected_tasks(limit=2)
+    cell.submit("high", project="a", gpus=2, priority=10, min_runtime_s=600)
+    assert stopped(cell.run()) == []
+    assert cell.wait_of("high") is WaitCode.BEHIND_TASK
+    cell.cancel("gang")
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+
+
+def test_a_task_that_alone_exceeds_a_limit_says_so_whatever_others_hold() -> None:
+    cell = QuotaCell({"n1": 4})
+    cell.entitle_to("a", 2, limit=1, limit_cpu_milli=1000)
+    cell.submit("low", project="a", priority=60)
+    cell.run()
+    wide = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000)
+    cell.submit("high", project="a", priority=10, resources=wide)
+    cell.cycle()
+    assert cell.wait_of("high") is WaitCode.EXCEEDS_LIMIT

@@ -42,6 +42,7 @@ def wait_for_quota(
     task: Task,
     *,
     without: Callable[[Queue], Amounts] = nothing_without,
+    gone: Amounts = NOTHING,
     gpu_milli: int | None = None,
 ) -> Wait | None:
     """Return the wait reason of a task with which a queue would hold more than its limit; or more
@@ -52,10 +53,17 @@ def wait_for_quota(
     that the task requests count: if a limit of GPUs was lowered below the GPUs held, tasks without
     GPUs still start.
 
-    `without`: of what a queue uses, what does not count towards limits. `gpu_milli`: the amount
-    that the task takes; None: the least that it may take.
+    A bound that the task alone exceeds comes first: the reason does not change with what others
+    hold.
+
+    `without`: of what a queue uses, what does not count towards limits. `gone`: the amounts of
+    preemptible tasks of the project that do not count at all. `gpu_milli`: the amount that the task
+    takes; None: the least that it may take.
     """
     index_of(view).divide(view.state)
+    never = exceeds_alone(view, group, task)
+    if never is not None:
+        return never
     project_queue = queue_of(view, task)
     request = requested_for_limits(view.pool, group.shape, task, gpu_milli)
     least = least_requested(view.pool, group.shape)
@@ -66,7 +74,7 @@ def wait_for_quota(
         counted = placed_amounts(reservation.placements)
     # rule: limits and at_deserved at every level
     for queue in project_queue.ancestors():
-        used = plus(minus(minus(queue.used, without(queue)), counted), request)
+        used = plus(minus(minus(minus(queue.used, without(queue)), gone), counted), request)
         # rule: limits: of requested resources only
         resource = first_exceeded(used, queue.limit, among=request)
         # rule: limits
@@ -89,7 +97,7 @@ def wait_for_quota(
             return wait
     if reservation is not None:
         return None
-    if is_protected_beyond_deserved(view, group, task):
+    if is_protected_beyond_deserved(view, group, task, gone):
         wait = wait_behind_protected(view, group, task)
         if wait is not None:
             return wait
@@ -107,9 +115,27 @@ def exceeds_quota(view: PoolView, task: Task, gpu_milli: int) -> Wait | None:
     return wait if wait is not None and wait.code in LIMITED else None
 
 
-def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bool:
+def exceeds_alone(view: PoolView, group: Group, task: Task) -> Wait | None:
+    """Return the wait reason of a group whose tasks alone exceed a bound of a queue; else None."""
+    if not index_of(view).never_starts(view.state, group):
+        return None
+    least = least_requested(view.pool, group.shape)
+    for queue in queue_of(view, task).ancestors():
+        bounds = [(WaitCode.AT_LIMIT, queue.limit)]
+        if not group.shape.preemptible:
+            bounds.append((WaitCode.AT_DESERVED, queue.deserved))
+        for code, bound in bounds:
+            resource = first_exceeded(least, bound)
+            if resource is not None:
+                return _wait(code, queue, resource, least[resource], least[resource])
+    return None
+
+
+def is_protected_beyond_deserved(
+    view: PoolView, group: Group, task: Task, gone: Amounts = NOTHING
+) -> bool:
     """Whether a preemptible task would be protected by a minimum run time, and a queue above it
-    would hold more than it deserves.
+    would hold more than it deserves, without the amounts of `gone`.
     """
     shape, project_queue = group.shape, queue_of(view, task)
     if not shape.preemptible:
@@ -117,8 +143,9 @@ def is_protected_beyond_deserved(view: PoolView, group: Group, task: Task) -> bo
     if not group.min_runtimes and not any(queue.reclaim_s for queue in project_queue.path):
         return False
     request = requested(view.pool, shape)
-    return not stays_within_sum(view, task.job.project, request) or any(
-        first_exceeded(plus(queue.allocated, request), queue.deserved, among=request) is not None
+    more = minus(request, gone)
+    return not stays_within_sum(view, task.job.project, more) or any(
+        first_exceeded(plus(queue.allocated, more), queue.deserved, among=request) is not None
         for queue in project_queue.path
     )
 
@@ -208,10 +235,10 @@ def starts_without(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     for victim in victims:
         gone = plus(gone, held_by_task(view.pool, victim))
 
-    def without(queue: Queue) -> Amounts:
-        return plus(queue.freed_in_time, gone)
-
-    return wait_for_quota(view, group, task, without=without) is None
+    wait = wait_for_quota(view, group, task, without=attrgetter("freed_in_time"), gone=gone)
+    if wait is not None and wait.code is WaitCode.BEHIND_TASK:
+        view.memo["behind", task] = wait
+    return wait is None
 
 
 def waits_at_limit(view: PoolView, task: Task) -> bool:
@@ -228,9 +255,13 @@ def waits_at_limit(view: PoolView, task: Task) -> bool:
 
 def at_limit_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task at a limit that found no victims in its project: when it may
-    preempt, or when a victim is no longer protected; else `wait`.
+    preempt, or when a victim is no longer protected, or the task that it waits behind although its
+    victims would suffice; else `wait`.
     """
-    return _wait_until(view, task) or wait
+    group = task.group
+    assert group is not None
+    behind: Wait | None = view.memo.pop(("behind", task), None)
+    return exceeds_alone(view, group, task) or _wait_until(view, task) or behind or wait
 
 
 def no_victims_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
