@@ -6,7 +6,7 @@ import pytest
 from pydantic_core import from_json
 
 from tests.unit.core.scheduling.planner.test_growth import counted
-from tests.unit.core.scheduling.reading import all_of, started, waits
+from tests.unit.core.scheduling.reading import all_of, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.plan import PoolPass
 from yardmaster_core.testing import Cell
@@ -14,6 +14,7 @@ from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
 from yardmaster_schemas.reasons import PolicyStop
+from yardmaster_schemas.resources import Resources
 
 
 def full(projects: int, **options: Any) -> Cell:
@@ -166,3 +167,29 @@ def test_a_new_task_does_not_pass_one_of_its_project_while_another_project_comes
     cell.ends("low")
     assert started(cell.run_until_idle()) == ["other"]
     assert_sound(cell.state)
+
+
+def test_a_task_passes_one_that_no_victims_can_help_any_more() -> None:
+    """The reason of the first one, that its victims are protected, no longer holds."""
+    cell = Cell(policy="quota")
+    cell.node("n1", gpus=3)
+    protected: dict[str, Any] = {"preempt_min_runtime_s": 600, "reclaim_min_runtime_s": 600}
+    cell.entitle("p", quotas={"main": req.Quota(deserved_milli=1000)}, **protected)
+    cell.entitle("q", quotas={"main": req.Quota(deserved_milli=2000)})
+    half = Resources(gpus=1, gpu_milli=500)
+    cell.submit("busy", project="p", gpus=1, priority=60)
+    cell.submit("small", project="q", gpus=1)
+    cell.submit("part", project="q", resources=half, preemptible=False)
+    cell.cycle()
+    for name in ("busy", "small", "part"):
+        cell.starts(name)
+    cell.submit("gang", project="p", gpus=2, priority=10)
+    cell.run_until_idle()
+    cell.submit("behind", project="p", resources=half, priority=60)
+    cell.run_until_idle()
+    assert cell.wait_code("gang") == "victims_protected"
+    assert cell.wait_code("behind") == "behind_task"
+    cell.submit("fixed", project="q", gpus=1, preemptible=False)
+    assert stopped(cell.run_until_idle()) == ["small"]
+    cell.ends("small")
+    assert started(cell.run_until_idle()) == ["fixed", "behind"]

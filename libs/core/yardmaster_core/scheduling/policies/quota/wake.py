@@ -9,7 +9,7 @@ other groups.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from typing import Final
 
-from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
+from yardmaster_core.scheduling.planner.feasibility import could_fit, could_fit_after_stops
 from yardmaster_core.scheduling.planner.group_queue import code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
@@ -70,6 +70,7 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
         groups.update(dict.fromkeys(_that_reclaim(view)))
         groups.update(dict.fromkeys(_with_stale_reason(view)))
     groups.update(dict.fromkeys(_that_may_pass(view)))
+    groups.update(dict.fromkeys(_that_keep_others_in_vain(view)))
     return groups
 
 
@@ -84,6 +85,18 @@ def _that_may_pass(view: PoolView) -> Iterator[Group]:
                 yield group
             elif (oldest := unreported_oldest(view, group.queue.first)) is not None:
                 yield oldest
+
+
+def _that_keep_others_in_vain(view: PoolView) -> Iterator[Group]:
+    """Yield the groups that others wait behind until victims may be preempted, and that would not
+    fit without any of these victims now: they wait for another reason.
+    """
+    if next(groups_behind(view), None) is None:
+        return
+    for group in list(view.pool.protected):
+        is_protected = code_of(group, view.pool) is WaitCode.VICTIMS_PROTECTED
+        if group.queue.live and is_protected and not could_fit(view.pool, group.shape):
+            yield group
 
 
 def _check(view: PoolView, queues: Iterable[Queue]) -> None:
