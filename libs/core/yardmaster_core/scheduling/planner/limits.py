@@ -87,6 +87,18 @@ def limit_reached(
     return None
 
 
+def never_within_limits(pool: Pool, task: Task) -> bool:
+    """Whether a task alone exceeds a limit of its job, or of its project over all pools; or its
+    project may not use the pool.
+    """
+    job, config = task.job, task.job.project.config
+    if config is not None and not is_allowed(job.project, pool):
+        return True
+    limits = (job.max_slots_milli, config.limit_milli if config is not None else None)
+    least = pool.least_milli(job.shape)
+    return any(limit is not None and least > limit for limit in limits)
+
+
 def _departments(state: CellView, project: Project) -> Iterable[Department]:
     """Return the department of a project and those above it, from the bottom."""
     department = project.department

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.core.scheduling.reading import started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.testing import ONE_RUN, Cell
@@ -527,3 +528,16 @@ def test_tasks_for_cordoned_nodes_request_nothing() -> None:
     cell.uncordon("n2")
     cell.run()
     assert cell.held("a") >= 5
+
+
+def test_a_task_beyond_the_limit_of_its_job_does_not_represent_its_project() -> None:
+    """Else the project would come last, as one that exceeds its share."""
+    cell = QuotaCell({"n1": 3, "n2": 1}, over_quota="weight")
+    for project, deserved, weight in (("a", 2, 0), ("b", 0, 1), ("c", 1, 0)):
+        cell.entitle_to(project, deserved, weight=weight)
+    cell.submit("fixed", project="c", preemptible=False, avoid_nodes=("n2",))
+    cell.run()
+    cell.submit("borrows", project="b", avoid_nodes=("n2",))
+    cell.submit("never", project="a", gpus=3, max_slots_milli=1000, priority=10)
+    cell.submit("waits", project="a", gpus=2)
+    assert started(cell.cycle()) == ["waits"]

@@ -17,7 +17,7 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `groups_by_place` | `blocked`, priorities | emptied for the project of a stale group |
 | `_orders` | `place`s, `groups_by_place`, other pools | queues that changed, by `first_blocked` |
 | `_waiting` | waits | the groups of stale groups are added |
-| `_never_starts` | nodes, limits, deserved amounts | emptied when nodes or settings change |
+| `_never_starts` | nodes, limits, deserved amounts | emptied when these change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
 The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A project without a
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
+from yardmaster_core.scheduling.planner.limits import never_within_limits
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes, never_fits
 from yardmaster_core.scheduling.policies.carried_over import CarriedOver, CarriedOverFlag
@@ -211,7 +212,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         return root
 
     def never_starts(self, state: CellView, group: Group) -> bool:
-        """Whether a single task of the group exceeds each node, or a bound of a queue above it."""
+        """Whether a single task of the group exceeds each node, a limit of its job or project, or a
+        bound of a queue above it.
+        """
         self.root(state)
         never = self._never_starts.get(group)
         if never is None:
@@ -219,12 +222,19 @@ class QuotaIndex(ClaimingIndex[Project]):
             project_queue = self._queue(state, state.projects[shape.project])
             request = least_requested(self._pool, shape)
             # rule: order: impossible tasks last
-            never = self._never_starts[group] = never_fits(self._pool, shape) or any(
-                # rule: order: tasks beyond a limit last
-                first_exceeded(request, queue.limit) is not None
-                # rule: order: tasks beyond what is deserved last
-                or (not shape.preemptible and first_exceeded(request, queue.deserved) is not None)
-                for queue in project_queue.path
+            never = self._never_starts[group] = (
+                never_fits(self._pool, shape)
+                or bool(group.pending and never_within_limits(self._pool, group.first))
+                or any(
+                    # rule: order: tasks beyond a limit last
+                    first_exceeded(request, queue.limit) is not None
+                    # rule: order: tasks beyond what is deserved last
+                    or (
+                        not shape.preemptible
+                        and first_exceeded(request, queue.deserved) is not None
+                    )
+                    for queue in project_queue.path
+                )
             )
         return never
 
@@ -527,7 +537,8 @@ class QuotaIndex(ClaimingIndex[Project]):
             if not groups:
                 del self.by_request[before]
                 self.request_changes += 1
-        if not group.pending:
+        if not group.pending or group.shape.job_id is not None:
+            # The limit of its job may have changed.
             self._never_starts.pop(group, None)
         at_limit = record is not None and record[0].code is WaitCode.AT_LIMIT and group.queue.live
         set_member(project_queue.at_limit, group, bool(at_limit))
