@@ -149,7 +149,7 @@ def _preemptions() -> Iterator[Rule]:
 
     yield _never("moves: max_moves")
     yield _never("moves: every task has a new place")
-    yield Rule("moves: moved tasks are not judged", "stopped = list(needed)")
+    yield Rule("moves: moved tasks are not judged", "gone = list(needed)")
     yield _always("moves: unnecessary victims keep running")
     yield _never("moves: beyond the share after every reclaim")
     yield _never("moves: for preemptible tasks only (kai)")

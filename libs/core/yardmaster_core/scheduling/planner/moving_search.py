@@ -180,12 +180,14 @@ class MovingSearch(VictimSearch):
             if other is not None:
                 self._reserve_in_both(as_held, other)
                 moved[victim] = other
+        waiting.intersection_update(moved)
         # rule: moves: moved tasks are not judged
-        stopped = [victim for victim in needed if victim not in moved]
+        gone = [v for v in needed if v in waiting or v not in moved or action.judges_moved]
+        stopped = [victim for victim in gone if victim not in waiting]
         judged = [stopped] if stopped else []
         # Those that wait for their slots are judged as if they were stopped, too.
-        if waiting.intersection(moved):
-            judged.append([v for v in needed if v not in moved or v in waiting])
+        if waiting:
+            judged.append(gone)
         if action.permits is not None and not all(
             action.permits(view, task, together) for together in judged
         ):

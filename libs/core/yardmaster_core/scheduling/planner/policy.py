@@ -255,6 +255,9 @@ class PreemptionAction:
         permits: victims are searched node by node, and get other slots where they fit: they are
             moved. Whether the victims that are not moved, in the order of `victims`, may be
             preempted together.
+        judges_moved: `permits` gets the victims that are moved to free slots too. For an action
+            that compares what the task's project holds before and after: a victim that stops would
+            start on these slots again.
         selection: for actions with `permits`, a new selection for a task. A victim that it refuses
             is left out, so that it hides no other victim; any of the victims that it accepts are
             permitted together, but for what `permits` compares over all of them. None: `permits`
@@ -269,6 +272,7 @@ class PreemptionAction:
     stop_reason: Callable[[PoolView, Task, Task], StopReason]
     drop_unneeded: bool = True
     permits: Callable[[PoolView, Task, Sequence[Task]], bool] | None = None
+    judges_moved: bool = False
     selection: Callable[[PoolView, Task], VictimSelection] | None = None
     max_moves: int | None = None
     budget: Callable[[PoolView], BudgetRules] | None = None

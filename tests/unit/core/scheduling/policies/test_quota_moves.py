@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from tests.histories.properties import CheckedCell
 from tests.unit.core.scheduling.planner.test_gpu_memory import GIB, by_memory
-from tests.unit.core.scheduling.reading import only, started
+from tests.unit.core.scheduling.reading import all_of, only, started
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Quota
@@ -82,3 +82,25 @@ def test_a_task_that_requests_gpu_memory_is_stopped_rather_than_moved_to_a_small
     cell.changes += 1
     decided = cell.cycle()
     assert only(decided, PreemptionRequestedV1).stop.rule == "better_priority"
+
+
+def test_a_task_preempts_those_of_its_project_whether_or_not_they_can_be_moved_to_idle_slots() -> (
+    None
+):
+    """A victim that stopped would start there again, also beyond the share of the project."""
+    cell = Cell(policy="quota", max_moves=0)
+    cell.node("na", gpus=1, node_type="a")
+    cell.node("nb", gpus=2, node_type="b")
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=0)})
+    cell.entitle("q", quotas={"main": Quota(deserved_milli=3000)})
+    cell.submit("low", project="p", gpus=1, tasks=2, node_types=("a", "b"), priority=60)
+    cell.cordon("na")
+    cell.cycle()
+    for index in range(2):
+        cell.starts("low", index)
+    cell.uncordon("na")
+    cell.submit("wide", project="q", gpus=3, node_types=("none",))
+    cell.submit("high", project="p", gpus=2, node_types=("b",))
+    decided = cell.cycle()
+    rules = {each.task_id: each.stop.rule for each in all_of(decided, PreemptionRequestedV1)}
+    assert sorted(rules.values()) == ["better_priority", "moved"]

@@ -132,5 +132,6 @@ PREEMPT: Final = PreemptionAction(
     victims=own_victims,
     stop_reason=own_stop_reason,
     permits=may_preempt,
+    judges_moved=True,
     applies=has_own_victims,
 )
