@@ -276,7 +276,11 @@ def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> 
     name = pool.config.policy.name
     if name == "quota":
         same = earlier.job.project is later.job.project
-        return same and _stays_within_share(state, pool, earlier, later)
+        return (
+            same
+            and _stays_within_share(state, pool, earlier, later)
+            and not _others_would_reclaim(state, pool, earlier, later)
+        )
     if name == "starved_first":
         division = Division(state, pool)
         return division.owner(earlier) == division.owner(later)
@@ -294,6 +298,33 @@ def _stays_within_share(state: ClusterState, pool: Pool, earlier: Task, later: T
         exceeds(plus(queues.held[queue].allocated, more), queues.most(queue), of=of)
         for queue in queues.path(earlier.job.project)
     )
+
+
+def _others_would_reclaim(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
+    """Whether a queue would hold more than it deserves with a task of it instead of a later one,
+    and does not now, while a task of another project waits within what its queues deserve.
+    """
+    queues = Queues(state, pool)
+    path = queues.path(earlier.job.project)
+    more = minus(request_of(pool, earlier), lost_with(pool, later))
+    if not any(
+        exceeds(plus(queues.held[queue].allocated, more), queues.deserved(queue))
+        and not exceeds(queues.held[queue].allocated, queues.deserved(queue))
+        for queue in path
+    ):
+        return False
+    for group in pool.groups.values():
+        project = state.projects[group.shape.project]
+        if not group.queue.live or project is earlier.job.project:
+            continue
+        asked = request_of(pool, group.queue.first)
+        if not any(
+            exceeds(plus(queues.held[queue].allocated, asked), queues.deserved(queue))
+            for queue in queues.path(project)
+            if queue not in path
+        ):
+            return True
+    return False
 
 
 def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> None:

@@ -80,7 +80,7 @@ def test_a_share_takes_nothing_that_an_exchange_of_tasks_in_the_project_brings_b
     assert cell.phase("p-gang") == "running"
 
 
-@pytest.mark.parametrize("seed", [19403, 30152])
+@pytest.mark.parametrize("seed", [1065, 19403, 30152])
 def test_a_static_problem_with_exchanges_comes_to_rest(seed: int) -> None:
     cell, rests = problem(seed, "quota")
     assert rests, cell.log[-12:]
@@ -137,3 +137,36 @@ def test_a_share_takes_no_task_that_holds_only_what_its_queue_deserves() -> None
     cell.submit("s", project="s", resources=whole, tasks=4)
     assert cell.come_to_rest(100)
     assert cell.preempted == 0
+
+
+def of_each_kind(cell: StaticCell, project: str) -> None:
+    """Submit a task with a GPU, and one of lower priority without; each needs most of the CPUs."""
+    gpu = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000)
+    cell.submit(f"{project}-gpu", project=project, resources=gpu, priority=10)
+    cell.submit(f"{project}-cpu", project=project, resources=Resources(cpu_milli=2000))
+
+
+def test_a_task_takes_no_slots_of_its_project_that_another_one_would_reclaim_from_it() -> None:
+    """The projects deserve no GPUs, so the tasks without GPUs reclaim from those with GPUs."""
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n0", gpus=3, cpu_milli=3000)
+    for project in ("p", "q"):
+        entitle(cell, project, 0)
+    of_each_kind(cell, "q")
+    assert cell.come_to_rest(100)
+    of_each_kind(cell, "p")
+    assert cell.come_to_rest(100)
+    assert cell.phase("p-cpu") == "running"
+    assert cell.preempted == 1
+
+
+def test_a_task_preempts_another_one_of_its_project_while_no_other_project_waits() -> None:
+    """Also if the project then holds more than it deserves."""
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n0", gpus=3, cpu_milli=3000)
+    entitle(cell, "p", 0)
+    cell.submit("p-first", project="p", resources=Resources(cpu_milli=2000))
+    cell.step()
+    of_each_kind(cell, "p")
+    assert cell.come_to_rest(100)
+    assert cell.phase("p-gpu") == "running"

@@ -16,12 +16,14 @@ from yardmaster_core.scheduling.planner.policy import (
 from yardmaster_core.scheduling.policies.claiming.amounts import (
     NOTHING,
     RESOURCES,
+    Amounts,
     held_by_task,
     minus,
     plus,
     requested,
 )
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
+from yardmaster_core.scheduling.policies.quota.exchanges import would_be_reclaimed
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.price import by_price
@@ -93,14 +95,28 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     reserved slots.
 
     If a queue then holds more of a resource than before, the amount must be within the share of the
-    queue. Else other queues would reclaim slots from the task, and it would preempt again, without
-    end.
+    queue, and no task of another project must wait that would reclaim it. Else other queues would
+    reclaim slots from the task, and it would preempt again, without end.
     """
-    index_of(view).divide(view.state)
+    more = _more_held(view, task, victims)
+    return _stays_within_share(view, task, more) and not would_be_reclaimed(view, task, more)
+
+
+def _may_preempt_at_limit(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
+    return _stays_within_share(view, task, _more_held(view, task, victims))
+
+
+def _more_held(view: PoolView, task: Task, victims: Sequence[Task]) -> Amounts:
+    """Return how much more the project would hold with a task instead of the victims."""
     taken = NOTHING
     for victim in victims:
         taken = plus(taken, held_by_task(view.pool, victim))
-    more = minus(requested(view.pool, task.job.shape), taken)
+    return minus(requested(view.pool, task.job.shape), taken)
+
+
+def _stays_within_share(view: PoolView, task: Task, more: Amounts) -> bool:
+    """Whether each queue that holds more of a resource than before stays within its share."""
+    index_of(view).divide(view.state)
     return not any(
         more[i] > 0 and is_over_share(queue, plus(queue.allocated, more), i)
         for queue in queue_of(view, task).path
@@ -123,7 +139,7 @@ AT_LIMIT: Final = AtLimit(
     victims=own_victims,
     stop_reason=limit_stop_reason,
     hold_without=starts_without,
-    permits=may_preempt,
+    permits=_may_preempt_at_limit,
     waits=waits_at_limit,
     wait=at_limit_wait,
 )
