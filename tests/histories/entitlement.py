@@ -1,7 +1,8 @@
 """Entitlement under `quota`, by a search of every set of victims; for clusters with few tasks.
 
 A task that its queues deserve, and have a share for, does not wait while other queues could lose
-tasks for it and each keep what it deserves. The rules here are stricter than those of the policy,
+tasks for it and each keep what it deserves; unless a stated rule keeps it waiting, for instance
+behind the oldest task of its project. The rules here are stricter than those of the policy,
 which may take more: they need no order of victims.
 """
 
@@ -11,7 +12,7 @@ from typing import Final
 
 from tests.histories.capacity import fits_without
 from tests.histories.quota_properties import NONE, Queues, lost_with, minus, plus, request_of
-from yardmaster_core.scheduling.planner.limits import limit_reached
+from tests.histories.stated_rules import waits_by_rule
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -36,7 +37,7 @@ def _assert_in(state: ClusterState, pool: Pool) -> None:
         if not group.queue.live or group.shape.start_failed or len(group.shape.pools) > 1:
             continue
         task = group.queue.first
-        if limit_reached(state, pool, task) or not _deserves(queues, task):
+        if waits_by_rule(state, pool, group) or not _deserves(queues, task):
             continue
         for victims in _sets(queues, task):
             if fits_without(state, pool, task, victims):

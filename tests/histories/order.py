@@ -362,7 +362,8 @@ def _may_pass(
     - `quota`, `starved_first`: the same, from the cycle on after which the earlier one waits for
       such victims: tasks that fit start before any task is preempted. And in one project any task,
       of one owner those within its equal part (`_passes_within_part`): a task that does not fit
-      lets those behind it pass.
+      lets those behind it pass. Under `quota` those that cannot be preempted pass too: of this kind
+      a queue holds no more than it deserves, so what it holds beyond that can be reclaimed.
 
     `before`: why the earlier one waited before the cycle.
     """
@@ -376,6 +377,8 @@ def _may_pass(
         if earlier.job.spec.preemptible == later.job.spec.preemptible:
             return False
         return name != "fifo" and name != "sjf" and not protected
-    if name == "quota" and earlier.job.project is later.job.project:
+    if name == "quota" and (
+        earlier.job.project is later.job.project or not later.job.spec.preemptible
+    ):
         return True
     return not protected or before is not WaitCode.VICTIMS_PROTECTED
