@@ -200,3 +200,26 @@ def test_no_later_task_takes_the_second_pool_of_an_array_while_it_starts_in_the_
     assert started(cell.run_until_idle()) == ["array", "array.1"]
     assert cell.slots_of("array") == [("s1", (0,))]
     assert_sound(cell.state)
+
+
+def test_a_task_that_may_start_once_one_leaves_for_another_pool_preempts_who_passed_it() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2, pool="side")
+    cell.submit("held", priority=1)
+    cell.submit("ends", gpus=2, priority=1, pools=("side",))
+    running(cell, "held")
+    running(cell, "ends")
+    cell.submit("wide", gpus=2, priority=20, pools=("main", "side"))
+    cell.submit("behind", priority=42, preemptible=False)
+    assert started(cell.cycle()) == []
+    assert cell.wait_code("behind") == "backfill_not_allowed"
+    cell.ends("ends", done=True)
+    cell.submit("backfilled", priority=60)
+    assert started(cell.cycle()) == ["backfilled", "wide"]
+    assert cell.run_until_idle() == []
+    cell.starts("backfilled")
+    assert stopped(cell.cycle()) == ["backfilled"]
+    assert cell.task("behind").reserved is not None
+    assert_sound(cell.state)

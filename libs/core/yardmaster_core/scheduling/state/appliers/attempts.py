@@ -7,7 +7,9 @@ from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Attempt, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.reasons import PolicyStop, Stop
 
 #: A stop is overdue this long after its deadline: agents have killed the processes at the deadline.
@@ -68,6 +70,38 @@ def enqueue_if_ready(state: ClusterState, task: Task) -> None:
         and task.held_until_ms <= state.now_ms
     ):
         state.enqueue(task)
+
+
+def let_pass(state: ClusterState, pool: Pool) -> None:
+    """Note that the tasks started in this cycle passed groups that a blocked group kept back.
+
+    That group blocks no longer: it has reached a limit since, or uses another pool. The groups
+    behind it may preempt the started tasks, but only once they run: then `TaskStarted` wakes these
+    groups.
+    """
+    if not pool.index.traits.preempts:
+        return
+    for task in pool.started:
+        run = task.run
+        if run is not None and task.job.spec.preemptible:
+            state.journal.put(run, "passed_others", True)
+            state.dirty[task] = None
+            state.may_be_preempted(task, pool)
+    # Each once, however many groups let it pass.
+    state.journal.put(pool, "started", {})
+
+
+def let_pass_elsewhere(state: ClusterState, task: Task, pool: Pool) -> None:
+    """Note which started tasks passed others in other pools than `pool`, in which the last task of
+    a group without reserved slots gets some.
+    """
+    group = task.group
+    if group is None or task.queue is not group.queue or group.queue.live > 1:
+        return
+    for name in group.shape.pools:
+        record = group.waits.get(name)
+        if name != pool.name and record is not None and record[0].code in BLOCKING:
+            let_pass(state, state.pools[name])
 
 
 def schedule_decision(state: ClusterState, task: Task) -> None:

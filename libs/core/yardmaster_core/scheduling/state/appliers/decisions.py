@@ -8,6 +8,8 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     hold_port,
     is_over,
     leave_places,
+    let_pass,
+    let_pass_elsewhere,
     release_next,
     release_port,
     run_of,
@@ -19,7 +21,6 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
 from yardmaster_core.scheduling.state.appliers.reservations import check_reservations, drop
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
-from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED, UNTIL, blocks
 from yardmaster_schemas.events import decisions as dec
@@ -38,6 +39,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     reserved = task.reserved is not None
     if reserved:
         drop(state, task)
+    let_pass_elsewhere(state, task, pool)
     state.dequeue(task)
     pool.started[task] = None
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
@@ -213,24 +215,10 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
     impossible = pool.index.traits.impossible_block
     blocked = known is not None and blocks(group.shape, known[0].code, impossible=impossible)
     if blocked and event.wait.code in LIMITED:
-        _let_pass(state, pool)
+        let_pass(state, pool)
     if event.wait.code in UNTIL:
         until = event.wait.numbers.get("until_at_ms", 0)
         state.deadline(until, Due.PROTECTION, pool.name)
-
-
-def _let_pass(state: ClusterState, pool: Pool) -> None:
-    """Note that the tasks started in this cycle passed groups that a blocked group kept back.
-
-    That group has reached a limit since and blocks no longer. The groups behind it may preempt the
-    started tasks, but only once they run: then `TaskStarted` wakes these groups.
-    """
-    for task in pool.started:
-        run = task.run
-        if run is not None and task.job.spec.preemptible and pool.index.traits.preempts:
-            state.journal.put(run, "passed_others", True)
-            state.dirty[task] = None
-            state.may_be_preempted(task, pool)
 
 
 def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:

@@ -1,7 +1,10 @@
 """Appliers of reservations of slots; each can be undone while a draft is open."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    let_pass_elsewhere,
+    schedule_decision,
+)
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.reserved_slots import set_free, update_ready
@@ -29,6 +32,7 @@ def slots_reserved_v1(state: ClusterState, event: dec.SlotsReservedV1, _: str) -
         victims=event.victims,
         until_ms=event.until_at_ms,
     )
+    let_pass_elsewhere(state, task, pool)
     _change(state, task, reservation)
     if event.victims:
         # The victims may release more; groups that sleep may have it reserved.
