@@ -251,6 +251,7 @@ def job_file() -> str:
             default = _plain(schema.get("default"))
         examples = ", ".join(f"`{as_yaml(each)}`" for each in schema["examples"])
         value = value.replace("GpuFractions", "`{count, fraction}`")
+        value = value.replace("JobContext", "`{digest, packed_bytes}`")
         lines.append(f"| `{key}` | {value} | {default} | {_cell(about)} | {examples} |")
     return "\n".join(lines)
 

@@ -1,9 +1,12 @@
-"""Report on a terminal the phases of the tasks that a command waits for."""
+"""Report on a terminal how an upload proceeds, and the phases of tasks that a command waits for."""
 
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
+
+import click
 
 from yardmaster.errors import ApiError
 from yardmaster_cli.output.columns import counted, wait_words
@@ -38,6 +41,32 @@ def reporting(remote: Remote, out: Output, refs: Sequence[str]) -> Iterator[None
         yield
     finally:
         stop.set()
+
+
+@contextmanager
+def uploading(out: Output) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of the sent and all bytes of an upload, which shows a bar on stderr.
+
+    Nothing is shown with -q, or if stderr is not a terminal.
+    """
+    if not out.progress or out.quiet:
+        yield lambda sent, total: None
+        return
+    bar: Any = None
+
+    def show(sent: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = click.progressbar(length=total, label="uploading the context", file=sys.stderr)
+            bar.render_progress()
+        # A repeated attempt begins at 0 again, and the bar goes back.
+        bar.update(sent - bar.pos)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.render_finish()
 
 
 def _report(reader: Reader, out: Output, refs: Sequence[str], stop: threading.Event) -> None:

@@ -192,6 +192,21 @@ class YardCommand(click.Command):
                     param.type = Completed(sort)
         return self._shared
 
+    def preceding(self, ctx: click.Context) -> list[click.Option]:
+        """The shared options that can only precede the command.
+
+        Their name means something else after it: `yard --context SERVER submit --context DIR`.
+        """
+        entry = _entry(ctx)
+        arguments = {param.name for param in self.params}
+        own = {option for param in self.params for option in param.opts}
+        return [
+            option
+            for option in _shared_options(entry.formats)
+            if option.name in entry.shared and own & set(option.opts)
+            if option.name not in arguments
+        ]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; every error, also of a missing value, names this command."""
         try:
@@ -210,6 +225,9 @@ class YardCommand(click.Command):
         """Call the command with its session."""
         shared = {str(option.name): option for option in self.shared(ctx)}
         values = {name: ctx.params.pop(name) for name in shared}
+        for option in self.preceding(ctx):
+            shared[str(option.name)] = option
+            values[str(option.name)] = None
         for name, value in ctx.find_root().params.items():
             if not value:
                 continue

@@ -24,11 +24,12 @@ from yardmaster_cli.input_file import text_of
 from yardmaster_cli.job_file.flags import build, flag_options
 from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
-from yardmaster_cli.progress import reporting
+from yardmaster_cli.progress import reporting, uploading
 from yardmaster_cli.server.remote import VERDICT_S, Refused, Remote, api_error, rows
 from yardmaster_cli.session import Detached, Session, YardCommand
 from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import Phase, Submitted
+from yardmaster_schemas.job_file import JobSpec, with_context
 from yardmaster_schemas.reasons import RefusalCode
 
 #: The longest working directory of a job file; for a longer one the agent chooses.
@@ -118,6 +119,8 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             # On this machine a task sees the files of its user; in a container it does not.
             folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
             file_folder=file_folder if here and not contained else None,
+            context_base=file_folder,
+            server_contexts=session.config.contexts.keys(),
         )
     except (BadUsage, InputError) as error:
         raise _not_a_job_file(file, error) or error from None
@@ -126,6 +129,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
         raise BadUsage("--timeout needs --wait or --follow")
     remote, out = session.remote, session.out
     key = _key(given["idempotency_key"])
+    spec = _with_uploaded_context(spec, session)
     try:
         answer = remote.client.submit(spec, idempotency_key=key)
     except KeyboardInterrupt:
@@ -152,6 +156,27 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             if not given["no_wait"]:
                 answer = _report_verdict(remote, answer, out, again)
             return _to_the_end(session, answer, follow=given["follow"])
+
+
+def _with_uploaded_context(spec: JobSpec, session: Session) -> JobSpec:
+    """Upload the folder of the job's context, if it names one; return the job that names it."""
+    folder, out = spec.run.context, session.out
+    if not isinstance(folder, str):
+        return spec
+    sent = False
+    with uploading(out) as bar:
+
+        def on_sent(so_far: int, total: int) -> None:
+            nonlocal sent
+            sent = True
+            bar(so_far, total)
+
+        context = session.remote.client.upload_context(
+            folder, project=spec.project, on_sent=on_sent
+        )
+    how = "uploaded" if sent else "stored already"
+    out.detail(f"context {context.digest}: {context.packed_bytes} bytes, {how}")
+    return with_context(spec, context)
 
 
 def _key(given: str | None) -> str:

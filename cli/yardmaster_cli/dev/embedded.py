@@ -40,7 +40,7 @@ from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Ports, on_stop_signal
-from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.settings import PackageSettings, RuntimeSettings
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.library_logs import LibraryLogs
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -266,6 +266,14 @@ def _services(
 
     others = () if options.token_file is None else read_token_file(options.token_file)
     runtime = RuntimeSettings(data=folder.path, cell=CELL)
+    gateway_settings = GatewaySettings(
+        cell=CELL,
+        instance="dev",
+        packages=packages_url(folder),
+        # This mode has few streams, so each can send bookmarks more often than in production.
+        bookmark_s=1.0,
+        details_tick_s=None,
+    )
     store = MemoryViewStore(CELL, clock)
     usage = MemoryViewStore(CELL, clock)
     found: dict[str, Callable[[], Awaitable[object]]] = {
@@ -288,9 +296,9 @@ def _services(
                 log_fault=lambda: watched.fault,
                 file_users=(owner(token), *others),
                 snapshots=snapshots(),
+                packages=gateway.open_packages(gateway_settings),
             ),
-            # This mode has few streams, so each can send bookmarks more often than in production.
-            GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
+            gateway_settings,
             listener=listener,
         ),
     }
@@ -298,6 +306,11 @@ def _services(
         settings = _agent_settings(folder, options, index)
         found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, agents)
     return found
+
+
+def packages_url(folder: DataDirectory) -> str:
+    """Where code packages are stored: as YARD_PACKAGES says, else in the data directory."""
+    return PackageSettings(cell=CELL).packages or str(folder.path / "packages")
 
 
 def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agent.Settings:
@@ -316,6 +329,7 @@ def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agen
         port_first=first,
         port_last=last,
         data_dir=folder.node(node.name),
+        packages=packages_url(folder),
         gpus=node.slots,
         cpu_milli=None if node.cpus is None else node.cpus * 1000,
         memory_mib=node.memory_mib,

@@ -1,12 +1,18 @@
 """The flags of `submit`: a job file and flags become the body of the request."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from yardmaster.job_file.read import check, resolve_folder
+from yardmaster.job_file.read import (
+    CONTEXT,
+    WORKING_DIR,
+    check,
+    resolve_context,
+    resolve_folder,
+)
 from yardmaster.yaml_tree import Path, Tree, overlay, read, scalar
 from yardmaster_cli.errors import BadUsage
 from yardmaster_schemas.job_file import JobSpec
@@ -31,11 +37,13 @@ class Flag:
     text: bool = False
     short: str | None = None
     read: Callable[[str], Any] = scalar
+    #: The name of the argument, if it is not the name of the flag.
+    argument: str | None = None
 
     @property
     def parameter(self) -> str:
         """The name of the argument of the command."""
-        return self.name.replace("-", "_")
+        return self.argument or self.name.replace("-", "_")
 
 
 def _replicas(text: str) -> Any:
@@ -130,7 +138,17 @@ FLAGS: Final = (
     Flag(
         "script", ("run", "script"), "Script for sh -eu, instead of a command.", "TEXT", text=True
     ),
-    Flag("working-dir", ("run", "working_dir"), "Working directory.", "DIR", text=True),
+    Flag("working-dir", WORKING_DIR, "Working directory.", "DIR", text=True),
+    # Shared options name a server context `--context`; see decision 29.
+    Flag(
+        "context",
+        CONTEXT,
+        "Folder with the code: upload it and run in a copy. (A server context comes before submit: "
+        "yard --context NAME submit.)",
+        "DIR",
+        text=True,
+        argument="context_folder",
+    ),
     Flag(
         "env",
         ("run", "env"),
@@ -176,36 +194,51 @@ def build(
     project: str | None = None,
     folder: str | None = None,
     file_folder: str | None = None,
+    context_base: str = "",
+    server_contexts: Collection[str] = (),
 ) -> JobSpec:
     """Build the job of a file's text (None: no file), with flags, `--set` and a command applied.
 
     Args:
         flags: values by `Flag.parameter`.
         project: the default project.
-        folder: the default working directory of a job without an image.
+        folder: the default working directory of a job without an image and without a context.
         file_folder: the folder of the file, to which a relative working directory in the file is
             relative; None: the working directory is unchanged.
+        context_base: the folder to which a relative `run.context` in the file is relative.
+        server_contexts: the names of the configured servers, which users may mean by `--context`.
 
     Raises:
         BadUsage: a flag is not like NAME=VALUE.
         InputError: all errors, each with its line or flag.
     """
     tree = read(text, source) if text is not None else Tree(source)
-    if file_folder is not None:
-        resolve_folder(tree, file_folder)
+    resolve_context(tree, context_base)
+    place = tree.places.get(WORKING_DIR)
     for flag in FLAGS:
         _put_flag(tree, flag, flags.get(flag.parameter))
     if flags.get("preemptible") is not None:
         tree.put(("preemptible",), flags["preemptible"], "--preemptible")
     overlay(tree, sets)
+    if file_folder is not None and tree.places.get(WORKING_DIR) == place:
+        resolve_folder(tree, file_folder)
     if command:
         tree.put(("run", "command"), list(command), "command line")
     if tree.values.get("project") is None and project is not None:
         tree.put(("project",), project, "settings")
     run = tree.values.get("run")
-    if folder is not None and isinstance(run, dict) and not run.keys() & {"working_dir", "image"}:
-        tree.put(("run", "working_dir"), folder, "current folder")
-    return check(tree, _HINTS)
+    if folder is not None and isinstance(run, dict) and not _placed(run):
+        tree.put(WORKING_DIR, folder, "current folder")
+    hints = dict(_HINTS)
+    named = flags.get("context_folder")
+    if named in server_contexts:
+        hints[CONTEXT] = f"for the server {named}, write: yard --context {named} submit ..."
+    return check(tree, hints)
+
+
+def _placed(run: Mapping[str, Any]) -> bool:
+    """Whether a job runs elsewhere than in the current folder."""
+    return bool(run.keys() & {"working_dir", "image"}) or run.get("context") is not None
 
 
 def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:

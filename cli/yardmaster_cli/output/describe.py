@@ -26,6 +26,7 @@ END_TEXTS: Final = {
     "secret_missing": "the node does not have the secret; yard logs names it",
     "details_missing": "the command to run was erased or cannot be read",
     "directory_missing": "run.working_dir is not a directory on the node",
+    "context_missing": "the uploaded folder is not stored any more, or is damaged; submit it again",
     "reserved_variable": "run.env sets a variable that the agent sets; yard logs names it",
     "decision_too_large": "its allocation exceeds the size of a record; request fewer replicas",
 }

@@ -1,7 +1,8 @@
 """The calls of `Client` for jobs, tasks, the output of tasks, and requests."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from yardmaster import defaults
@@ -26,6 +27,7 @@ from yardmaster_schemas.api import (
     Task,
     TaskGroups,
 )
+from yardmaster_schemas.job_file import JobContext, with_context
 
 #: A complete id of a job or task, or an answer that contains one.
 JobOrTask = str | Submitted | Job | Task
@@ -57,15 +59,45 @@ class JobCalls(Connection):
         to the folder of the job file, or without a job file to the current folder. For another
         cluster, the path is sent unchanged.
 
+        A folder that `run.context` names is uploaded first (`upload_context`); a relative path is
+        relative to the folder of the job file, or without a job file to the current folder.
+
         Raises:
             InputError: the job is wrong; the message has all problems, each with its line and key.
+                Or the folder of its context cannot be uploaded.
             ApiError: after the code `outcome_unknown`, submit again with the same key.
         """
         folder = defaults.current_folder() if self._shares_files else None
         spec = read_job(job, project=self._project, folder=folder)
+        if isinstance(spec.run.context, str):
+            context = self.upload_context(spec.run.context, project=spec.project)
+            spec = with_context(spec, context)
         content = spec.model_dump_json(exclude_unset=True).encode()
         key = idempotency_key or self._new_key()
         return self._write("POST", "/v1/jobs", Submitted, content, {"Idempotency-Key": key})
+
+    def upload_context(
+        self,
+        folder: str | Path,
+        *,
+        project: str,
+        on_sent: Callable[[int, int], None] | None = None,
+    ) -> JobContext:
+        """Upload a folder for jobs of a project, unless it is stored already.
+
+        What `.yardignore` in the folder excludes, with the rules of gitignore, is left out, and so
+        is `.git`. The result is the value of `run.context` of a job.
+
+        Args:
+            on_sent: is called with the bytes of the archive that were sent, and with all bytes.
+
+        Raises:
+            InputError: the folder is missing, too large, or contains what no package may contain.
+            ApiError: with the code `no_packages`, the gateway stores no packages.
+        """
+        from yardmaster.context_upload import upload
+
+        return upload(self._transport, Path(folder), project, on_sent)
 
     def jobs(self, **filters: Filter) -> List[Job]:
         """One page of jobs. The filters are those of `tasks` without node and job_id."""

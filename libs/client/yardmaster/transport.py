@@ -130,11 +130,15 @@ class Transport:
         method: str,
         path: str,
         params: Params,
-        body: bytes | None,
+        body: bytes | Callable[[], Iterator[bytes]] | None,
         headers: Mapping[str, str],
         wait_s: float,
         deadline: Deadline | None = None,
     ) -> httpx.Response:
+        """Send a request, and retry it after transient failures.
+
+        A large `body` is a function that returns its pieces; it is called again for each attempt.
+        """
         reads = method == "GET"
         min_position = self.tolerance.headers(params) if reads else {}
         answer_s = ANSWER_S + wait_s
@@ -147,7 +151,7 @@ class Transport:
                     method,
                     path,
                     params=encode_query(params),
-                    content=body,
+                    content=body() if callable(body) else body,
                     headers={**min_position, **headers},
                     timeout=httpx.Timeout(answer_s, connect=min(answer_s, CONNECT_S)),
                 )

@@ -161,7 +161,8 @@ class ComposeCluster:
         if uid == 0:
             uid = gid = SERVICE_USER
             # Agents are root, and the folders of their tasks belong to the tasks.
-            folders = [data.kafka, data.redis, data.snapshots, data.views, data.credentials]
+            folders = [data.kafka, data.redis, data.snapshots, data.views]
+            folders += [data.packages, data.credentials]
             for folder in folders:
                 _change_owner(folder, uid, gid)
             # Tasks of all nodes write their checkpoints into this folder.

@@ -2,6 +2,7 @@
 
 ```
 kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
+packages/                                      code packages of users
 logs/PROCESS.log                               log of each process
 format                                         the format of the data (`LOG_FORMAT`)
 token                                          the token of callers; 0600
@@ -75,6 +76,11 @@ class DataLayout:
         return self.path / "snapshots"
 
     @property
+    def packages(self) -> Path:
+        """The code packages of users."""
+        return self.path / "packages"
+
+    @property
     def agents(self) -> Path:
         """The ledgers and task directories of the nodes, one folder per node."""
         return self.path / "agents"
@@ -120,7 +126,8 @@ class DataLayout:
         # Written before the data that it describes, so a start that is cut off leaves no data
         # without it.
         write_private(self.path / FORMAT_FILE, f"{LOG_FORMAT}\n")
-        for folder in (self.kafka, self.redis, self.snapshots, self.views, self.logs):
+        own = (self.kafka, self.redis, self.snapshots, self.packages, self.views, self.logs)
+        for folder in own:
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700)
         self.agents.mkdir(exist_ok=True)

@@ -111,6 +111,15 @@ def context_paths(folder: Path, *, limits: PackageLimits | None = None) -> list[
     return [entry.path for entry in _Scan(folder, limits).entries()]
 
 
+def largest_files(folder: Path) -> str:
+    """Return paths and sizes of the largest files of a folder's package, as an error names them.
+
+    Raises:
+        ContextUnusable and its subclasses.
+    """
+    return _largest(_Scan(folder, PackageLimits()).entries())
+
+
 class _Full(Exception):
     """A file has reached its limit."""
 

@@ -1,5 +1,6 @@
 """Which paths of a folder a package leaves out: `.yardignore`, with the rules of gitignore."""
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,6 @@ def rules_of(lines: list[str], path: Path) -> IgnoreRules:
     for number, line in enumerate(lines, start=1):
         try:
             GitIgnoreSpec.from_lines([line])
-        except ValueError as error:
+        except (ValueError, re.error) as error:  # a class such as [z-a] is no regular expression
             raise IgnoreRulesInvalid(path=path, line=number, found=str(error)) from error
     return IgnoreRules(GitIgnoreSpec.from_lines([*DEFAULT_RULES, *lines]))

@@ -117,6 +117,10 @@ class PackageStore:
         path = self._path(project, digest)
         return await self._calls.run(partial(self._stat, project, digest, path))
 
+    async def exists(self) -> bool:
+        """Whether there is anything at the URL; a folder that is not mounted has nothing."""
+        return await self._calls.run(lambda: bool(self._fs.exists(self._root)))
+
     async def read(self, project: str, digest: str) -> AsyncGenerator[bytes, None]:
         """Yield the content of a package in pieces of at most `CALL_BYTES`; it is not verified.
 

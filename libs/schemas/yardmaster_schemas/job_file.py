@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from yardmaster_schemas.events.details import EnvName, Run, StopSignal
+from yardmaster_schemas.events.details import CodeContext, EnvName, Run, StopSignal
 from yardmaster_schemas.events.requests import (
     ExitZero,
     Kind,
@@ -41,6 +41,7 @@ from yardmaster_schemas.fields import (
     MAX_SLOTS,
     MAX_TASKS,
     CheckpointUri,
+    Digest,
     LongText,
     Name,
     Priority,
@@ -109,6 +110,8 @@ Memory = Annotated[
 Amount = Annotated[int | float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
 #: One line of text, without control characters.
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+#: The path of a folder on the machine that submits a job.
+ContextPath = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4096)]
 LabelValue = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=256)]
 SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
 Axis = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
@@ -307,6 +310,19 @@ class JobCheckpoint(Closed):
     )
 
 
+class JobContext(Closed):
+    """An uploaded folder, as the body of a request names it."""
+
+    digest: Digest = Field(
+        description="SHA-256 of the uncompressed archive, under which the folder was uploaded.",
+        examples=["8f3a" * 16],
+    )
+    packed_bytes: Annotated[int, Field(ge=1, le=MAX_INT)] = Field(
+        description="Size of the compressed archive, as the upload's answer says.",
+        examples=[52_431],
+    )
+
+
 class JobRun(Closed):
     """The program: a command in exec form or a script for `sh -eu`; secrets by reference only."""
 
@@ -342,6 +358,26 @@ class JobRun(Closed):
         "folder of `yard submit`.",
         examples=["."],
     )
+    context: JobContext | ContextPath | None = Field(
+        default=None,
+        description="Folder with the code of the job, relative to the file: `yard submit` uploads "
+        "it, and each replica runs in a copy of its own. `working_dir` is then a folder in it. The "
+        "body of a request contains `{digest, packed_bytes}` of the upload instead of a path.",
+        examples=["."],
+    )
+
+    @model_validator(mode="after")
+    def _runs_in_the_context(self) -> "JobRun":
+        if self.context is None:
+            return self
+        if self.image is not None:
+            raise ValueError("context is not yet supported together with image; leave one out")
+        named = self.working_dir
+        if named is not None and (named.startswith("/") or ".." in named.split("/")):
+            raise ValueError(
+                "working_dir must be a folder in the context: a relative path without .."
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_program(self) -> "JobRun":
@@ -520,6 +556,11 @@ def parse_job(text: str | bytes) -> JobSpec:
     return JobSpec.model_validate_json(text)
 
 
+def with_context(spec: JobSpec, context: JobContext) -> JobSpec:
+    """Return a job with its uploaded folder instead of the path of the folder."""
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"context": context})})
+
+
 @dataclass(frozen=True, slots=True)
 class JobParts:
     """A job in the types of the log."""
@@ -536,7 +577,10 @@ class JobParts:
 
 
 def parts_of(spec: JobSpec) -> JobParts:
-    """Convert a job from the values that the user wrote to the types of the log."""
+    """Convert a job from the values that the user wrote to the types of the log.
+
+    Raises: ValueError: the folder that `run.context` names was not uploaded.
+    """
     return JobParts(
         name=_name(spec), requested=_requested(spec), run=_run(spec), params=_params(spec)
     )
@@ -608,7 +652,17 @@ def _run(spec: JobSpec) -> Run:
         env=dict(spec.run.env),
         secrets=dict(spec.run.secrets),
         working_dir=spec.run.working_dir,
+        context=_context(spec),
     )
+
+
+def _context(spec: JobSpec) -> CodeContext | None:
+    given = spec.run.context
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise ValueError("run.context is the path of a folder, which must be uploaded first")
+    return CodeContext(digest=given.digest, packed_bytes=given.packed_bytes)
 
 
 def _params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:

@@ -138,6 +138,7 @@ class EndCode(StrEnum):
     SECRET_MISSING = "secret_missing"
     DETAILS_MISSING = "details_missing"
     DIRECTORY_MISSING = "directory_missing"
+    CONTEXT_MISSING = "context_missing"
     RESERVED_VARIABLE = "reserved_variable"
     DECISION_TOO_LARGE = "decision_too_large"
 
@@ -149,6 +150,7 @@ class StartFailure(StrEnum):
     Every cause except `other` applies to all nodes, so the task ends with the end code of the same
     name: `no_executor` (`run.image` is set, and the agent runs no containers), `secret_missing`,
     `details_missing` (erased or unreadable), `directory_missing` (the working directory),
+    `context_missing` (the package of its folder is not stored any more, or is damaged),
     `reserved_variable` (the job sets a variable that the agent sets itself).
     """
 
@@ -157,6 +159,7 @@ class StartFailure(StrEnum):
     SECRET_MISSING = "secret_missing"
     DETAILS_MISSING = "details_missing"
     DIRECTORY_MISSING = "directory_missing"
+    CONTEXT_MISSING = "context_missing"
     RESERVED_VARIABLE = "reserved_variable"
 
     @property

@@ -110,6 +110,8 @@ async def run(ports: Ports, settings: Settings) -> None:
             # An incarnation's offer never changes; a node without replicas may start a new one.
             state = await _begin_incarnation(ports, settings, metrics, retrying, old=state.head)
         while True:
+            kept = [r.key for r in state.replicas.values() if not r.directory_removed]
+            ports.code.keep_only(kept)
             agent = _Incarnation(ports, settings, metrics, retrying, state)
             replaced = False
             try:
@@ -628,6 +630,7 @@ class _Incarnation:
         for count, replica in enumerate(directories):
             if count >= settings.kept_directories or replica.ended_ms < old_ms:
                 await self._ports.executor.forget(replica.key)
+                self._ports.code.forget(replica.key)
                 replica.directory_removed = True
                 context.save(replica, durable=False)
         forget_ms = now_ms - int(settings.remembered_s * 1000)
@@ -639,6 +642,7 @@ class _Incarnation:
         """Remove an ended replica from the ledger and the state, and delete its directory."""
         if not replica.directory_removed:
             await self._ports.executor.forget(replica.key)
+            self._ports.code.forget(replica.key)
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)
         context.save(entry)
         self._state.apply(entry)

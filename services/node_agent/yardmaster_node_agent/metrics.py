@@ -32,6 +32,15 @@ class AgentMetrics:
         self.append_unknown = counter("append_unknown", "Appends of unknown outcome, retried.")
         self.log_retries = counter("log_retries", "Calls retried because the log was unavailable.")
         self.heartbeats_missed = counter("heartbeats_missed", "Heartbeats that were not written.")
+        self.code_packages = counter(
+            "code_packages",
+            "Code packages unpacked for replicas, by where they were found: cache or store.",
+            "source",
+        )
+        self.code_cache_bytes = gauge("code_cache_bytes", "Bytes of the cached code packages.")
+        self.code_evicted = counter(
+            "code_evicted", "Code packages removed from the cache because of its limit."
+        )
         self.output_bytes = counter("output_bytes", "Bytes of output shipped.")
         self.output_cut = counter("output_cut", "Replicas whose output went over its limit.")
         self.output_failed = counter("output_failed", "Batches of output to retry later.")

@@ -6,6 +6,7 @@ from typing import Final
 
 from yardmaster_eventlog.port import EventLog
 from yardmaster_node_agent.agent_state import AgentState, Entry, Replica
+from yardmaster_node_agent.code_folders import CodeFolders, NoCode, UnpackedCode
 from yardmaster_node_agent.devices import (
     Devices,
     MpsControl,
@@ -41,6 +42,7 @@ from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
+from yardmaster_packages.store import PackageStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
@@ -77,6 +79,8 @@ class Ports:
     free_port: Callable[[], int]
     #: Enforces fractions of GPUs.
     limiter: FractionLimiter = field(default_factory=NoLimits)
+    #: Provides the working folders of replicas with a context.
+    code: CodeFolders = field(default_factory=NoCode)
     #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
@@ -152,6 +156,7 @@ def host_ports(
     Raises:
         DataWritable: other users may have written the ledger.
         TaskUserUnusable, MpsUnusable: the settings demand something that this machine cannot do.
+        PackagesUnavailable: the setting `packages` names no store.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)
     declared = settings.devices
@@ -186,7 +191,23 @@ def host_ports(
         ),
         free_port=free_port,
         limiter=limiter,
+        code=_code(settings, host, telemetry),
         health=health or Health(),
+    )
+
+
+def _code(settings: Settings, host: Host, telemetry: Telemetry) -> CodeFolders:
+    if host.simulated:
+        return NoCode()
+    limits = settings.package_limits
+    store = PackageStore(settings.packages, limits=limits) if settings.packages else None
+    return UnpackedCode(
+        settings.data_dir / "code",
+        store,
+        limits=limits,
+        cache_bytes=settings.code_cache_bytes,
+        user=host.user,
+        telemetry=telemetry,
     )
 
 

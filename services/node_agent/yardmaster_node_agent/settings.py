@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_node_agent.executors.task_user import AUTO
-from yardmaster_runtime.settings import LogSettings
+from yardmaster_runtime.settings import PackageSettings
 from yardmaster_schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
 
 Milli = Annotated[int, Field(ge=0)]
@@ -42,7 +42,7 @@ MPS_PIPES: Final = Path("/tmp") / "nvidia-mps"
 MAX_HEARTBEAT_S: Final = 2.5
 
 
-class Settings(LogSettings):
+class Settings(PackageSettings):
     """The settings of one agent; the comment of a limit says what happens beyond it.
 
     An agent ignores `retry.attempts`: it retries without limit.
@@ -128,6 +128,9 @@ class Settings(LogSettings):
     kept_directories: Annotated[int, Field(ge=0)] = 100
     #: How long directories of ended replicas are kept.
     kept_s: PositiveSeconds = 86_400
+    #: Bytes of the cache of code packages. The least recently used ones are removed; the one that
+    #: was fetched last is kept in any case.
+    code_cache_bytes: PositiveInt = 10 * 2**30
     #: The most ended replicas that the ledger stores.
     remembered: PositiveInt = 10_000
     #: How long the ledger stores ended replicas; the same as the retention of assignments.

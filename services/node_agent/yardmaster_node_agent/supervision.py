@@ -29,6 +29,7 @@ from yardmaster_node_agent.agent_state import (
     ReplicaState,
     StopOrder,
 )
+from yardmaster_node_agent.code_folders import prepare_unless
 from yardmaster_node_agent.details import details_of, resolve_secrets
 from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
@@ -243,6 +244,8 @@ class Supervision:
         executor = self._context.ports.executor
         read_ms = self._clock.now_ms()
         launch = await self._launch()
+        code, project = self._context.ports.code, self.replica.assignment.project
+        launch = await prepare_unless(self._stopping, code, launch, project, self._metrics)
         attributes: Attributes = {
             "yard.task": key.task_id,
             "yard.attempt": key.attempt,

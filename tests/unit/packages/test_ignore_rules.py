@@ -74,8 +74,9 @@ def test_lines_may_end_as_on_windows_and_start_with_a_byte_order_mark(tmp_path: 
     assert context_paths(folder) == [".yardignore"]
 
 
-def test_a_wrong_rule_is_named_with_its_line(tmp_path: Path) -> None:
-    folder = write_tree(tmp_path, {".yardignore": b"a\n\n!\n"})
+@pytest.mark.parametrize("rule", [b"!", b"[z-a]"])
+def test_a_wrong_rule_is_named_with_its_line(tmp_path: Path, rule: bytes) -> None:
+    folder = write_tree(tmp_path, {".yardignore": b"a\n\n" + rule + b"\n"})
     with pytest.raises(IgnoreRulesInvalid, match=r"Line 3 of .*\.yardignore is not a rule"):
         context_paths(folder)
 

@@ -39,6 +39,7 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("tasks", "matrix", "*", "[key]"): "a name of letters, digits, '_', '.' and '-'",
     ("run", "image"): _LINE,
     ("run", "working_dir"): _LINE,
+    ("run", "context"): "the path of a folder",
     ("run", "command", "*"): "text",
     ("run", "env", "*", "[key]"): _VARIABLE,
     ("run", "env", "*"): "text (put quotes around true, false and null)",

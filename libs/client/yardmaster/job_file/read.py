@@ -19,6 +19,7 @@ from yardmaster.yaml_tree import NotAMapping, Path, Tree, nearest, read, tree_of
 from yardmaster_schemas.job_file import (
     GpuFractions,
     JobCheckpoint,
+    JobContext,
     JobResources,
     JobRun,
     JobSpec,
@@ -40,7 +41,10 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     ("stop",): JobStop,
     ("checkpoint",): JobCheckpoint,
     ("run",): JobRun,
+    ("run", "context"): JobContext,
 }
+WORKING_DIR: Final[Path] = ("run", "working_dir")
+CONTEXT: Final[Path] = ("run", "context")
 #: The longest part of a wrong value that an error repeats, in characters.
 SHOWN: Final = 64
 #: Keys whose values need a unit.
@@ -51,7 +55,7 @@ _AMOUNTS: Final = frozenset(
 _BRANCHES: Final = frozenset(
     {
         *("number", "fractions", "range", "word", "str", "int", "float", "bool"),
-        *("constrained-str", "constrained-int"),
+        *("constrained-str", "constrained-int", "JobContext"),
     }
 )
 #: What to do about a missing key.
@@ -66,20 +70,24 @@ def read_job(job: JobSource, *, project: str | None = None, folder: str | None =
 
     A relative working directory is relative to the folder of the job's file, or without a file to
     `folder`. If `folder` is None, the nodes do not see the files of this machine, and the working
-    directory is unchanged.
+    directory is unchanged. The folder of `run.context` is on this machine in any case: a relative
+    path is relative to the job's file, or without a file to the current folder.
 
     Raises:
         InputError: the job is wrong. The error has a line for each problem, which names the line
             of the file and the key.
     """
     if isinstance(job, JobSpec):
-        if folder is None or job.run.working_dir is None or job.run.image is not None:
+        named = job.run.working_dir
+        elsewhere = job.run.image is not None or job.run.context is not None
+        if folder is None or named is None or elsewhere:
             return job
-        path = os.path.normpath(os.path.join(folder, job.run.working_dir))
+        path = os.path.normpath(os.path.join(folder, named))
         return job.model_copy(update={"run": job.run.model_copy(update={"working_dir": path})})
     tree = _tree(job)
+    of_file = os.path.dirname(job) if isinstance(job, os.PathLike) else ""
+    resolve_context(tree, os.fspath(of_file))
     if folder is not None:
-        of_file = os.path.dirname(job) if isinstance(job, os.PathLike) else ""
         resolve_folder(tree, os.path.join(folder, os.fspath(of_file)))
     if tree.values.get("project") is None and project is not None:
         tree.put(("project",), project, "settings")
@@ -102,12 +110,26 @@ def _tree(job: Any) -> Tree:
 
 
 def resolve_folder(tree: Tree, folder: str) -> None:
-    """Make a relative working directory in a job without an image relative to `folder`."""
+    """Make a relative working directory relative to `folder`.
+
+    In an image or a context, the working directory is not one of this machine, and is unchanged.
+    """
     run = tree.values.get("run")
-    named = run.get("working_dir") if isinstance(run, Mapping) and "image" not in run else None
+    if isinstance(run, Mapping) and "image" not in run and run.get("context") is None:
+        _resolve(tree, WORKING_DIR, folder)
+
+
+def resolve_context(tree: Tree, folder: str) -> None:
+    """Make the relative path of a context relative to `folder`."""
+    if isinstance(tree.values.get("run"), Mapping):
+        _resolve(tree, CONTEXT, folder)
+
+
+def _resolve(tree: Tree, path: Path, folder: str) -> None:
+    named = tree.values["run"].get(path[-1])
     if isinstance(named, str) and named:
-        place = tree.places.get(("run", "working_dir"), tree.source)
-        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(folder, named)), place)
+        place = tree.places.get(path, tree.source)
+        tree.put(path, os.path.normpath(os.path.join(folder, named)), place)
 
 
 def where_to_look(missing: FilePath) -> str:
@@ -165,9 +187,15 @@ def check(tree: Tree, hints: Mapping[Path, str] = _MISSING) -> JobSpec:
             hint="put quotes around dates and times",
         ) from None
     try:
-        return JobSpec.model_validate_json(text)
+        spec = JobSpec.model_validate_json(text)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
+    else:
+        context = spec.run.context
+        if isinstance(context, str) and not os.path.isdir(context):
+            what = "is not a folder" if os.path.exists(context) else "does not exist"
+            raise tree.error(CONTEXT, f"{os.path.abspath(context)} {what}", hints.get(CONTEXT))
+        return spec
     # A value that may have several forms has an error for each of them.
     by_path: dict[Path, list[Mapping[str, Any]]] = {}
     for each in errors:

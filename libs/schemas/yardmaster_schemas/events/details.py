@@ -8,7 +8,16 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.registry import event
-from yardmaster_schemas.fields import CLOSED, MAX_TASKS, JobId, LongText, Name, ShortText
+from yardmaster_schemas.fields import (
+    CLOSED,
+    MAX_TASKS,
+    Digest,
+    JobId,
+    LongText,
+    Name,
+    Positive,
+    ShortText,
+)
 from yardmaster_schemas.topics import DETAILS
 
 Salt = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -27,6 +36,20 @@ class StopSignal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeContext:
+    """The uploaded folder that a job runs in: its package, stored for the job's project.
+
+    `digest` names the package; `packed_bytes` is the size of its archive when the job was
+    submitted.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    digest: Digest
+    packed_bytes: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The program of a job: a command in exec form or a script for `sh -eu`; no secrets."""
 
@@ -40,6 +63,7 @@ class Run:
         default_factory=dict
     )
     working_dir: ShortText | None = None
+    context: CodeContext | None = None
 
     def __post_init__(self) -> None:
         if bool(self.command) == (self.script is not None):

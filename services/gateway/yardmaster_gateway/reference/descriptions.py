@@ -529,5 +529,10 @@ ANSWERS: Final[Texts] = {
         ["resources.gpus: 16 per replica, the largest node has 4"],
     ),
     "weight": ("The weight in a fair share.", 1),
+    "CodeContext.digest": ("The SHA-256 of the uncompressed tar of the folder.", _SHA256),
+    "Run.context": (
+        "The uploaded folder that it runs in; null: none.",
+        {"digest": _SHA256, "packed_bytes": 48_213},
+    ),
     "working_dir": ("The folder to run in.", "/data/ana/llm"),
 }

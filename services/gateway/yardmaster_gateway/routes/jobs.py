@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Response
 
 from yardmaster_eventlog.errors import LogError
 from yardmaster_gateway import errors
+from yardmaster_gateway.code_context import check_context, check_uploaded
 from yardmaster_gateway.context import (
     CurrentCaller,
     CurrentGateway,
@@ -99,6 +100,7 @@ _LINKS: Final = {
         **problem_responses(
             *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
             *("idempotency_mismatch", "busy", "outcome_unknown"),
+            *("no_packages", "packages_unavailable"),
         ),
     },
 )
@@ -115,9 +117,11 @@ async def submit_job(
     Repeating a request with the same Idempotency-Key and body returns the same answer; the same key
     with a different body is refused. If two gateways record the same key at the same time, the
     first record in the log counts. Jobs can be submitted while the views are unavailable; a
-    repetition older than the setting `recent_requests` is then detected by quota only.
+    repetition older than the setting `recent_requests` is then detected by quota only. The package
+    that `run.context` names must be stored for the project of the job.
     """
     await authorize_submission(gateway, caller, spec.project)
+    check_uploaded(spec)
     key = ensure_key(gateway, idempotency_key, response)
     log = await gateway.log_identity()
     salt = gateway.ports.chance.hex("details salt", 32)
@@ -127,6 +131,7 @@ async def submit_job(
         if idempotency_key is not None:
             known = await _submitted_before(gateway, job.job_id)
         if known is None:
+            await check_context(gateway, spec)
             known = await _record(gateway, job, origin)
     if known.body_digest != job.body_digest:
         raise errors.IdempotencyMismatch(key=key, job_id=job.job_id)

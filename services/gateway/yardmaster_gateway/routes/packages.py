@@ -9,6 +9,11 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from yardmaster_gateway import errors
+from yardmaster_gateway.code_context import (
+    package_store,
+    stored_package,
+    unavailable,
+)
 from yardmaster_gateway.context import (
     CurrentCaller,
     CurrentGateway,
@@ -43,7 +48,7 @@ async def read_package(
     The caller needs a role that allows to submit jobs of the project.
     """
     store = await _store_for(gateway, caller, project)
-    found = await _stat(gateway, store, project, digest)
+    found = await stored_package(gateway, store, project, digest)
     if found is None:
         raise errors.NotFound(what=f"package {digest} of project {project}")
     return _answer(found)
@@ -79,7 +84,7 @@ async def upload_package(
     """
     store = await _store_for(gateway, caller, project)
     packed_bytes = _announced(request, store.limits.packed_bytes)
-    found = await _stat(gateway, store, project, digest)
+    found = await stored_package(gateway, store, project, digest)
     if found is not None:
         response.status_code = 200
         return _answer(found)
@@ -91,7 +96,7 @@ async def upload_package(
         except ArchiveRefused as error:
             raise errors.InvalidPackage(found=str(error)) from error
         except PackagesUnavailable as error:
-            raise _unavailable(gateway, error) from error
+            raise unavailable(gateway, error) from error
     return _answer(stored)
 
 
@@ -118,25 +123,7 @@ async def _store_for(gateway: Gateway, caller: CurrentCaller, project: str) -> P
     """
     await authorize_submission(gateway, caller, project)
     valid_name(project, "project")
-    store = gateway.ports.packages
-    if store is None:
-        raise errors.NoPackages
-    return store
-
-
-async def _stat(
-    gateway: Gateway, store: PackageStore, project: str, digest: str
-) -> StoredPackage | None:
-    try:
-        return await store.stat(project, digest)
-    except PackagesUnavailable as error:
-        raise _unavailable(gateway, error) from error
-
-
-def _unavailable(gateway: Gateway, error: PackagesUnavailable) -> errors.PackageStoreUnavailable:
-    # The URL of the store and the cause are for the operator, not for the caller.
-    gateway.ports.telemetry.warn("packages_unavailable", code=error.code, found=str(error)[:500])
-    return errors.PackageStoreUnavailable()
+    return package_store(gateway)
 
 
 def _answer(package: StoredPackage) -> Package:

@@ -1,5 +1,6 @@
 """Job files and flags: what they mean, and what is said when they are wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,7 +121,8 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
         "runtime_estimate": "90m", "gpu_memory": "20Gi",
     }  # fmt: skip
-    left_out = {"matrix"}  # tasks and matrix exclude each other; tested below
+    # Keys that exclude another one: tasks and matrix, image and context; tested below.
+    left_out = {"matrix", "context_folder"}
     assert {flag.parameter for flag in FLAGS} == samples.keys() | left_out
     spec = build(None, "command line", flags=samples)
     assert spec.replicas.min == 2  # type: ignore[union-attr]
@@ -210,6 +212,44 @@ def test_without_anything_the_hints_say_what_is_missing() -> None:
 @pytest.mark.parametrize("item", ["priority", "=1", "a..b=1"])
 def test_a_set_that_is_no_assignment_is_refused(item: str) -> None:
     assert "KEY=VALUE" in failure(PLAIN, sets=(item,)).message
+
+
+def test_a_context_is_relative_to_the_file_or_for_the_flag_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job/src").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = "project: nlp\nrun: {command: [a], context: src, working_dir: data}\n"
+    folders = {"folder": "/current", "file_folder": "/of/the/file", "context_base": "job"}
+    spec = build(text, "job.yaml", flags={}, **folders)
+    assert spec.run.context == "job/src"
+    assert spec.run.working_dir == "data", "a folder in the context"
+    spec = build(text, "job.yaml", flags={"context_folder": "other"}, **folders)
+    assert spec.run.context == "other"
+    spec = build(PLAIN, "job.yaml", flags={"context_folder": "."}, **folders)
+    assert (spec.run.context, spec.run.working_dir) == (".", None)
+    placed = PLAIN.replace("run: {", "run: {working_dir: src, ")
+    assert build(placed, "job.yaml", flags={}, **folders).run.working_dir == "/of/the/file/src"
+    flags = {"context_folder": "."}
+    assert build(placed, "job.yaml", flags=flags, **folders).run.working_dir == "src"
+    flags = {"working_dir": "lib"}
+    assert build(placed, "job.yaml", flags=flags, **folders).run.working_dir == "lib"
+
+
+def test_a_context_that_is_no_folder_is_named_with_what_users_may_have_meant(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    shown = failure(PLAIN, context_folder=str(tmp_path / "file"))
+    assert shown.message == f"--context: run.context: {tmp_path}/file is not a folder"
+    flags = {"context_folder": "prod"}
+    with pytest.raises(InputError) as caught:
+        build(PLAIN, "job.yaml", flags=flags, server_contexts=("dev", "prod"))
+    assert "prod does not exist" in caught.value.problem
+    assert caught.value.hint == "for the server prod, write: yard --context prod submit ..."
+    text = PLAIN.replace("run: {", "run: {context: [a], ")
+    assert "expected the path of a folder" in failure(text).message
 
 
 WORDS = [

@@ -1,0 +1,82 @@
+"""The code package that a submission names: it must be stored when the job is recorded."""
+
+from yardmaster_gateway import errors
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.http.bodies import invalid_body
+from yardmaster_packages.errors import PackagesUnavailable
+from yardmaster_packages.store import PackageStore, StoredPackage
+from yardmaster_schemas.api import FieldError
+from yardmaster_schemas.job_file import JobSpec
+
+
+def check_uploaded(spec: JobSpec) -> None:
+    """Check that a job names its context by digest, not as a folder of the caller's machine.
+
+    Raises: InvalidBody.
+    """
+    if isinstance(spec.run.context, str):
+        raise _refused(
+            "",
+            "the gateway does not see the folder: upload it (PUT /v1/packages/...), and name it by "
+            "digest and packed_bytes",
+        )
+
+
+async def check_context(gateway: Gateway, spec: JobSpec) -> None:
+    """Check that the package of a job's context is stored for the job's project.
+
+    Raises:
+        NoPackages: this gateway stores no packages.
+        PackageStoreUnavailable: the store does not answer.
+        InvalidBody: the package is not stored, or has another size.
+    """
+    context = spec.run.context
+    if context is None or isinstance(context, str):
+        return
+    store = package_store(gateway)
+    found = await stored_package(gateway, store, spec.project, context.digest)
+    if found is None:
+        what = f"project {spec.project} has no package {context.digest}; upload the folder first"
+        raise _refused("/digest", what)
+    limit = store.limits.packed_bytes
+    if found.packed_bytes > limit:
+        raise _refused("", f"the package has {found.packed_bytes} bytes, the limit is {limit}")
+    if found.packed_bytes != context.packed_bytes:
+        what = f"the package has {found.packed_bytes} bytes, not {context.packed_bytes}"
+        raise _refused("/packed_bytes", what)
+
+
+def package_store(gateway: Gateway) -> PackageStore:
+    """Return the store of packages.
+
+    Raises: NoPackages.
+    """
+    store = gateway.ports.packages
+    if store is None:
+        raise errors.NoPackages
+    return store
+
+
+async def stored_package(
+    gateway: Gateway, store: PackageStore, project: str, digest: str
+) -> StoredPackage | None:
+    """Return a package of a project; None if it is not stored.
+
+    Raises: PackageStoreUnavailable.
+    """
+    try:
+        return await store.stat(project, digest)
+    except PackagesUnavailable as error:
+        raise unavailable(gateway, error) from error
+
+
+def unavailable(gateway: Gateway, error: PackagesUnavailable) -> errors.PackageStoreUnavailable:
+    """Log why the store does not answer, and return the error for the caller."""
+    # The URL of the store and the cause are for the operator, not for the caller.
+    gateway.ports.telemetry.warn("packages_unavailable", code=error.code, found=str(error)[:500])
+    return errors.PackageStoreUnavailable()
+
+
+def _refused(below: str, found: str) -> errors.InvalidBody:
+    pointer = f"/run/context{below}"
+    return invalid_body([FieldError(pointer=pointer, code="invalid", detail=found)])

@@ -1,0 +1,284 @@
+"""The working folders of replicas whose job has a context: an uploaded folder of code.
+
+The agent keeps the archives of packages in a cache, and unpacks one for every replica: so each has
+a folder of its own that it may change, and no replica can reach what another one gets. Unpacking
+verifies the digest every time, so a damaged archive is noticed, and fetched again.
+"""
+
+import asyncio
+import os
+import shutil
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from yardmaster_node_agent.agent_state import ReplicaKey
+from yardmaster_node_agent.errors import RunRefused
+from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.executors.task_user import TaskUser, open_way
+from yardmaster_node_agent.metrics import AgentMetrics
+from yardmaster_packages.errors import ArchiveRefused, PackageNotFound, PackagesUnavailable
+from yardmaster_packages.limits import PackageLimits
+from yardmaster_packages.store import PackageStore, StoredPackage
+from yardmaster_packages.unpacking import unpack
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.waiting import first_of
+from yardmaster_schemas.reasons import StartFailure
+
+T = TypeVar("T")
+
+_ARCHIVE: Final = ".tar.gz"
+
+
+class CodeFolders(Protocol):
+    """Gives replicas their working folders."""
+
+    async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
+        """Return the launch with the replica's copy of its context as its working directory.
+
+        A launch without a context is returned as it is.
+
+        Raises:
+            RunRefused: the folder cannot be provided; `failure` says whether on no node.
+        """
+
+    def forget(self, key: ReplicaKey) -> None:
+        """Remove the folder of a released replica."""
+
+    def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
+        """Remove the folders of all other replicas, and what a killed agent has left."""
+
+
+async def prepare_unless(
+    stopping: asyncio.Event, folders: CodeFolders, launch: Launch, project: str, m: AgentMetrics
+) -> Launch:
+    """Return the prepared launch; if `stopping` is set meanwhile, the launch as it was.
+
+    Raises:
+        RunRefused.
+    """
+    if launch.run.context is None:
+        return launch
+    found = launch
+
+    async def prepare() -> None:
+        nonlocal found
+        found = await folders.prepare(launch, project, m)
+
+    await first_of(prepare(), stopping.wait())
+    return found
+
+
+class NoCode:
+    """For simulated replicas, which run no programs."""
+
+    async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
+        return launch
+
+    def forget(self, key: ReplicaKey) -> None:
+        """There is no folder."""
+
+    def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
+        """There are no folders."""
+
+
+class UnpackedCode:
+    """Folders of real replicas below `root`: `replicas/KEY`, and the archives in `cache`.
+
+    Args:
+        store: where packages are fetched; None: the node has no setting, and starts no replica
+            with a context.
+        cache_bytes: the archives that are kept; the least recently used ones are removed. The
+            archive that was fetched last is kept in any case.
+        user: owns the folders; None: the agent's own user.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: PackageStore | None,
+        *,
+        limits: PackageLimits,
+        cache_bytes: int,
+        user: TaskUser | None,
+        telemetry: Telemetry,
+    ) -> None:
+        self._cache = root / "cache"
+        self._folders = root / "replicas"
+        self._root = root
+        self._store = store
+        self._limits = limits
+        self._cache_bytes = cache_bytes
+        self._user = user
+        self._telemetry = telemetry
+        #: By the archive's name, so that replicas that start together fetch it once.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
+        context = launch.run.context
+        if context is None:
+            return launch
+        if self._store is None:
+            raise _refused(launch, "this node fetches no packages: its YARD_PACKAGES is empty")
+        try:
+            folder = await self._unpacked(self._store, launch.key, project, context.digest, metrics)
+        except (ArchiveRefused, PackageNotFound) as error:
+            raise _refused(launch, str(error), StartFailure.CONTEXT_MISSING) from error
+        except _NodeCannot as error:
+            raise _refused(launch, str(error)) from error
+        except PackagesUnavailable as error:
+            # The URL of the store and the cause are for the operator, not for the job's user.
+            self._telemetry.warn("packages_unavailable", code=error.code, found=str(error)[:500])
+            raise _refused(launch, "the store of packages is unavailable on this node") from error
+        except OSError as error:
+            raise _refused(launch, f"its context cannot be unpacked: {error.strerror}") from error
+        working_dir = str(folder / (launch.run.working_dir or ""))
+        return replace(launch, run=replace(launch.run, working_dir=working_dir))
+
+    def forget(self, key: ReplicaKey) -> None:
+        shutil.rmtree(self._folders / str(key), ignore_errors=True)
+
+    def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
+        kept = {str(key) for key in keys}
+        with suppress(FileNotFoundError):
+            for folder in self._folders.iterdir():
+                if folder.name not in kept:
+                    shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            for path in self._cache.iterdir():
+                if not path.name.endswith(_ARCHIVE):
+                    path.unlink(missing_ok=True)
+
+    async def _unpacked(
+        self,
+        store: PackageStore,
+        key: ReplicaKey,
+        project: str,
+        digest: str,
+        metrics: AgentMetrics,
+    ) -> Path:
+        """Unpack a package for a replica; return the folder.
+
+        Raises:
+            ArchiveRefused, PackageNotFound, PackagesUnavailable, OSError, _NodeCannot.
+        """
+        self._make_folders()
+        folder = self._folders / str(key)
+        archive = self._cache / f"{project}-{digest}{_ARCHIVE}"
+        lock = self._locks.setdefault(archive.name, asyncio.Lock())
+        async with lock:
+            cached = archive.exists()
+            if not cached:
+                await self._fetch(store, archive, project, digest)
+            self._keep_limit(archive, metrics)
+        metrics.code_packages.labels("cache" if cached else "store").inc()
+        try:
+            await _in_thread(lambda: self._unpack(archive, folder, digest))
+        except (ArchiveRefused, FileNotFoundError):
+            # The archive is damaged, or was removed from the cache meanwhile. What was just
+            # fetched is judged; what was in the cache is fetched again.
+            async with lock:
+                await self._fetch(store, archive, project, digest)
+                try:
+                    await _in_thread(lambda: self._unpack(archive, folder, digest))
+                except ArchiveRefused:
+                    archive.unlink(missing_ok=True)
+                    raise
+        return folder
+
+    def _make_folders(self) -> None:
+        open_way(self._user, self._root)
+        open_way(self._user, self._folders)
+        self._cache.mkdir(exist_ok=True, mode=0o700)
+
+    async def _fetch(self, store: PackageStore, archive: Path, project: str, digest: str) -> None:
+        """Copy a package from the store into the cache.
+
+        Raises:
+            PackageNotFound, PackagesUnavailable, OSError, _NodeCannot.
+        """
+        package = await store.stat(project, digest)
+        if package is None:
+            if not await store.exists():
+                raise _NodeCannot("this node finds no packages at all where its YARD_PACKAGES says")
+            raise PackageNotFound(project=project, digest=digest)
+        if package.packed_bytes > self._limits.packed_bytes:
+            raise _NodeCannot(
+                f"its context has {package.packed_bytes} bytes, more than the "
+                f"{self._limits.packed_bytes} of this node's YARD_MAX_PACKAGE_BYTES"
+            )
+        new = archive.with_name(f"{archive.name}.{uuid.uuid4().hex}.new")
+        try:
+            async with aclosing(store.read(project, digest)) as pieces:
+                await _write(new, pieces, package)
+            new.rename(archive)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _unpack(self, archive: Path, folder: Path, digest: str) -> None:
+        with archive.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            # The time of the last use, which survives a restart of the agent.
+            os.utime(file.fileno())
+            unpack(file, folder, digest=digest, packed_bytes=size, limits=self._limits)
+        try:
+            _give(folder, self._user)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _keep_limit(self, newest: Path, metrics: AgentMetrics) -> None:
+        """Remove the least recently used archives above the limit, but not `newest`."""
+        found = []
+        for path in self._cache.iterdir():
+            if path.name.endswith(_ARCHIVE):
+                status = path.stat()
+                found.append((status.st_mtime_ns, path, status.st_size))
+        total = sum(size for _, _, size in found)
+        for _, path, size in sorted(found):
+            if total <= self._cache_bytes:
+                break
+            if path != newest:
+                path.unlink(missing_ok=True)
+                total -= size
+                metrics.code_evicted.inc()
+        metrics.code_cache_bytes.set(total)
+
+
+class _NodeCannot(Exception):
+    """The node lacks something that another node may have; the message says what."""
+
+
+def _refused(launch: Launch, found: str, failure: StartFailure = StartFailure.OTHER) -> RunRefused:
+    return RunRefused(replica=launch.key, found=found, failure=failure)
+
+
+async def _write(path: Path, pieces: AsyncGenerator[bytes, None], package: StoredPackage) -> None:
+    """Write a package to a file, at most as many bytes as the store has said."""
+    left = package.packed_bytes
+    with path.open("xb") as file:
+        async for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                return  # its digest is wrong then, which unpacking reports
+            await _in_thread(lambda piece=piece: file.write(piece))  # type: ignore[misc]
+
+
+def _give(folder: Path, user: TaskUser | None) -> None:
+    """Make a folder private to a user, with all that it contains."""
+    folder.chmod(0o700)
+    if user is None:
+        return
+    os.chown(folder, user.uid, user.gid)
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.chown(os.path.join(parent, name), user.uid, user.gid, follow_symlinks=False)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work of bounded size. If the caller is cancelled, the work continues."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
