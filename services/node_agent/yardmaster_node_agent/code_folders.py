@@ -273,10 +273,12 @@ def _give(folder: Path, user: TaskUser | None) -> None:
     folder.chmod(0o700)
     if user is None:
         return
-    os.chown(folder, user.uid, user.gid)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             os.chown(os.path.join(parent, name), user.uid, user.gid, follow_symlinks=False)
+    # The folder itself comes last: until then no other task of the user can enter it, and exchange
+    # a folder for a link to a file of the agent.
+    os.chown(folder, user.uid, user.gid)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -47,9 +47,7 @@ class Node:
         self.folder = folder
         self.store = CountingStore(str(folder / "packages"))
         self.registry = CollectorRegistry()
-        telemetry = Telemetry(
-            "node_agent", now_ms=lambda: 0, registry=self.registry, level="error"
-        )
+        telemetry = Telemetry("node_agent", now_ms=lambda: 0, registry=self.registry, level="error")
         self.telemetry, self.metrics = telemetry, AgentMetrics(telemetry)
         self.replicas = 0
         self.code = self.folders()
