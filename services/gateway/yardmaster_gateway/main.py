@@ -12,6 +12,7 @@ from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_gateway.background.own_records import watch_own_records
+from yardmaster_gateway.background.package_upkeep import PackageUpkeep
 from yardmaster_gateway.background.token_import import import_users
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.http.connections import ConnectionLimits
@@ -71,6 +72,14 @@ async def run(
                 every_s=settings.details_tick_s,
             )
             work.append(ticker.run())
+        if ports.packages is not None:
+            upkeep = PackageUpkeep(
+                *(ports.packages, ports.clock, ports.telemetry),
+                every_s=settings.packages_tick_s,
+                # The clock of the store may be a little behind.
+                unfinished_s=2 * settings.upload_s,
+            )
+            work.append(upkeep.run())
         try:
             await first_of(*work)
         finally:

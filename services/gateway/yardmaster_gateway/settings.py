@@ -55,6 +55,9 @@ class GatewaySettings(SnapshotSettings, PackageSettings):
     upload_s: Positive = 600.0
     #: Packages that are uploaded at once; each needs about 4 MiB of memory.
     max_uploads: Annotated[int, Field(ge=1)] = 8
+    #: The interval at which the stored packages are counted, and the files of interrupted uploads
+    #: removed.
+    packages_tick_s: Positive = 3_600.0
     #: Seconds for which `/readyz`, which needs no token, repeats the last check of log and views.
     ready_age_s: Annotated[float, Field(ge=0)] = 1.0
     #: The largest request body, in bytes.
