@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from yardmaster_core.scheduling.planner.policy import PoolView
+from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -64,11 +65,7 @@ def wait_behind_protected(view: PoolView, group: Group, task: Task) -> Wait | No
     ahead = first_protected(view)
     if ahead is None or ahead.group is group:
         return None
-    numbers = {
-        "submitted_at_ms": task.job.submitted_ms,
-        "submitted_ahead_at_ms": ahead.job.submitted_ms,
-    }
-    return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
+    return wait_behind(task, ahead)
 
 
 def groups_behind(view: PoolView) -> Iterator[Group]:

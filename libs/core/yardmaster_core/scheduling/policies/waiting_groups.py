@@ -104,15 +104,13 @@ def with_reservation(task: Task, after_s: int, wait: Wait) -> Wait:
     return replace(wait, numbers=numbers)
 
 
-def wait_behind_oldest(task: Task, oldest: Task) -> Wait:
-    """Return the wait reason of a task that must not pass the one of its owner that has waited for
-    long.
-    """
+def wait_behind(task: Task, ahead: Task) -> Wait:
+    """Return the wait reason of a task that must not pass the task `ahead`."""
     numbers = {
         "submitted_at_ms": task.job.submitted_ms,
-        "submitted_ahead_at_ms": oldest.job.submitted_ms,
+        "submitted_ahead_at_ms": ahead.job.submitted_ms,
     }
-    return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=oldest.id)
+    return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
 
 
 def may_use_equal_nodes(view: PoolView, one: Group, other: Group) -> bool:

@@ -146,18 +146,26 @@ def of_each_kind(cell: StaticCell, project: str) -> None:
     cell.submit(f"{project}-cpu", project=project, resources=Resources(cpu_milli=2000))
 
 
-def test_a_task_takes_no_slots_of_its_project_that_another_one_would_reclaim_from_it() -> None:
+@pytest.mark.parametrize("limit_cpu_milli", [None, 2000])
+def test_a_task_takes_no_slots_of_its_project_that_another_one_would_reclaim_from_it(
+    limit_cpu_milli: int | None,
+) -> None:
     """The projects deserve no GPUs, so the tasks without GPUs reclaim from those with GPUs."""
     cell = StaticCell(policy="quota", over_quota="weight")
     cell.node("n0", gpus=3, cpu_milli=3000)
     for project in ("p", "q"):
-        entitle(cell, project, 0)
+        quota = Quota(deserved_milli=0, limit_cpu_milli=limit_cpu_milli)
+        cell.entitle(project, quotas={"main": quota})
     of_each_kind(cell, "q")
     assert cell.come_to_rest(100)
     of_each_kind(cell, "p")
     assert cell.come_to_rest(100)
     assert cell.phase("p-cpu") == "running"
     assert cell.preempted == 1
+    cell.cancel("q-gpu")
+    cell.cancel("q-cpu")
+    assert cell.come_to_rest(100)
+    assert cell.phase("p-gpu") == "running"
 
 
 def test_a_task_preempts_another_one_of_its_project_while_no_other_project_waits() -> None:

@@ -5,7 +5,7 @@ the project is one that others reclaim from within what they deserve; where they
 two projects take slots from each other in turn.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit_after_stops
 from yardmaster_core.scheduling.planner.policy import PoolView
@@ -24,9 +24,9 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 _Request = tuple[Queue, Amounts, int]
 
 
-def would_be_reclaimed(view: PoolView, task: Task, more: Amounts) -> bool:
-    """Whether a task of another project waits that would reclaim slots, within what its queues
-    deserve, once the queues of `task` hold `more` than now, and none before.
+def reclaiming_task(view: PoolView, task: Task, more: Amounts) -> Task | None:
+    """Return a task of another project that waits and would reclaim slots, within what its queues
+    deserve, once the queues of `task` hold `more` than now, and none before; else None.
     """
     own = queue_of(view, task)
     exceeding = [
@@ -36,28 +36,30 @@ def would_be_reclaimed(view: PoolView, task: Task, more: Amounts) -> bool:
         and first_exceeded(plus(queue.allocated, more), queue.deserved) is not None
     ]
     if not exceeding:
-        return False
+        return None
     nodes = view.pool.future.matching(task.job.shape)
-    for other, request, others_nodes in _requests(view):
+    for (other, request, others_nodes), group in _requests(view).items():
         if other is own or not nodes & others_nodes:
             continue
         claimant, losing = differing(other, own)
         if losing in exceeding and _is_within(plus(claimant.allocated, request), claimant):
-            return True
-    return False
+            return group.queue.first
+    return None
 
 
 def _is_within(amounts: Amounts, queue: Queue) -> bool:
     return first_exceeded(amounts, queue.deserved) is None
 
 
-def _requests(view: PoolView) -> tuple[_Request, ...]:
-    """Return the different requests with which a project would hold no more than it deserves."""
+def _requests(view: PoolView) -> Mapping[_Request, Group]:
+    """Return the different requests with which a project would hold no more than it deserves, each
+    with a group that waits for it.
+    """
     index = index_of(view)
     changes: Hashable = len(index.changed_leaves), index.blocked_changes
-    known: tuple[Hashable, tuple[_Request, ...]] | None = view.memo.get("within_deserved")
+    known: tuple[Hashable, dict[_Request, Group]] | None = view.memo.get("within_deserved")
     if known is None or known[0] != changes:
-        found: dict[_Request, None] = {}
+        found: dict[_Request, Group] = {}
         for queue, group in _waiting(view):
             shape = group.shape
             request = requested(view.pool, shape)
@@ -68,8 +70,8 @@ def _requests(view: PoolView) -> tuple[_Request, ...]:
                 and stays_within_sum(view, group.queue.first.job.project, request)
                 and could_fit_after_stops(view.pool, shape)
             ):
-                found[row] = None
-        known = view.memo["within_deserved"] = changes, tuple(found)
+                found[row] = group
+        known = view.memo["within_deserved"] = changes, found
     return known[1]
 
 

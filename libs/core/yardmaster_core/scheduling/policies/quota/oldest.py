@@ -14,7 +14,7 @@ from yardmaster_core.scheduling.policies.quota.project_order import order_in_pro
 from yardmaster_core.scheduling.policies.waiting_groups import (
     may_use_equal_nodes,
     reserved_from_ms,
-    wait_behind_oldest,
+    wait_behind,
     with_reservation,
 )
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -38,7 +38,7 @@ def wait_for_oldest(view: PoolView, group: Group, task: Task) -> Wait | None:
         return None
     if not may_use_equal_nodes(view, oldest.group, group):
         return None
-    return wait_behind_oldest(task, oldest)
+    return wait_behind(task, oldest)
 
 
 def _oldest(view: PoolView, task: Task) -> Task | None:

@@ -23,7 +23,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     requested,
 )
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
-from yardmaster_core.scheduling.policies.quota.exchanges import would_be_reclaimed
+from yardmaster_core.scheduling.policies.quota.exchanges import reclaiming_task
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.price import by_price
@@ -37,6 +37,7 @@ from yardmaster_core.scheduling.policies.quota.start import (
     starts_without,
     waits_at_limit,
 )
+from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
@@ -99,11 +100,18 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     reclaim slots from the task, and it would preempt again, without end.
     """
     more = _more_held(view, task, victims)
-    return _stays_within_share(view, task, more) and not would_be_reclaimed(view, task, more)
+    return _stays_within_share(view, task, more) and reclaiming_task(view, task, more) is None
 
 
 def _may_preempt_at_limit(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
-    return _stays_within_share(view, task, _more_held(view, task, victims))
+    """As `may_preempt`; note the task that would reclaim slots, for `at_limit_wait`."""
+    more = _more_held(view, task, victims)
+    if not _stays_within_share(view, task, more):
+        return False
+    ahead = reclaiming_task(view, task, more)
+    if ahead is not None:
+        view.memo["behind", task] = wait_behind(task, ahead)
+    return ahead is None
 
 
 def _more_held(view: PoolView, task: Task, victims: Sequence[Task]) -> Amounts:

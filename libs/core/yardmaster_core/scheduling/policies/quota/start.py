@@ -256,7 +256,7 @@ def waits_at_limit(view: PoolView, task: Task) -> bool:
 def at_limit_wait(view: PoolView, task: Task, wait: Wait) -> Wait:
     """Return the wait reason of a task at a limit that found no victims in its project: when it may
     preempt, or when a victim is no longer protected, or the task that it waits behind although its
-    victims would suffice; else `wait`.
+    victims would suffice ; else `wait`.
     """
     group = task.group
     assert group is not None

@@ -51,7 +51,7 @@ from yardmaster_core.scheduling.policies.waiting_groups import (
     RESERVE_OLDEST_S,
     may_use_equal_nodes,
     reserved_from_ms,
-    wait_behind_oldest,
+    wait_behind,
     with_reservation,
 )
 from yardmaster_core.scheduling.state.pools import Pool
@@ -146,7 +146,7 @@ def _wait_for_oldest(view: PoolView, group: Group, task: Task) -> Wait | None:
         return None
     if not may_use_equal_nodes(view, oldest.group, group):
         return None
-    return wait_behind_oldest(task, oldest)
+    return wait_behind(task, oldest)
 
 
 def wait_behind_starved(view: PoolView, group: Group, task: Task) -> Wait | None:
