@@ -60,7 +60,10 @@ _NOTHING: Final = frozenset[str]()
 #: The entry of each command, by the words after `yard`; an entry of a group has only examples.
 CATALOG: Final[Mapping[str, Entry]] = {
     "": _plain("demo", "submit --gpus 1 -- python train.py", "ls", "--server URL nodes"),
-    "submit": _one("submit job.yaml", "submit --gpus 2 --follow -- python train.py"),
+    "submit": _one(
+        *("submit job.yaml", "submit --gpus 2 --follow -- python train.py"),
+        "submit --context . --follow -- python train.py",
+    ),
     "ls": _list(
         *("ls", "ls -p nlp --phase pending,running", "ls --since 2h -o json"),
         *("ls --jobs --since 2d", "ls --queue default -w"),

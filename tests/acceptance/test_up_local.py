@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import write_tree
 from tests.support.up import Up
 from tests.support.yard_cli import until
 from yardmaster_localcluster.layout import DataLayout
@@ -34,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[Up]:
         found.assert_nothing_left()
 
 
-def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
+def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up, tmp_path: Path) -> None:
     said = cluster.up()
     assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
         *("kafka", "redis", "quota-1", "quota-2", "scheduler-1", "scheduler-2", "views-1"),
@@ -46,6 +47,12 @@ def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
     warning = "warning: tasks on n1, n2, n3 run as root: a job of any user can read "
     assert said.err.splitlines()[-1].startswith(warning) == as_root
     assert ("tasks on n1, n2, n3 run as root" in cluster.yard("doctor", code=None).out) == as_root
+
+    src = write_tree(tmp_path / "src", {"words.txt": b"from the folder"})
+    words = ("--", "sh", "-c", "touch new && cat words.txt")
+    followed = cluster.yard("submit", "--follow", "--context", str(src), *words)
+    assert followed.lines[1:] == ["from the folder"]
+    assert len(list((cluster.data / "packages").rglob("*.tar.gz"))) == 1
 
     job = cluster.yard("submit", "--", "sh", "-c", "trap '' TERM; sleep 300").out.strip()
     cluster.yard("wait", job, "--for", "running", "--timeout", "30s")

@@ -10,29 +10,25 @@ b"YARDSNAP"  format: 2 bytes  header length: 4 bytes  header: JSON  payload: zli
 ```
 """
 
-import asyncio
 import hashlib
 import json
 import os
 import re
 import stat
-import threading
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from yardmaster_eventlog.errors import LogError, SnapshotCorrupt, SnapshotsUnavailable
+from yardmaster_packages.store_calls import StoreCalls
 from yardmaster_schemas.file_modes import other_writers
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 #: Seconds after which a call counts as unanswered: about ten times the largest snapshot's duration.
 DEADLINE_S: Final = 30.0
@@ -94,10 +90,14 @@ class SnapshotStore:
         executor: Executor | None = None,
     ) -> None:
         self.url = url
-        self._deadline_s = deadline_s
-        self._executor: Executor = _Threads() if executor is None else executor
-        #: Number of calls that have exceeded the deadline and have not ended.
-        self._hung = 0
+        self._calls = StoreCalls(
+            "snapshots",
+            deadline_s=deadline_s,
+            max_hung=MAX_HUNG,
+            executor=executor,
+            unavailable=lambda found: SnapshotsUnavailable(url=url, found=found),
+            passed_on=(LogError, ValueError),
+        )
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url, **dict(options or {}))
         except (ImportError, ValueError) as error:
@@ -105,25 +105,25 @@ class SnapshotStore:
 
     async def save(self, snapshot: Snapshot) -> None:
         """Store a snapshot atomically; a snapshot of the same cycle is replaced."""
-        await self._do(lambda: self._save(snapshot))
+        await self._calls.run(lambda: self._save(snapshot))
 
     async def cycles(self, machine: str, cell: str) -> tuple[int, ...]:
         """Return the cycles that have snapshots, newest first."""
-        return await self._do(lambda: self._cycles(machine, cell))
+        return await self._calls.run(lambda: self._cycles(machine, cell))
 
     async def load(self, machine: str, cell: str, cycle: int) -> Snapshot:
         """Return the snapshot of a cycle.
 
         Raises: SnapshotCorrupt when the snapshot is missing, damaged, or of an unknown format.
         """
-        return await self._do(lambda: self._load(machine, cell, cycle))
+        return await self._calls.run(lambda: self._load(machine, cell, cycle))
 
     async def newest(self, machine: str, cell: str, *, before: int | None = None) -> Newest:
         """Return the newest usable snapshot, and the newer ones that cannot be used.
 
         With `before`, only snapshots of cycles below it are considered.
         """
-        return await self._do(lambda: self._newest(machine, cell, before))
+        return await self._calls.run(lambda: self._newest(machine, cell, before))
 
     async def prune(self, machine: str, cell: str, *, keep: int) -> tuple[int, ...]:
         """Remove all snapshots except the newest `keep`; return the cycles of the removed ones.
@@ -132,19 +132,19 @@ class SnapshotStore:
         """
         if keep < 1:
             raise ValueError("at least one snapshot is kept")
-        return await self._do(lambda: self._prune(machine, cell, keep))
+        return await self._calls.run(lambda: self._prune(machine, cell, keep))
 
     async def discard_after(self, machine: str, cell: str, cycle: int) -> tuple[int, ...]:
         """Remove the snapshots of later cycles; return their cycles."""
-        return await self._do(lambda: self._discard_after(machine, cell, cycle))
+        return await self._calls.run(lambda: self._discard_after(machine, cell, cycle))
 
     async def save_fence(self, machine: str, cell: str, content: bytes) -> None:
         """Replace the fence next to the snapshots (`yardmaster_runtime.fence`), durably."""
-        await self._do(lambda: self._save_fence(machine, cell, content))
+        await self._calls.run(lambda: self._save_fence(machine, cell, content))
 
     async def load_fence(self, machine: str, cell: str) -> bytes | None:
         """Return the fence; None if there is none."""
-        return await self._do(lambda: self._load_fence(machine, cell))
+        return await self._calls.run(lambda: self._load_fence(machine, cell))
 
     async def writable_by_others(self, machine: str, cell: str) -> tuple[str, str] | None:
         """Return a folder or file of a machine that other users may write, and those users.
@@ -152,35 +152,7 @@ class SnapshotStore:
         The outermost one is returned; None if others can reach none, or the store is no folder of
         this host.
         """
-        return await self._do(lambda: self._writable_by_others(machine, cell))
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Run a blocking call of the store in the executor, for at most `deadline_s` seconds.
-
-        Raises: SnapshotsUnavailable: the call failed or takes longer, or too many calls hang.
-        """
-        if self._hung >= MAX_HUNG:
-            found = f"{self._hung} earlier calls have not ended"
-            raise SnapshotsUnavailable(url=self.url, found=found)
-        call = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        done, _ = await asyncio.wait({call}, timeout=self._deadline_s)
-        if not done:
-            self._hung += 1
-            call.add_done_callback(self._ended)
-            found = f"no answer within {self._deadline_s:g} s"
-            raise SnapshotsUnavailable(url=self.url, found=found)
-        try:
-            return call.result()
-        except (LogError, ValueError):
-            raise
-        except Exception as error:  # an object store's library has errors of its own
-            found = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            raise SnapshotsUnavailable(url=self.url, found=found) from error
-
-    def _ended(self, call: "asyncio.Future[Any]") -> None:
-        self._hung -= 1
-        if not call.cancelled():
-            call.exception()  # nothing else retrieves the error of a call that was given up
+        return await self._calls.run(lambda: self._writable_by_others(machine, cell))
 
     def _save(self, snapshot: Snapshot) -> None:
         folder = self._folder(snapshot.machine, snapshot.cell)
@@ -298,22 +270,6 @@ class SnapshotStore:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name of a machine or cell")
         return f"{self._root.rstrip('/')}/{machine}/{cell}"
-
-
-class _Threads(Executor):
-    """Runs each call in a daemon thread, so that one that hangs does not keep the process alive."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="snapshots", daemon=True).start()
-        return future
 
 
 def _file(cycle: int) -> str:

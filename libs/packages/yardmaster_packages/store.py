@@ -20,11 +20,20 @@ from typing import Any, Final
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from yardmaster_packages.errors import PackageNotFound, PackagesUnavailable, WrongSize
+from yardmaster_packages.errors import (
+    PackageError,
+    PackageNotFound,
+    PackagesUnavailable,
+    WrongSize,
+)
 from yardmaster_packages.gunzip import Gunzip
 from yardmaster_packages.limits import MIB, PackageLimits
-from yardmaster_packages.store_calls import DEADLINE_S, StoreCalls
+from yardmaster_packages.store_calls import StoreCalls
 
+#: Seconds after which a call counts as unanswered; a call transfers at most a few MiB.
+DEADLINE_S: Final = 30.0
+#: No call begins while this many calls have been given up and have not ended.
+MAX_HUNG: Final = 16
 #: Bytes that one call of the store reads or writes.
 CALL_BYTES: Final = MIB
 _PROJECT: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -71,7 +80,14 @@ class PackageStore:
     ) -> None:
         self.url = url
         self.limits = PackageLimits() if limits is None else limits
-        self._calls = StoreCalls(url, deadline_s, executor)
+        self._calls = StoreCalls(
+            "packages",
+            deadline_s=deadline_s,
+            max_hung=MAX_HUNG,
+            executor=executor,
+            unavailable=lambda found: PackagesUnavailable(url=url, found=found),
+            passed_on=(PackageError,),
+        )
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **dict(options or {}))
         except (ImportError, ValueError) as error:

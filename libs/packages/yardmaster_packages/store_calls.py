@@ -1,4 +1,4 @@
-"""Blocking calls of a store in threads, each with a deadline.
+"""Blocking calls of a store in threads, each with a deadline; the store of snapshots uses it too.
 
 A call of a store that hangs, for example because an NFS server is down, cannot be ended: its thread
 continues. A limit on such calls keeps a hanging store from taking all threads of the process.
@@ -8,26 +8,39 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, Final, ParamSpec, TypeVar
-
-from yardmaster_packages.errors import PackageError, PackagesUnavailable
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Seconds after which a call counts as unanswered; a call transfers at most a few MiB.
-DEADLINE_S: Final = 30.0
-#: No call begins while this many calls have been given up and have not ended.
-MAX_HUNG: Final = 16
-
 
 class StoreCalls:
-    """Runs the blocking calls of one store."""
+    """Runs the blocking calls of one store.
 
-    def __init__(self, url: str, deadline_s: float, executor: Executor | None) -> None:
-        self._url = url
+    Args:
+        name: the name of the threads.
+        deadline_s: seconds after which a call counts as unanswered.
+        max_hung: no call begins while this many calls have been given up and have not ended.
+        executor: runs the calls; None: each call has a thread of its own.
+        unavailable: makes the error of a call that failed or was given up, from its cause.
+        passed_on: errors of a call that are raised as they are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        deadline_s: float,
+        max_hung: int,
+        executor: Executor | None,
+        unavailable: Callable[[str], Exception],
+        passed_on: tuple[type[Exception], ...],
+    ) -> None:
         self._deadline_s = deadline_s
-        self._executor: Executor = _Threads() if executor is None else executor
+        self._max_hung = max_hung
+        self._executor: Executor = _Threads(name) if executor is None else executor
+        self._unavailable = unavailable
+        self._passed_on = passed_on
         #: Number of calls that were given up and have not ended.
         self._hung = 0
 
@@ -35,10 +48,10 @@ class StoreCalls:
         """Return what `work` returns.
 
         Raises:
-            PackagesUnavailable: the call failed, takes longer than the deadline, or too many calls
-                hang.
+            The error of `unavailable`: the call failed, takes longer than the deadline, or too many
+                calls hang.
         """
-        if self._hung >= MAX_HUNG:
+        if self._hung >= self._max_hung:
             raise self._unavailable(f"{self._hung} earlier calls have not ended")
         call = asyncio.get_running_loop().run_in_executor(self._executor, work)
         try:
@@ -52,7 +65,7 @@ class StoreCalls:
             raise self._unavailable(f"no answer within {self._deadline_s:g} s")
         try:
             return call.result()
-        except PackageError:
+        except self._passed_on:
             raise
         except Exception as error:  # an object store's library has errors of its own
             found = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -63,12 +76,12 @@ class StoreCalls:
         if not call.cancelled():
             call.exception()  # nothing else retrieves the error of a call that was given up
 
-    def _unavailable(self, found: str) -> PackagesUnavailable:
-        return PackagesUnavailable(url=self._url, found=found)
-
 
 class _Threads(Executor):
     """Runs each call in a daemon thread, so that one that hangs does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -79,5 +92,5 @@ class _Threads(Executor):
             except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="packages", daemon=True).start()
+        threading.Thread(target=run, name=self._name, daemon=True).start()
         return future
