@@ -66,7 +66,8 @@ class FairShareIndex(PolicyIndex):
         self.preempted: dict[str, None] = {}
         self._preempted_tasks: dict[str, Task] = {}
         self.searched = SearchedNodes()
-        #: By claimant: tasks that started on reserved slots, at least those that do not run yet.
+        #: By claimant: preemptible tasks that started on reserved slots, at least those that do not
+        #: run yet.
         self._passing: dict[Claimant, dict[Task, None]] = {}
         #: How many were added, and the number above which those that run are removed: they may be
         #: the majority then.
@@ -76,8 +77,8 @@ class FairShareIndex(PolicyIndex):
                 self._note_passing(task)
 
     def passing_milli(self, claimant: Claimant) -> int:
-        """Return what those tasks of a claimant hold that started on reserved slots and do not run
-        yet (gpu_milli). They are preempted for none before.
+        """Return what those preemptible tasks of a claimant hold that started on reserved slots and
+        do not run yet (gpu_milli). They are preempted for none before.
         """
         passing = self._passing.get(claimant)
         if passing is None:
@@ -90,7 +91,7 @@ class FairShareIndex(PolicyIndex):
         )
 
     def _note_passing(self, task: Task) -> None:
-        if task.starts_past_others:
+        if task.starts_past_others and task.job.spec.preemptible:
             self._passing.setdefault(claimant_of(task.job, self._among), {})[task] = None
             self._noted += 1
 

@@ -46,8 +46,9 @@ def _above(view: PoolView) -> dict[Claimant, Share]:
 
 
 def _surplus(view: PoolView, share: Share) -> int:
-    """Return what a claimant holds above its share (gpu_milli), without its tasks that stop or that
-    start on reserved slots: one of these is preempted once it runs, instead of an older one now.
+    """Return what a claimant holds above its share (gpu_milli), without its tasks that stop, and
+    without preemptible ones that start on reserved slots: one of these is preempted once it runs,
+    instead of an older one now.
     """
     claimant = share.claimant
     retained = retained_by(view.pool, claimant) - index_of(view).passing_milli(claimant)

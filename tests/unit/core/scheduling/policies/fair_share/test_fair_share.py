@@ -881,3 +881,22 @@ def test_a_task_on_reserved_slots_beyond_a_share_is_preempted_once_it_runs_and_n
     assert stopped(cell.run_until_idle()) == []
     cell.starts("new")
     assert stopped(cell.run_until_idle()) == ["new"]
+
+
+def test_a_claimant_releases_at_once_while_a_task_that_cannot_be_preempted_starts() -> None:
+    cell = Cell(policy="fair_share", among="project")
+    for number in range(3):
+        cell.node(f"n{number}", gpus=2)
+    cell.submit("first", gpus=2, project="s")
+    running(cell, "first")
+    cell.submit("second", gpus=2, project="p")
+    cell.submit("third", gpus=2, project="s", preemptible=False)
+    running(cell, "second")
+    cell.starts("third")
+    cell.submit("fourth", gpus=2, project="p", preemptible=False)
+    assert stopped(cell.cycle()) == ["first"]
+    cell.ends("first")
+    assert started(cell.cycle()) == ["fourth"], "on reserved slots"
+    # Now s has the larger share, and `second` is all that p may lose.
+    cell.submit("fifth", gpus=2, project="s")
+    assert stopped(cell.cycle()) == ["second"]
