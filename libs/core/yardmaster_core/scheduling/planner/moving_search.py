@@ -279,7 +279,9 @@ class Gains:
     """The capacity of the nodes without the victims that were added so far.
 
     `new_selection` returns the victims that may be preempted together: for a task with one replica
-    those of each node by themselves, for a gang those of all nodes.
+    those of each node by themselves, for a gang those of all nodes. Victims that may not be
+    preempted together with those before them make a second set, which is tried by itself: the first
+    ones may not help. A third set is not made, so that each victim costs at most two steps.
     """
 
     def __init__(
@@ -288,6 +290,8 @@ class Gains:
         shape: Shape,
         nodes: dict[str, Node],
         new_selection: Callable[[], VictimSelection] | None = None,
+        *,
+        second_set: bool = True,
     ) -> None:
         self._index = index
         self._shape = shape
@@ -306,6 +310,11 @@ class Gains:
         self._new_selection = new_selection
         self._selections: dict[int, VictimSelection] = {}
         self._by_node = shape.replicas == 1 and not shape.whole_nodes
+        self._second: Gains | None = None
+        if second_set and new_selection is not None:
+            self._second = Gains(index, shape, nodes, new_selection, second_set=False)
+        #: Whether the last victim may not be preempted together with those before it.
+        self._refused = False
 
     def _selects(self, victim: Task, at: int) -> bool:
         """Whether a victim may be preempted in addition to those at a node, or of a gang's."""
@@ -318,6 +327,14 @@ class Gains:
 
     def add(self, victim: Task) -> Iterable[Sequence[Task]]:
         """Add a victim; return the sets of victims without which the task may fit now."""
+        self._refused = False
+        found = self._sets_with(victim)
+        if self._refused and self._second is not None:
+            return [*found, *self._second.add(victim)]
+        return found
+
+    def _sets_with(self, victim: Task) -> Iterable[Sequence[Task]]:
+        """Add a victim to the first set, as `add`."""
         ordinals = self._gain(victim)
         shape = self._shape
         if shape.whole_nodes:
@@ -342,6 +359,7 @@ class Gains:
                 continue
             new = ordinal not in ordinals if self._by_node else not ordinals
             if new and not self._selects(victim, ordinal if self._by_node else ALL_NODES):
+                self._refused = True
                 if not self._by_node:
                     return []
                 refused.add(ordinal)

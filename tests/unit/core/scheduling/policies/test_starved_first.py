@@ -543,3 +543,20 @@ def test_a_gang_is_not_stopped_for_one_gpu_where_a_small_task_would_do() -> None
     cell.run()
     cell.submit("one", user="alice")
     assert stopped(cell.run()) == ["small.1"]
+
+
+def test_a_victim_is_found_behind_smaller_ones_that_do_not_help() -> None:
+    cell = OwnersCell({"n1": 4, "n2": 2})
+    here: dict[str, Any] = {"avoid_nodes": ("n2",)}
+    large, small = (Resources(gpus=1, gpu_milli=milli) for milli in (700, 300))
+    cell.submit("large", user="ann", tasks=3, resources=large, **here)
+    cell.run()
+    # One on each of the GPUs of `large`, which a fourth task of it does not fit on without them.
+    cell.submit("small", user="bob", tasks=3, resources=small, **here)
+    cell.run()
+    cell.submit("one", user="bob", **here)
+    cell.submit("two", user="bob", gpus=2)
+    cell.run()
+    assert cell.gpus_of("ann", "bob") == pytest.approx([2.1, 3.9])
+    cell.submit("fourth", user="ann", resources=large, **here)
+    assert stopped(cell.run()) == ["one"]
