@@ -169,6 +169,7 @@ class PoolPass:
         self.decisions = PoolDecisions(draft, self.view, self.policy, resolved.fence_s)
         self._must_wait = self.policy.start.must_wait
         self._starts_on_idle = self.policy.start.on_idle(resolved.options)
+        self._groups_behind = self.policy.wake.behind
         self.actions = self.policy.preemption.actions(resolved.options)
         self._at_limit = self.policy.preemption.at_limit(resolved.options)
         turns = max(2, 1 + len(self.actions))
@@ -466,6 +467,9 @@ class PoolPass:
                 break
             else:
                 self.queue.requeue_followers(group)
+                if self._groups_behind is not None:
+                    for behind in self._groups_behind(self.view, task):
+                        self.pool.reconsider(behind)
             following = next(rest, None)
             if following is None:
                 self.queue.remove(group)

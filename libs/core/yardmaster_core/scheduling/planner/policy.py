@@ -460,12 +460,15 @@ class Wake:
         under_limits: the groups that did not fit and count towards the limits of these projects or
             of queues above them, which are checked after tasks of these projects started. None: all
             groups that did not fit are checked.
+        behind: the groups that waited behind a task, which has just started or got reserved slots,
+            and that need not wait any longer. None: there are none, or the state wakes them.
     """
 
     groups: Callable[[PoolView], Iterable[Group]] = no_groups
     offer: Offer | None = None
     ahead: Callable[[PoolView], Iterable[Group]] = no_groups
     under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
+    behind: Callable[[PoolView, Task], Iterable[Group]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

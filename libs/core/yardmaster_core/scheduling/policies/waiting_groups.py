@@ -8,7 +8,7 @@ owner's tasks release is left to it.
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
@@ -16,22 +16,29 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
 
-#: The key of the first task of a group, a serial number that keeps groups from being compared, and
-#: the group.
-Entry = tuple[QueueKey, int, Group]
+#: The place of a group, a serial number that keeps groups from being compared, and the group.
+Entry = tuple[Any, int, Group]
 #: The default of `reserve_oldest_s`: a day.
 RESERVE_OLDEST_S: Final = 86_400
 
 
+def by_submission(group: Group) -> QueueKey:
+    """Return the place of a group by the submission of its first task."""
+    return group.queue.first.key
+
+
 class WaitingGroups:
-    """The groups for which `waits` is true, by the submission of their first task.
+    """The groups for which `waits` is true, by `place`, which follows from their first task.
 
     An entry is stale when its group waits no longer or has another first task. Stale entries are
     removed at the front, and everywhere once they may be the majority.
     """
 
-    def __init__(self, waits: Callable[[Group], bool]) -> None:
+    def __init__(
+        self, waits: Callable[[Group], bool], place: Callable[[Group], Any] = by_submission
+    ) -> None:
         self._waits = waits
+        self._place = place
         self._entries: list[Entry] = []
         self._added = 0
         self._clean_up_at = 64
@@ -40,7 +47,7 @@ class WaitingGroups:
         """Add a group if it waits."""
         if not self._waits(group):
             return
-        heappush(self._entries, (group.queue.first.key, self._added, group))
+        heappush(self._entries, (self._place(group), self._added, group))
         self._added += 1
         if self._added > self._clean_up_at:
             self._entries[:] = filter(self._is_current, self._entries)
@@ -48,7 +55,7 @@ class WaitingGroups:
             self._clean_up_at = self._added + 64 + len(self._entries)
 
     def first(self, accepted: Callable[[Group], bool] | None = None) -> Task | None:
-        """Return the task that was submitted first, of the groups that `accepted` accepts; or None.
+        """Return the task in the first place, of the groups that `accepted` accepts; or None.
 
         Each group that is not accepted and comes before the result costs a step.
         """
@@ -67,9 +74,24 @@ class WaitingGroups:
             heappush(entries, entry)
         return found
 
+    def leading(self, accepted: Callable[[Group], bool]) -> list[Group]:
+        """Return the groups in order, up to the first one that `accepted` does not accept."""
+        found: dict[Group, Entry] = {}
+        entries = self._entries
+        while entries:
+            entry = entries[0]
+            if self._is_current(entry):
+                if not accepted(entry[2]):
+                    break
+                found[entry[2]] = entry
+            heappop(entries)
+        for entry in found.values():
+            heappush(entries, entry)
+        return list(found)
+
     def _is_current(self, entry: Entry) -> bool:
-        key, _, group = entry
-        return self._waits(group) and group.queue.first.key == key
+        place, _, group = entry
+        return self._waits(group) and self._place(group) == place
 
 
 def waits_for_its_owner(group: Group, pool: str) -> bool:

@@ -202,3 +202,19 @@ def test_a_task_at_the_limit_of_its_project_is_waited_for() -> None:
     for number in range(1, 4):
         cell.ends(f"run{NAMES[number]}", done=True)
     assert started(cell.run()) == ["gang"]
+
+
+def test_a_task_behind_the_oldest_one_starts_in_the_same_cycle_before_an_owner_with_more() -> None:
+    cell = cell_of("starved_first")
+    submit(cell, "big", 2, user="bob", min_runtime_s=2 * RESERVE_S)
+    submit(cell, "held", 2, user="cy", preemptible=False)
+    cell.run()
+    submit(cell, "oldest")
+    cell.cycle()
+    cell.cycle(after_s=RESERVE_S)
+    submit(cell, "following", priority=60)
+    submit(cell, "more", user="cy")
+    cell.cycle()
+    assert waits(cell, "following").code is WaitCode.BEHIND_TASK
+    cell.ends("big", done=True)
+    assert started(cell.cycle()) == ["oldest", "following"]

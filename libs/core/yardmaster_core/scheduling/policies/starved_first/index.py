@@ -24,12 +24,13 @@ from yardmaster_core.scheduling.policies.waiting_groups import (
     WaitingGroups,
     waits_for_its_owner,
 )
+from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
 from yardmaster_core.scheduling.state.policy_index import Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
-from yardmaster_core.scheduling.state.wait_codes import LIMITED
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED
 from yardmaster_schemas.reasons import WaitCode
 
 #: `user` and its id, or `project` and its name.
@@ -41,6 +42,11 @@ NOTHING: Final[Milli] = (0, 0, 0)
 AT_LIMIT: Final = LIMITED | {WaitCode.EXCEEDS_MAX_SLOTS}
 #: These tasks wait until their owner holds less in tasks that cannot be preempted.
 AT_BOUND: Final = frozenset({WaitCode.AT_DESERVED, WaitCode.EXCEEDS_DESERVED})
+
+
+def place_within_owner(group: Group) -> tuple[int, QueueKey]:
+    """Return the place of a group among those of its owner."""
+    return group.priority, group.queue.first.key
 
 
 class Owner:
@@ -107,6 +113,8 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._level_before: int | None = None
         #: By owner, the groups that its own tasks may keep from starting.
         self._waiting: dict[OwnerName, WaitingGroups] = {}
+        #: By owner, the groups that wait behind other tasks, by priority, then by submission.
+        self._behind: dict[OwnerName, WaitingGroups] = {}
         #: Groups that a limit keeps from starting.
         self._limited: dict[Group, None] = {}
         for group in pool.groups.values():
@@ -189,6 +197,17 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         waiting = self._waiting.get(self.owner_of(job))
         return waiting.first(accepted) if waiting is not None else None
 
+    def behind(self, job: Job, accepted: Callable[[Group], bool]) -> list[Group]:
+        """Return the groups of the owner of a job that wait behind other tasks, in the order of the
+        owner, up to the first one that `accepted` does not accept.
+        """
+        self.count()
+        behind = self._behind.get(self.owner_of(job))
+        return behind.leading(accepted) if behind is not None else []
+
+    def _is_behind(self, group: Group) -> bool:
+        return bool(group.queue.live) and group.wait_code(self._pool.name) in BEHIND
+
     def _waits(self, group: Group) -> bool:
         # Its owner alone decides how much of what cannot be preempted the owner holds.
         at_bound = group.wait_code(self._pool.name) is WaitCode.AT_DESERVED
@@ -262,6 +281,7 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         self._tasks.clear()
         self._groups.clear()
         self._waiting.clear()
+        self._behind.clear()
         self.changed_owners.clear()
         self.rank_stale = dict.fromkeys(
             self._ranked_users()
@@ -335,7 +355,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
             waiting = self._waiting.get(owner.name)
             if waiting is None:
                 waiting = self._waiting[owner.name] = WaitingGroups(self._waits)
+                self._behind[owner.name] = WaitingGroups(self._is_behind, place_within_owner)
             waiting.add(group)
+            self._behind[owner.name].add(group)
 
     def _counting(self, group: Group) -> int:
         """Return the number of pending tasks of a group that count towards the demand of its owner:

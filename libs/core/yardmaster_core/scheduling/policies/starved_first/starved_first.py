@@ -222,6 +222,18 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
                     yield group
 
 
+def groups_behind_oldest(view: PoolView, task: Task) -> Iterable[Group]:
+    """Return the groups that waited behind a task, which has just got slots, and that wait for no
+    other one; those that wait for another one on other nodes are found in the next cycle.
+    """
+    after_s = view.options.reserve_oldest_s
+    if after_s is None or reserved_from_ms(task, after_s) > view.state.now_ms:
+        return ()
+    return index_of(view).behind(
+        task.job, lambda group: _wait_for_oldest(view, group, group.queue.first) is None
+    )
+
+
 def equivalence(view: PoolView, group: Group) -> Hashable:
     """Return the properties on which the result for a group depends, apart from its request."""
     owner = index_of(view).owner_of(group.queue.first.job)
@@ -324,6 +336,6 @@ STARVED_FIRST: Final = Policy(
         ranks=changed_ranks,
     ),
     shares=ShareReports(of_projects=project_shares),
-    wake=Wake(groups=groups_to_wake),
+    wake=Wake(groups=groups_to_wake, behind=groups_behind_oldest),
     index=owners_index,
 )
