@@ -81,7 +81,7 @@ class GroupQueue:
         for group in groups:
             if group in self._queued or group in self.done or not group.pending:
                 continue
-            if self._equals is not None and self._follows(self._equals, group):
+            if self._equals is not None and self._reached and self._follows(self._equals, group):
                 continue
             self._queued.add(group)
             equivalence = self._equivalence_of(group)

@@ -309,7 +309,7 @@ class PoolPass:
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
             considered = True
-            if self._is_sent_to_preferred(group, task, turn):
+            if len(group.shape.pools) > 1 and self._is_sent_to_preferred(group, task, turn):
                 # Now it is undecided there, so that the groups behind it do not pass it here.
                 self.queue.push(group, task, rest, turn)
                 continue

@@ -25,24 +25,24 @@ class _Failed:
 
 
 class SearchedNodes:
-    """The nodes of one pool on which no victims were found, by fit."""
+    """The nodes of one pool on which no victims were found, by fit.
+
+    Attributes:
+        changed: the nodes whose future capacity changed, or the set of their tasks that may be
+            preempted; the owner adds to it, and `_take_changed` takes them out of `_failed`.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[Fit, _Failed] = {}
-        #: The nodes that changed since they were taken out of `_failed`.
-        self._changed: set[int] = set()
-        #: The nodes that changed in this cycle. A draft that is rolled back changes them again, so
-        #: what was found there does not count.
-        self._unsettled: set[int] = set()
-
-    def node_changed(self, ordinal: int) -> None:
-        """The future capacity of a node changed, or the set of its tasks that may be preempted."""
-        self._changed.add(ordinal)
-        self._unsettled.add(ordinal)
+        self.changed: set[int] = set()
+        #: The nodes taken from `changed` in this cycle, as bits. A draft that is rolled back
+        #: changes them again, so what was found there does not count.
+        self._unsettled = 0
 
     def cycle_ended(self) -> None:
         """The decisions of the cycle are applied."""
-        self._unsettled.clear()
+        self._take_changed()
+        self._unsettled = 0
 
     def clear(self) -> None:
         """Something changed on all nodes."""
@@ -52,11 +52,7 @@ class SearchedNodes:
         """Return the nodes on which tasks of a fit found no victims, and the owners of victims
         whose limits have changed since: their nodes must be searched again.
         """
-        changed = bits(self._changed)
-        self._changed.clear()
-        if changed:
-            for each in self._failed.values():
-                each.nodes &= ~changed
+        self._take_changed()
         failed = self._failed.get(fit)
         if failed is None:
             return 0, []
@@ -65,10 +61,19 @@ class SearchedNodes:
 
     def note(self, fit: Fit, nodes: int, limits: Mapping[Any, int]) -> None:
         """Note that tasks of a fit found no victims on `nodes`."""
+        self._take_changed()
         self._failed.pop(fit, None)
         if len(self._failed) >= MAX_FITS:
             del self._failed[next(iter(self._failed))]
-        self._failed[fit] = _Failed(nodes & ~bits(self._unsettled), dict(limits))
+        self._failed[fit] = _Failed(nodes & ~self._unsettled, dict(limits))
+
+    def _take_changed(self) -> None:
+        if self.changed:
+            changed = bits(self.changed)
+            self.changed.clear()
+            self._unsettled |= changed
+            for each in self._failed.values():
+                each.nodes &= ~changed
 
 
 def bits(ordinals: Collection[int]) -> int:

@@ -77,7 +77,8 @@ class QueueClass:
 
     def first_changed(self, priority: int) -> None:
         """Drop the cached first tasks of `priority`, because the first task of a group changed."""
-        self._forget_first(priority)
+        if self.first_by_priority or self.first_pending_by_priority:
+            self._forget_first(priority)
         if priority in self.protected:
             self._first_protected.clear()
 

@@ -191,7 +191,7 @@ def test_a_node_is_searched_again_after_it_changed(failed: tuple[Cell, Rules]) -
     cell.ends("held", 0)
     cell.cycle()
     ordinal = node_of(cell, cell.task("victim", 0))
-    rules.searched.node_changed(ordinal)
+    rules.searched.changed.add(ordinal)
     rules.searched.cycle_ended()
     found = search(cell, "wide", rules)
     assert found == [cell.task("victim", 0)]
@@ -203,7 +203,7 @@ def test_a_node_that_changed_in_this_cycle_is_searched_again_in_the_next(
 ) -> None:
     cell, rules = failed
     first = cell.task("victim", 0)
-    rules.searched.node_changed(node_of(cell, first))
+    rules.searched.changed.add(node_of(cell, first))
     assert not search(cell, "wide", rules)
     rules.searched.cycle_ended()
     assert not search(cell, "wide", rules)
@@ -241,5 +241,5 @@ def test_a_gang_is_searched_for_on_all_nodes_if_one_changed(failed: tuple[Cell, 
     assert rules.asked == [both(rules)]
     cell.ends("held", 0)
     cell.cycle()
-    rules.searched.node_changed(node_of(cell, rules.victims[0]))
+    rules.searched.changed.add(node_of(cell, rules.victims[0]))
     assert search(cell, "gang", rules) == rules.victims

@@ -160,7 +160,7 @@ class FairShareIndex(PolicyIndex):
         return changed
 
     def node_changed(self, node: Node) -> None:
-        self.searched.node_changed(node.ordinal)
+        self.searched.changed.add(node.ordinal)
 
     def nodes_changed(self) -> None:
         self.searched.clear()
@@ -185,7 +185,7 @@ class FairShareIndex(PolicyIndex):
                 for name in task.run.nodes:
                     ordinal = self._pool.future.named.get(name)
                     if ordinal is not None:
-                        self.searched.node_changed(ordinal)
+                        self.searched.changed.add(ordinal)
 
     def input_changed(self, *, from_next_cycle: bool) -> None:
         if from_next_cycle:
