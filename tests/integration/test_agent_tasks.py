@@ -19,7 +19,7 @@ from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_node_agent.settings import PASSED
 from yardmaster_schemas.events.decisions import Checkpoint
-from yardmaster_schemas.events.details import Run, StopSignal
+from yardmaster_schemas.events.details import CodeContext, Run, StopSignal
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1, TaskOutputV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -30,6 +30,9 @@ from yardmaster_schemas.events.node_events import (
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.reasons import RefusalCode, StopCode
 from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, QUARANTINE
+
+#: A context that is not stored anywhere.
+CONTEXT = CodeContext(digest="0" * 64, packed_bytes=1)
 
 
 @pytest.fixture
@@ -289,16 +292,29 @@ async def test_an_agent_gives_a_job_no_secret_of_another_project(
         (Run(script="true", working_dir="/no/such/folder"), "directory_missing", "/no/such/folder"),
         (Run(script="true", working_dir="/etc/passwd"), "directory_missing", "/etc/passwd"),
         (Run(script="true", image="busybox"), "no_executor", "container"),
+        (Run(script="true", context=CONTEXT), "context_missing", "has no package"),
     ],
 )
 async def test_a_job_that_no_node_can_start_is_reported_with_its_cause(
-    cell: AgentCell, run: Run, failure: str, why: str
+    cell: AgentCell, tmp_path: Path, run: Run, failure: str, why: str
 ) -> None:
+    (tmp_path / "packages").mkdir()
+    cell.configure(packages=str(tmp_path / "packages"))
     async with cell.agent():
         task = await cell.allocate(run)
         released = (await cell.ended(task))[0]
         assert (released.never_started, released.failure) == (True, failure)
         assert why in await cell.output(task, stream="agent")
+
+
+async def test_a_node_without_packages_leaves_a_job_with_a_context_to_other_nodes(
+    cell: AgentCell,
+) -> None:
+    async with cell.agent():
+        task = await cell.allocate(Run(script="true", context=CONTEXT))
+        released = (await cell.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, "other")
+        assert "its YARD_PACKAGES is empty" in await cell.output(task, stream="agent")
 
 
 async def test_a_node_says_which_executors_it_has(cell: AgentCell) -> None:
