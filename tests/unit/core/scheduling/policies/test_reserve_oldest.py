@@ -206,15 +206,17 @@ def test_a_task_at_the_limit_of_its_project_is_waited_for() -> None:
 
 def test_a_task_behind_the_oldest_one_starts_in_the_same_cycle_before_an_owner_with_more() -> None:
     cell = cell_of("starved_first")
-    submit(cell, "big", 2, user="bob", min_runtime_s=2 * RESERVE_S)
+    submit(cell, "big", 2, user="bob", grace_s=0)
     submit(cell, "held", 2, user="cy", preemptible=False)
     cell.run()
     submit(cell, "oldest")
-    cell.cycle()
-    cell.cycle(after_s=RESERVE_S)
+    assert stopped(cell.cycle()) == ["big"]
+    # The stop becomes overdue.
+    cell.cycle(after_s=RESERVE_S + 1)
     submit(cell, "following", priority=60)
     submit(cell, "more", user="cy")
-    cell.cycle()
+    for _ in range(3):
+        cell.cycle()
     assert waits(cell, "following").code is WaitCode.BEHIND_TASK
     cell.ends("big", done=True)
     assert started(cell.cycle()) == ["oldest", "following"]
