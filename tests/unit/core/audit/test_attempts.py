@@ -62,7 +62,7 @@ def test_s4_a_replica_that_started_twice(log: LogBuilder) -> None:
     run(log, A, placed("n1", 0))
     log.claim(started(A, "n1", pid=999))
     log.scheduler.cycle()
-    expect_one(log, "S4", "pid 100", "pid 999", topic="node-events")
+    expect_one(log, "S4", "process 100-", "process 999-", topic="node-events")
 
 
 def test_s4_covers_refused_records_of_honest_agents(log: LogBuilder) -> None:
