@@ -597,7 +597,7 @@ class PoolPass:
         if action is not None and not action.applies(self.view, task):
             action = None
         owners = self.later_owners.of(task)
-        if taken := self._take_over(task, owners):
+        if owners and (taken := self._take_over(task, owners)):
             return taken
         if action is not None:
             if action.permits is not None:
@@ -654,13 +654,14 @@ class PoolPass:
 
         If its equals found none and the index has not changed since, the search is not repeated.
         """
+        shape = self._placed_shape(task)
         if self.strategy.unequal:
             # With unequal gangs, a task may fit on less capacity and not on more.
-            return self._placement_off_failed_nodes(index, task)
-        key = (index, self._placed_shape(task).fit)
+            return self._placement_off_failed_nodes(index, task, shape)
+        key = (index, shape.fit)
         if self._no_placement_at.get(key) == index.changes:
             return None
-        placement = self._placement_off_failed_nodes(index, task)
+        placement = self._placement_off_failed_nodes(index, task, shape)
         if placement is None:
             self._no_placement_at[key] = index.changes
         return placement
@@ -693,7 +694,7 @@ class PoolPass:
         return found
 
     def _placement_off_failed_nodes(
-        self, index: CapacityIndex, task: Task
+        self, index: CapacityIndex, task: Task, shape: Shape
     ) -> list[ReplicaSlots] | None:
         """Return a placement that avoids the nodes on which the task's last starts failed, else
         any.
@@ -701,7 +702,7 @@ class PoolPass:
         So those nodes affect where the task is placed, but not whether it fits: it fits wherever
         its equals fit.
         """
-        shape, key = self._placed_shape(task), self._seed_key(task)
+        key = self._seed_key(task)
         if avoid := index.ordinals(task.failed_nodes):
             placement = place(index, shape, self.strategy, key, avoid)
             if placement is not None:

@@ -184,8 +184,11 @@ class VictimSearch:
 
     def _ordinals(self, victim: Task) -> list[int]:
         nodes, capacities = self._draft.state.nodes, self._future.capacities
-        found = [nodes[placement.node].ordinal for placement in kept(victim)]
-        return [ordinal for ordinal in found if ordinal in capacities]
+        return [
+            ordinal
+            for placement in kept(victim)
+            if (ordinal := nodes[placement.node].ordinal) in capacities
+        ]
 
     def _remove(self, victim: Task, *, undo: bool = False) -> None:
         nodes = self._draft.state.nodes
