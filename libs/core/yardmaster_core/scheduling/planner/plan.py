@@ -129,11 +129,12 @@ def _consider_all(passes: "list[PoolPass]") -> None:
             considered |= pool_pass.run()
         if considered:
             continue
-        # Each pool waits for a result of another one.
+        # Each of these pools waits for a result of another one.
+        waiting = [pool_pass for pool_pass in passes if pool_pass.queue]
         if any(
             pool_pass.consider_first(may_decide)
             for may_decide in _WITHOUT_PREFERRED
-            for pool_pass in passes
+            for pool_pass in waiting
         ):
             continue
         if any(pool_pass.take_back() for pool_pass in passes):
@@ -215,6 +216,8 @@ class PoolPass:
         """Start the deferred tasks whose slots no earlier task took over; return whether there are
         any.
         """
+        if not self._deferred:
+            return False
         deferred, self._deferred = self._deferred, set()
         started = False
         for task in self._ready():
@@ -327,7 +330,7 @@ class PoolPass:
         The groups behind it do not pass it: they might start on capacity that it waits for, and
         could not be preempted for it in this cycle.
         """
-        candidate = self.queue.pop(_waits_for_no_pool) if self.queue else None
+        candidate = self.queue.pop(_waits_for_no_pool)
         if candidate is None:
             return False
         group, task, rest, turn = candidate
@@ -342,6 +345,8 @@ class PoolPass:
         """Queue the groups that were left to a later pool and do not all start there; return
         whether there are any.
         """
+        if not self._left_to_later:
+            return False
         left, self._left_to_later = self._left_to_later, {}
         again = [
             group
