@@ -107,8 +107,6 @@ def test_what_cannot_be_uploaded_is_refused_before_anything_is_recorded(dev: Dev
     assert "nowhere does not exist" in said.err
     said = dev.yard("submit", "--context", "dev", "--", "true", code=2)
     assert "for the server dev, write: yard --context dev submit" in said.err
-    said = dev.yard("submit", "--context", ".", "--image", "a", "--", "true", code=2)
-    assert "not yet supported together with image" in said.err
     write_tree(dev.folder / "bad", {"link": "-> /etc/passwd"})
     said = dev.yard("submit", "--context", "bad", "--", "true", code=2)
     assert "link" in said.err

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.containers import CONTAINER_IMAGE, is_there
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
@@ -35,7 +36,7 @@ exit "$SIM_EXIT"
 KEY = ReplicaKey("4kq7w2mz9c1f.0", 1, 0)
 OTHER = ReplicaKey("4kq7w2mz9c1f.1", 1, 0)
 #: More suspensions than any call of an executor has.
-MANY = 50
+MANY = 200
 
 
 @dataclass
@@ -45,30 +46,37 @@ class Host:
     agent: Callable[[], Executor]
     #: The directory of the replicas' directories.
     replicas: Path
-    #: Replicas write a file here when they start.
-    witnesses: Path
-    #: The simulated executor starts no program.
-    real: bool
+    #: Whether it starts programs, or only simulates them.
+    real: bool = True
+    #: The image of its containers.
+    image: str | None = None
+    #: Where a program finds the directory of its replica.
+    inside: str | None = None
+    #: The waits from one tried kill to the next: a request to an engine has several waits.
+    stride: int = 1
 
     def witness(self, key: ReplicaKey) -> Path:
-        return self.witnesses / str(key)
+        """Return the file that the program of a replica creates when it starts."""
+        return self.replicas / str(key) / "work" / "witness"
 
     def launch(
         self, key: ReplicaKey = KEY, *, seconds: float = 60, exit_code: int = 0, **run: Any
     ) -> Launch:
         """A replica that runs for `seconds`; a stop signal makes it note a checkpoint and exit."""
-        paths = self.agent().paths(key)
+        program = Run(script=SCRIPT, image=self.image, **run)
+        paths = self.agent().paths(key, program)
         env = {
-            "PATH": os.environ["PATH"],
             "SIM_SECONDS": str(seconds),
             "SIM_EXIT": str(exit_code),
             "SIM_CHECKPOINT": "s3://runs/a",
             "NOTE": '{"uri": "s3://runs/a", "step": 1}',
-            "WITNESS": str(self.witness(key)),
+            "WITNESS": str(Path(self.inside or self.replicas / str(key)) / "work" / "witness"),
             "YARD_CHECKPOINT_FILE": paths.checkpoint_file,
             "YARD_STOP_FILE": paths.stop_file,
         }
-        return Launch(key=key, run=Run(script=SCRIPT, **run), env=env)
+        if self.image is None:
+            env["PATH"] = os.environ["PATH"]
+        return Launch(key=key, run=program, env=env)
 
     async def until_running(self, key: ReplicaKey = KEY) -> None:
         """Wait until the program of a replica has noted its start."""
@@ -81,23 +89,22 @@ class Host:
         """Return the folders of replicas that are left, and the pids of their programs."""
         if not self.real:
             return []
-        mark = f"YARD_STOP_FILE={self.replicas}/".encode()
+        mark = f"WITNESS={self.inside or self.replicas}/".encode()
         pids = [pid for pid in procfs.processes() if procfs.has_variable(pid, mark)]
-        return [*(path.name for path in self.replicas.iterdir()), *map(str, pids)]
+        folders = self.replicas.iterdir() if self.replicas.exists() else ()
+        return [*(path.name for path in folders), *map(str, pids)]
 
     def assert_started_once_at_most(self, key: ReplicaKey = KEY) -> None:
         if self.witness(key).exists():
             assert self.witness(key).read_text() == "", f"{key} was started again"
 
 
-@pytest.fixture(params=[*EXECUTORS, "process as another user"])
+@pytest.fixture(params=[*EXECUTORS, "process as another user", "containers of auto"])
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
     # Other users cannot pass through the folders of pytest.
     with TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
-        data_dir, witnesses = Path(folder) / "data", Path(folder) / "witnesses"
-        witnesses.mkdir()
-        witnesses.chmod(0o777)
+        data_dir = Path(folder) / "data"
         if request.param == "process as another user":
             if os.geteuid() != 0:
                 pytest.skip("needs root")
@@ -106,19 +113,25 @@ async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             def agent() -> Executor:
                 root, renewed = data_dir / "replicas", tmp_path / "renewed"
                 return ProcessExecutor(root, SystemClock(), user, renewed=renewed)
-        elif request.param == "process":
-
-            def agent() -> Executor:
-                return of_settings("process", data_dir)
-        else:
+        elif request.param == "simulated":
             # A simulated host lives as long as its executor.
-            only = of_settings(request.param, tmp_path)
+            only = of_settings("simulated", tmp_path)
 
             def agent() -> Executor:
                 return only
+        else:
+            with_image = request.param == "containers of auto"
+            if with_image and not is_there(CONTAINER_IMAGE):
+                pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
 
-        real = request.param != "simulated"
-        yield Host(agent, data_dir / "replicas", witnesses, real=real)
+            def agent() -> Executor:
+                return of_settings("auto" if with_image else request.param, data_dir)
+
+        if request.param == "containers of auto":
+            root = data_dir / "containers"
+            yield Host(agent, root, image=CONTAINER_IMAGE, inside="/yard", stride=9)
+        else:
+            yield Host(agent, data_dir / "replicas", real=request.param != "simulated")
         await agent().sweep()
 
 
@@ -262,8 +275,6 @@ async def test_a_withdrawn_replica_never_starts(host: Host, executor: Executor) 
     assert await phase_of(executor) is Phase.ABSENT
     with pytest.raises(ExecutorFailed):
         await executor.start(host.launch())
-    with pytest.raises(ExecutorFailed):
-        await run(host.agent(), host.launch())
     assert not host.witness(KEY).exists()
 
 
@@ -356,17 +367,18 @@ async def test_a_forgotten_replica_leaves_nothing_to_sweep(host: Host, executor:
 @coroutine
 def killed_at(call: Coroutine[Any, Any, Any], number: int) -> Generator[Any, Any, bool]:
     """Run a call until it waits for the `number`-th time, then abandon it as a kill of the agent
-    does; return whether it ended before.
+    does; return whether it ended before. What it opened is closed, for the tests after it.
     """
+    waits = 0
     try:
-        for waits in range(number + 1):
-            future = call.send(None)
-            if waits < number:
-                yield future
+        while True:
+            killed_now = waits == number + 1
+            waits += 1
+            yield call.throw(asyncio.CancelledError()) if killed_now else call.send(None)
     except StopIteration:
-        return True
-    call.close()
-    return False
+        return waits <= number + 1
+    except asyncio.CancelledError:
+        return False
 
 
 @pytest.mark.parametrize("step", ["prepare", "start", "find", "withdraw", "end", "sweep", "forget"])
@@ -380,7 +392,7 @@ async def test_an_agent_killed_at_any_wait_starts_nothing_twice_and_leaves_nothi
         await execution.exited()
         await execution.gone()
 
-    for number in range(MANY):
+    for number in range(0, MANY, host.stride):
         key = ReplicaKey("4kq7w2mz9c1f.0", number + 1, 0)
         launch, agent = host.launch(key), host.agent()
         if step != "prepare":
@@ -421,7 +433,7 @@ async def test_an_agent_killed_at_any_wait_starts_nothing_twice_and_leaves_nothi
 async def test_an_agent_killed_in_its_start_and_its_successor_start_a_replica_once(
     host: Host,
 ) -> None:
-    for number in range(MANY):
+    for number in range(0, MANY, host.stride):
         key = ReplicaKey("4kq7w2mz9c1f.0", number + 1, 0)
         launch, agent = host.launch(key), host.agent()
         await agent.prepare(launch)

@@ -27,6 +27,8 @@ testcontainers_config.ryuk_disabled = True
 START: Final = Path(__file__).parents[2] / "deploy" / "kafka" / "start.sh"
 KAFKA_IMAGE: Final = os.environ.get("YARD_UP_KAFKA_IMAGE", f"apache/kafka:{KAFKA_VERSION}")
 REDIS_IMAGE: Final = os.environ.get("YARD_UP_REDIS_IMAGE", "redis:8")
+#: An image with `sh`, for tests of the executor of containers.
+CONTAINER_IMAGE: Final = os.environ.get("YARD_UP_BASE", "yardmaster-base:ci")
 START_LIMIT_S: Final = 120
 IN_CI: Final = os.environ.get("CI") == "true"
 

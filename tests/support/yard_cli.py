@@ -270,9 +270,14 @@ def running_dev(
     slots: int = 2,
     prove: bool = True,
     extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Dev]:
-    """Run an embedded process; then check that no process is left, and verify its log."""
+    """Run an embedded process; then check that no process is left, and verify its log.
+
+    `env` has further variables of the process and of the commands.
+    """
     dev = Dev(folder, nodes=nodes, slots=slots)
+    dev.env |= env or {}
     dev.start(*extra)
     try:
         yield dev

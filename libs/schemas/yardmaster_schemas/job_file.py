@@ -370,8 +370,6 @@ class JobRun(Closed):
     def _runs_in_the_context(self) -> "JobRun":
         if self.context is None:
             return self
-        if self.image is not None:
-            raise ValueError("context is not yet supported together with image; leave one out")
         named = self.working_dir
         if named is not None and (named.startswith("/") or ".." in named.split("/")):
             raise ValueError(

@@ -48,7 +48,7 @@ from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnation
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
-from yardmaster_node_agent.executors.port import Found, Phase
+from yardmaster_node_agent.executors.port import Phase, ReplicaFound
 from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
@@ -77,7 +77,7 @@ SCHEMA_VERSION: Final = 1
 INCARNATION_DIGITS: Final = 12
 
 #: The supervision of a replica in the ledger, and what was found of the replica.
-Adopted = tuple[Supervision, Found]
+Adopted = tuple[Supervision, ReplicaFound]
 
 
 async def run(ports: Ports, settings: Settings) -> None:
@@ -350,7 +350,7 @@ class _Incarnation:
             if replica.state is ReplicaState.RELEASED and replica.ended_logged:
                 continue
             supervision = Supervision(context, self._metrics, replica)
-            found = await supervision.adopt() if replica.held else Found(Phase.ABSENT)
+            found = await supervision.adopt() if replica.held else ReplicaFound(Phase.ABSENT)
             self._supervisions[replica.key] = supervision
             adopted.append((supervision, found))
         return adopted

@@ -156,6 +156,7 @@ class Exit:
     """How a main process ended: exactly one of exit code and signal.
 
     `lost`: the exit is not known. `fenced`: the runner killed it because the fence had expired.
+    `out_of_memory`: it, or a process that it started, exceeded its memory and was killed.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -164,6 +165,7 @@ class Exit:
     signal: Annotated[int, Field(ge=1, le=64)] | None = None
     lost: bool = False
     fenced: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,8 @@ class UnpackedCode:
         except OSError as error:
             raise _refused(launch, f"its context cannot be unpacked: {error.strerror}") from error
         working_dir = str(folder / (launch.run.working_dir or ""))
-        return replace(launch, run=replace(launch.run, working_dir=working_dir))
+        run = replace(launch.run, working_dir=working_dir)
+        return replace(launch, run=run, code=folder)
 
     def forget(self, key: ReplicaKey) -> None:
         shutil.rmtree(self._folders / str(key), ignore_errors=True)

@@ -1,7 +1,7 @@
 """The ports of an agent, their adapters, and the context that the agent's parts share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from yardmaster_eventlog.port import EventLog
@@ -18,6 +18,9 @@ from yardmaster_node_agent.devices import (
     own_variables,
 )
 from yardmaster_node_agent.environment import NodeFacts
+from yardmaster_node_agent.executors.by_image import ExecutorByImage
+from yardmaster_node_agent.executors.docker import DockerExecutor
+from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.port import Executor
 from yardmaster_node_agent.executors.private_data import check_private
 from yardmaster_node_agent.executors.process import ProcessExecutor
@@ -127,6 +130,28 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
     )
 
 
+def _auto_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Host:
+    """Return the host of processes, and of containers if an engine answers.
+
+    Raises: the same as `_process_host`.
+    """
+    host = _process_host(settings, clock, telemetry)
+    engine = Engine(settings.engine_socket)
+    found = engine.missing()
+    if found is not None:
+        telemetry.info("no_containers", found=found)
+        return host
+    containers = DockerExecutor(
+        settings.data_dir / "containers",
+        clock,
+        engine,
+        host.user,
+        gpus=bool(detect_gpus().names),
+        network=settings.container_network,
+    )
+    return replace(host, executor=ExecutorByImage(host.executor, containers))
+
+
 def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
     """Return the host of simulated replicas; they and the ledger end with the agent process."""
     return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID, MemoryRenewals(), simulated=True)
@@ -136,6 +161,7 @@ def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
 #: row here, and its name to `settings.ExecutorName`.
 EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock, Telemetry], Host]]] = {
     "process": _process_host,
+    "auto": _auto_host,
     "simulated": _simulated_host,
 }
 

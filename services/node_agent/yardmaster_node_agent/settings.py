@@ -15,7 +15,7 @@ PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 
 #: The executors that `ports.EXECUTORS` holds.
-ExecutorName = Literal["process", "simulated"]
+ExecutorName = Literal["process", "auto", "simulated"]
 
 #: The name of a variable, or the prefix of names followed by `*`.
 PassedName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$", max_length=128)]
@@ -68,9 +68,15 @@ class Settings(PackageSettings):
     data_dir: Path
     #: Directory of the secrets, one file each. Without it there are none.
     secrets_dir: Path | None = None
-    #: How replicas run: the job's commands as processes of this host, or simulated replicas without
-    #: processes, for tests of a large cell.
+    #: How replicas run: `process`, the job's commands as processes of this host; `auto`, the same,
+    #: and jobs with an image in containers, if an engine answers at `engine_socket` when the agent
+    #: starts; `simulated`, without processes, for tests of a large cell.
     executor: ExecutorName = "process"
+    #: The socket of the container engine, for the executor `auto`.
+    engine_socket: Path = Path("/var/run/docker.sock")
+    #: The network of containers. `bridge`: each has its own, and reaches neither the agent's API
+    #: nor the other nodes of a gang, so gangs over nodes are refused; `host`: that of the node.
+    container_network: Literal["bridge", "host"] = "bridge"
 
     #: User that tasks run as: a name or a number; `same` is the agent's own user. The default,
     #: `auto`, is the user 10002 where the agent may switch users (as root, with the files of tasks

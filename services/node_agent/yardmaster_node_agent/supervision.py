@@ -33,7 +33,7 @@ from yardmaster_node_agent.code_folders import prepare_unless
 from yardmaster_node_agent.details import details_of, resolve_secrets
 from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
-from yardmaster_node_agent.executors.port import Execution, Found, Launch, Phase
+from yardmaster_node_agent.executors.port import Execution, Launch, Phase, ReplicaFound
 from yardmaster_node_agent.lease import FenceExpired
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.output import OutputShipper
@@ -274,7 +274,7 @@ class Supervision:
             with ending(child_span(tracer, "node_agent start", traceparent)):
                 return await executor.start(launch)
 
-    async def adopt(self) -> Found:
+    async def adopt(self) -> ReplicaFound:
         """Find what an earlier agent process started for this replica; else it never starts.
 
         Call this before the node joins.
@@ -289,7 +289,7 @@ class Supervision:
             self._has_started(found.execution.identity)
         return found
 
-    async def resume(self, found: Found) -> None:
+    async def resume(self, found: ReplicaFound) -> None:
         """Report all facts of an adopted replica, and supervise it until it is released."""
         if self.replica.state is ReplicaState.RELEASED:
             self._report_all()
@@ -299,7 +299,7 @@ class Supervision:
             self._report_all()
             await self._follow(found.execution)
 
-    def exit_unknown(self, found: Found) -> bool:
+    def exit_unknown(self, found: ReplicaFound) -> bool:
         """Whether the replica ran and has ended, and its exit can never be known."""
         return self.replica.held and self.replica.exit is None and found.exit_lost
 
@@ -323,7 +323,7 @@ class Supervision:
             details,
             resolve_secrets(context.ports.secrets, assignment, details),
             token=self.replica.token,
-            paths=context.ports.executor.paths(assignment.key),
+            paths=context.ports.executor.paths(assignment.key, details.run),
             facts=context.facts,
             free_port=context.ports.free_port(),
         )
@@ -333,6 +333,10 @@ class Supervision:
             env,
             fence_s=assignment.fence_s,
             incarnation=context.state.head.incarnation,
+            replicas=assignment.replicas,
+            cpu_milli=assignment.cpu_milli,
+            memory_mib=assignment.memory_mib,
+            devices=tuple(context.facts.devices[slot] for slot in assignment.slots),
         )
 
     async def _check_limits(self) -> None:
@@ -557,6 +561,7 @@ class Supervision:
                 **self._fact_fields(),
                 exit_code=exit_.exit_code,
                 signal=exit_.signal,
+                out_of_memory=exit_.out_of_memory,
                 done=self.replica.done,
             )
             events = (exited, released)

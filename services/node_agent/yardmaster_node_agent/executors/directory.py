@@ -35,9 +35,11 @@ class ReplicaDirectory:
     checkpoint file, and its output; all else is read-only for it.
     """
 
-    def __init__(self, path: Path, user: TaskUser | None = None) -> None:
+    def __init__(self, path: Path, user: TaskUser | None = None, *, apart: bool = False) -> None:
+        """`apart`: the command can write only what a command of another user can."""
         self.path = path
         self._user = user
+        self._apart = apart or user is not None
         self._noted: tuple[int, int, int, int] | None = None
 
     @property
@@ -48,10 +50,10 @@ class ReplicaDirectory:
     @property
     def _checkpoint_file(self) -> Path:
         # The task replaces the file, so it must be able to write the file's folder: this is `task`
-        # if tasks run as another user. An existing directory keeps its folder if the setting
-        # changed.
+        # if the task cannot write all of the directory. An existing directory keeps its folder if
+        # the setting changed.
         shared = self.path / "task"
-        new = self._user is not None and not self.exists
+        new = self._apart and not self.exists
         return (shared if new or shared.is_dir() else self.path) / "checkpoint.json"
 
     @property
@@ -84,8 +86,9 @@ class ReplicaDirectory:
             path = draft / self.script_path.name
             path.write_text(script, encoding="utf-8")
             path.chmod(0o644)
-        if user is not None:
+        if self._apart:
             (draft / "task").mkdir()
+        if user is not None:
             for name in ("stdout", "stderr"):
                 (draft / name).touch(0o600)
             for name in ("work", "task", "stdout", "stderr"):

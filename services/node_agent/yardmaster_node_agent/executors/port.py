@@ -11,6 +11,7 @@ Each replica has its own directory, with its output, its stop file and its check
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal, Protocol
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
@@ -45,6 +46,15 @@ class Launch:
     env: Mapping[str, str]
     fence_s: int | None = None
     incarnation: str = ""
+    #: The number of replicas of the task.
+    replicas: int = 1
+    #: CPUs in thousandths and memory that the replica holds; 0: it requested none.
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    #: The CUDA names (indices or UUIDs) of its GPUs.
+    devices: tuple[str, ...] = ()
+    #: The replica's own copy of the job's context; `run.working_dir` is below it.
+    code: Path | None = None
 
 
 class Phase(StrEnum):
@@ -107,7 +117,7 @@ class Execution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReplicaFound:
     """The result of `Executor.find`.
 
     Attributes:
@@ -140,8 +150,8 @@ class Executor(Protocol):
     def capabilities(self) -> Capabilities:
         """The abilities of the executor."""
 
-    def paths(self, key: ReplicaKey) -> Paths:
-        """Return the paths of the replica's stop file and checkpoint file."""
+    def paths(self, key: ReplicaKey, run: Run) -> Paths:
+        """Return the paths of a replica's stop file and checkpoint file."""
 
     async def prepare(self, launch: Launch) -> None:
         """Make all that a replica needs; it cannot run yet.
@@ -163,14 +173,17 @@ class Executor(Protocol):
             ExecutorFailed: the replica does not run, and never will.
         """
 
-    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find out how far an executor came with a replica.
 
         `known` is the identity of its execution, if the ledger has it.
         """
 
     async def withdraw(self, key: ReplicaKey) -> Execution | None:
-        """Make sure that a replica never starts; return its execution if it was started before."""
+        """Make sure that a replica never starts, unless it is prepared again.
+
+        Return its execution if it was started before.
+        """
 
     async def sweep(self) -> int:
         """Kill and remove all replicas of earlier ledgers; return the number of killed processes.

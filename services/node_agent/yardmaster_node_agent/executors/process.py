@@ -25,15 +25,16 @@ from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.port import (
     Capabilities,
-    Found,
     Launch,
     Paths,
     Phase,
+    ReplicaFound,
     StreamName,
 )
 from yardmaster_node_agent.executors.procfs import ProcessIdentity
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 from yardmaster_schemas.reasons import StartFailure
 
@@ -145,12 +146,12 @@ class ProcessExecution:
         while procfs.members(None, self._main, self._mark):
             await self._clock.sleep(SWEEP_S)
 
-    def found(self) -> Found:
+    def found(self) -> ReplicaFound:
         """Return whether it runs."""
         running = self._runner is not None and procfs.alive(self._runner)
         if procfs.alive(self._main) or (running and _exit(self._directory) is None):
-            return Found(Phase.RUNNING, self)
-        return Found(Phase.ENDED, self, exit_lost=_exit(self._directory) is None)
+            return ReplicaFound(Phase.RUNNING, self)
+        return ReplicaFound(Phase.ENDED, self, exit_lost=_exit(self._directory) is None)
 
     async def signal(self, number: int) -> None:
         """Signal the group while the main process exists, so that the group id is not reused."""
@@ -202,7 +203,7 @@ class ProcessExecutor:
             isolation=Isolation.NONE if user is None else Isolation.USER,
         )
 
-    def paths(self, key: ReplicaKey) -> Paths:
+    def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths in the replica's directory."""
         return self._directory(key).paths
 
@@ -246,7 +247,7 @@ class ProcessExecutor:
             raise ExecutorFailed(replica=key, found=directory.last_log_line() or found)
         return execution
 
-    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find a replica by its runner's files."""
         directory = self._directory(key)
         if known is not None:
@@ -254,11 +255,11 @@ class ProcessExecutor:
             main = _process_of(known)
             return ProcessExecution(directory, _runner_of(directory), main, self._clock).found()
         if not directory.exists:
-            return Found(Phase.ABSENT)
+            return ReplicaFound(Phase.ABSENT)
         if not directory.has("start"):
-            return Found(Phase.PREPARED)
+            return ReplicaFound(Phase.PREPARED)
         execution = await self._started(directory)
-        return Found(Phase.ABSENT) if execution is None else execution.found()
+        return ReplicaFound(Phase.ABSENT) if execution is None else execution.found()
 
     async def withdraw(self, key: ReplicaKey) -> ProcessExecution | None:
         """Create the file `start`, unless a runner was faster."""

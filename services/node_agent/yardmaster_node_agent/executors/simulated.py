@@ -22,14 +22,15 @@ from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.port import (
     Capabilities,
-    Found,
     Launch,
     Paths,
     Phase,
+    ReplicaFound,
     StreamName,
 )
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
+from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 
 #: The boot id of every simulated host; it never reboots.
@@ -69,10 +70,10 @@ class SimulatedExecution:
         """Wait until the process has ended; the replica has no other processes."""
         await self.exited()
 
-    def found(self) -> Found:
+    def found(self) -> ReplicaFound:
         """Return whether it runs."""
         phase = Phase.ENDED if self._over() else Phase.RUNNING
-        return Found(phase, self, exit_lost=self._exit.lost)
+        return ReplicaFound(phase, self, exit_lost=self._exit.lost)
 
     async def signal(self, number: int) -> None:
         """End after `SIM_STOP_SECONDS` with a checkpoint, or ignore the signal; see the module."""
@@ -134,7 +135,7 @@ class SimulatedExecutor:
         #: The execution of each replica; None if the replica was withdrawn.
         self._executions: dict[ReplicaKey, SimulatedExecution | None] = {}
 
-    def paths(self, key: ReplicaKey) -> Paths:
+    def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return paths of files that never exist."""
         return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
 
@@ -163,7 +164,7 @@ class SimulatedExecutor:
         self._executions[key] = execution
         return execution
 
-    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> Found:
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find a replica by its key."""
         execution = self._executions.get(key)
         if execution is None and known is not None:
@@ -172,7 +173,7 @@ class SimulatedExecutor:
         if execution is not None:
             return execution.found()
         startable = key in self._prepared and key not in self._executions
-        return Found(Phase.PREPARED if startable else Phase.ABSENT)
+        return ReplicaFound(Phase.PREPARED if startable else Phase.ABSENT)
 
     async def withdraw(self, key: ReplicaKey) -> SimulatedExecution | None:
         """Prevent a later start."""

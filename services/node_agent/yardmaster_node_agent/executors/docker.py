@@ -1,0 +1,450 @@
+"""Containers: each replica in a container of its own, which outlives the agent.
+
+A replica is prepared when its container is created, and starts at most once, because an engine
+starts a container at most once and the agent never starts one again. The container's name follows
+from the replica, and a label names the agent's data directory, so that a later agent process finds
+its containers, and touches no others.
+
+The replica's directory is mounted at `/yard`, read-only except `work` and `task`: it has the stop
+file, the script and the checkpoint file. The agent copies the output from the engine to the same
+directory (see `spool`).
+
+While the engine does not answer, nothing is known of the containers, so calls wait for it; only
+`prepare` fails. Nothing outside of the agent would kill a container whose lease was not renewed, so
+replicas of pools with `fence: kill` are refused.
+"""
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey
+from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.directory import ReplicaDirectory
+from yardmaster_node_agent.executors.engine import Engine, EngineAway, EngineRefused
+from yardmaster_node_agent.executors.port import (
+    Capabilities,
+    Launch,
+    Paths,
+    Phase,
+    ReplicaFound,
+    StreamName,
+)
+from yardmaster_node_agent.executors.spool import Spool
+from yardmaster_node_agent.executors.task_user import TaskUser, open_way
+from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
+
+T = TypeVar("T")
+
+#: Where a replica finds its directory.
+INSIDE: Final = "/yard"
+#: The label with the id of the agent's data directory.
+OWNER_LABEL: Final = "dev.yardmaster.owner"
+KEY_LABEL: Final = "dev.yardmaster.key"
+OWNER_BYTES: Final = 6
+#: The most processes of a container.
+MAX_PIDS: Final = 4096
+#: Shared memory of a container without a memory limit; with one, the half of it, and at most this.
+MAX_SHM_BYTES: Final = 8 * 2**30
+#: Pauses (s) between two questions to an engine that does not answer.
+PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+#: The engine's log keeps this much output of a container for an agent that is away.
+_LOG: Final = {"Type": "local", "Config": {"max-size": "32m", "max-file": "4", "compress": "false"}}
+_STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
+
+Network = Literal["bridge", "host"]
+
+
+class _Patience:
+    """Asks an engine until it answers."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer, however long the engine is away."""
+        tries = 0
+        while True:
+            with suppress(EngineAway):
+                return await ask()
+            await self._clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            tries += 1
+
+
+class ContainerExecution:
+    """A replica in its container."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        patience: _Patience,
+        directory: ReplicaDirectory,
+        identity: RunIdentity,
+    ) -> None:
+        self.identity = identity
+        self._engine = engine
+        self._patience = patience
+        self._directory = directory
+
+    async def exited(self) -> Exit:
+        """Copy the output until the container has ended."""
+        while True:
+            await asyncio.gather(*(self._copy(stream) for stream in _STREAMS))
+            state = await self._state()
+            if state is None:
+                return Exit(signal=signal.SIGKILL, lost=True)
+            if _has_ended(state):
+                # The engine may end a stream before it has sent the last output.
+                for stream in _STREAMS:
+                    await self._patience.answer(partial(self._copy, stream, follow=False))
+                return _exit_of(state)
+
+    async def gone(self) -> None:
+        """Wait until the container has ended, and its output was copied."""
+        await self.exited()
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the main program, which the engine's init process forwards."""
+        await self._patience.answer(lambda: self._engine.signal(self.identity.id, number))
+
+    async def kill(self) -> None:
+        """SIGKILL the container's init process, and with it all others."""
+        await self.signal(signal.SIGKILL)
+
+    def announce_stop(self, notice: str) -> bool:
+        """Write the stop file."""
+        return self._directory.announce_stop(notice)
+
+    def checkpoint_note(self) -> bytes | None:
+        """Return the checkpoint file if it changed."""
+        return self._directory.checkpoint_note()
+
+    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
+        """Return bytes of the copied output."""
+        return self._directory.read_output(stream, start, size)
+
+    def output_size(self, stream: StreamName) -> int:
+        """Return the size of the copied output."""
+        return self._directory.output_size(stream)
+
+    def bound_output(self, head: int, tail: int) -> bool:
+        """Free the middle of each output file; see `ReplicaDirectory`."""
+        return self._directory.bound_output(head, tail)
+
+    async def _copy(self, stream: StreamName, *, follow: bool = True) -> None:
+        """Copy new output of a stream; `follow`: until the engine sends no more, or is away.
+
+        Raises: EngineAway: only without `follow`.
+        """
+        if not self._directory.exists:
+            return
+        spool = Spool(self._directory.path / stream)
+        output = self._engine.output(self.identity.id, stream, spool.since, follow=follow)
+        try:
+            async for parts in output:
+                spool.add(parts)
+        except EngineAway:
+            if not follow:
+                raise
+
+    async def _state(self) -> Mapping[str, Any] | None:
+        found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
+        return None if found is None else found["State"]
+
+
+class DockerExecutor:
+    """Runs replicas in containers of an engine, with one directory per replica under `root`."""
+
+    def __init__(
+        self,
+        root: Path,
+        clock: Clock,
+        engine: Engine,
+        user: TaskUser | None = None,
+        *,
+        gpus: bool = True,
+        network: Network = "bridge",
+    ) -> None:
+        """`user` runs the programs (None: the user of their image).
+
+        Args:
+            gpus: whether the machine has the GPUs that its slots name; without them, the slots are
+                only counted, and nothing is requested from the engine.
+            network: see the setting `container_network`.
+        """
+        self._gpus = gpus
+        self._root = root.absolute()
+        self._engine = engine
+        self._patience = _Patience(clock)
+        self._user = user
+        self._network = network
+        self._pulls: dict[str, asyncio.Lock] = {}
+        self._host = ""
+        self._known_owner = ""
+        self.capabilities = Capabilities(
+            kinds=(ExecutorKind.CONTAINER,), isolation=Isolation.CONTAINER
+        )
+
+    def paths(self, key: ReplicaKey, run: Run) -> Paths:
+        """Return the paths in the container."""
+        return Paths(f"{INSIDE}/stop.json", f"{INSIDE}/task/checkpoint.json")
+
+    async def prepare(self, launch: Launch) -> None:
+        """Pull the image if the engine does not have it, and create the container."""
+        key, directory = launch.key, self._directory(launch.key)
+        if (refused := self._refused(launch)) is not None:
+            raise ExecutorFailed(replica=key, found=refused)
+        try:
+            name = self._name(key)
+            if await self._engine.inspect(name) is not None:
+                await self._own(key)
+                return
+            image = await self._image(str(launch.run.image))
+            open_way(self._user, self._root)
+            if not directory.exists:
+                directory.create(launch.run.script)
+            if not await self._engine.create(name, self._container(launch, image)):
+                await self._own(key)
+        except (EngineAway, EngineRefused, OSError, ValueError) as error:
+            raise ExecutorFailed(replica=key, found=error) from None
+
+    async def start(self, launch: Launch) -> ContainerExecution:
+        """Start the container."""
+        key = launch.key
+        found = await self._inspect(key)
+        if found is None:
+            raise ExecutorFailed(replica=key, found="its container is gone")
+        if found["State"]["Status"] == "created":
+            try:
+                await self._patience.answer(lambda: self._engine.start(found["Id"]))
+            except EngineRefused as error:
+                await self.withdraw(key)
+                raise ExecutorFailed(replica=key, found=error) from None
+        return await self._execution(key, found["Id"])
+
+    async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
+        """Find the container of a replica by its name; the directory was created before it."""
+        if known is None and not self._directory(key).exists:
+            return ReplicaFound(Phase.ABSENT)
+        found = await self._inspect(key)
+        if found is None or (known is not None and found["Id"] != known.id):
+            if known is None:
+                return ReplicaFound(Phase.ABSENT)
+            execution = ContainerExecution(
+                self._engine, self._patience, self._directory(key), known
+            )
+            return ReplicaFound(Phase.ENDED, execution, exit_lost=True)
+        state = found["State"]
+        if state["Status"] == "created":
+            return ReplicaFound(Phase.PREPARED)
+        execution = await self._execution(key, found["Id"])
+        return ReplicaFound(Phase.ENDED if _has_ended(state) else Phase.RUNNING, execution)
+
+    async def withdraw(self, key: ReplicaKey) -> ContainerExecution | None:
+        """Remove the container, unless it was started.
+
+        A request of an earlier agent process may start it, and it may end, before it is removed.
+        The engine's events show that.
+        """
+        found = await self._inspect(key) if self._directory(key).exists else None
+        if found is None:
+            return None
+        if found["State"]["Status"] == "created":
+            removed = await self._patience.answer(lambda: self._engine.remove(found["Id"]))
+            if removed and not await self._patience.answer(
+                lambda: self._engine.was_started(found["Id"], found["Created"])
+            ):
+                return None
+        return await self._execution(key, found["Id"])
+
+    async def sweep(self) -> int:
+        """Remove all containers of this agent's data directory, then the directories."""
+        paths = sorted(self._root.iterdir()) if self._root.is_dir() else []
+        if not paths:
+            return 0  # a container's directory is removed last
+        label = f"{OWNER_LABEL}={self._owner()}"
+        try:
+            ids = await self._patience.answer(lambda: self._engine.labelled(label))
+            running = 0
+            for each in ids:
+                inspect = partial(self._engine.inspect, each)
+                found = await self._patience.answer(inspect)
+                running += found is not None and not _is_over(found["State"])
+                await self._patience.answer(partial(self._engine.remove, each, force=True))
+        except EngineRefused as error:
+            raise ExecutorFailed(replica=self._root, found=error) from None
+        for path in paths:
+            ReplicaDirectory(path).remove()
+        return running
+
+    async def forget(self, key: ReplicaKey) -> None:
+        """Remove the container and the directory."""
+        found = await self._inspect(key) if self._directory(key).exists else None
+        if found is not None:
+            await self._patience.answer(lambda: self._engine.remove(found["Id"], force=True))
+        self._directory(key).remove()
+
+    def _refused(self, launch: Launch) -> str | None:
+        """Return why the executor cannot run a job; None if it can."""
+        if launch.run.image is None:
+            return "the job names no image, and this node runs containers only"
+        if launch.fence_s is not None:
+            return "its pool has fence: kill, which containers do not support yet"
+        if launch.replicas > 1 and self._network != "host":
+            return (
+                "a gang needs the network of its nodes: set YARD_AGENT_CONTAINER_NETWORK=host "
+                "on them"
+            )
+        return None
+
+    async def _image(self, reference: str) -> str:
+        """Return the id of an image; pull it if needed, one pull of an image at a time."""
+        async with self._pulls.setdefault(reference, asyncio.Lock()):
+            found = await self._engine.image(reference)
+            if found is None:
+                await self._engine.pull(reference)
+                found = await self._engine.image(reference)
+        self._pulls.pop(reference, None)
+        if found is None:
+            raise EngineRefused(f"the engine has no image {reference} after the pull")
+        return found
+
+    async def _own(self, key: ReplicaKey) -> None:
+        """Check that a container of the replica's name is this agent's.
+
+        Raises: EngineRefused.
+        """
+        found = await self._engine.inspect(self._name(key))
+        owner = ((found or {}).get("Config") or {}).get("Labels", {}).get(OWNER_LABEL)
+        if found is not None and owner != self._owner():
+            raise EngineRefused(f"there is a container {self._name(key)} of someone else")
+
+    async def _inspect(self, key: ReplicaKey) -> dict[str, Any] | None:
+        found = await self._patience.answer(lambda: self._engine.inspect(self._name(key)))
+        if found is not None and found["Config"]["Labels"].get(OWNER_LABEL) != self._owner():
+            return None
+        return found
+
+    async def _execution(self, key: ReplicaKey, container_id: str) -> ContainerExecution:
+        if not self._host:
+            self._host = await self._patience.answer(self._engine.identity)
+        identity = RunIdentity(kind=RunKind.CONTAINER, id=container_id, host=self._host)
+        return ContainerExecution(self._engine, self._patience, self._directory(key), identity)
+
+    def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
+        return ReplicaDirectory(self._root / str(key), self._user, apart=True)
+
+    def _name(self, key: ReplicaKey) -> str:
+        return f"yard-{self._owner()}-{key}"
+
+    def _owner(self) -> str:
+        """Return the random id of the agent's data directory, which a copy shares."""
+        if not self._known_owner:
+            path = self._root.with_name(self._root.name + ".owner")
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                draft = path.with_name(path.name + ".new")
+                draft.write_text(secrets.token_hex(OWNER_BYTES), encoding="ascii")
+                draft.rename(path)
+            self._known_owner = path.read_text(encoding="ascii")
+        return self._known_owner
+
+    def _container(self, launch: Launch, image: str) -> dict[str, Any]:
+        """Return the engine's description of the container."""
+        run, directory, user = launch.run, self._directory(launch.key), self._user
+        env = {"HOME": f"{INSIDE}/work", **launch.env}
+        if self._network != "host":
+            # The agent's API listens on the loopback interface of the node.
+            env |= {"YARD_AGENT_URL": "", "YARD_AGENT_TOKEN": ""}
+        if not (launch.devices and self._gpus):
+            # A default runtime of NVIDIA's would show all GPUs.
+            env["NVIDIA_VISIBLE_DEVICES"] = "void"
+        container: dict[str, Any] = {
+            "Image": image,
+            "Env": [f"{name}={value}" for name, value in env.items()],
+            "Labels": {OWNER_LABEL: self._owner(), KEY_LABEL: str(launch.key)},
+            "HostConfig": {
+                "Init": True,
+                "RestartPolicy": {"Name": "no"},
+                "NetworkMode": self._network,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+                "LogConfig": _LOG,
+                "Mounts": _mounts(directory.path, launch.code),
+                **_limits(launch, gpus=self._gpus),
+            },
+        }
+        if run.script is not None:
+            container |= {"Entrypoint": ["sh", "-eu", f"{INSIDE}/script"], "Cmd": []}
+        else:
+            container["Cmd"] = list(run.command)
+        if run.working_dir is not None:
+            named = Path(run.working_dir)
+            below = named if launch.code is None else named.relative_to(launch.code)
+            container["WorkingDir"] = str(Path(INSIDE, "work") / below)
+        if user is not None:
+            container["User"] = f"{user.uid}:{user.gid}"
+        return container
+
+
+def _mounts(directory: Path, code: Path | None) -> list[dict[str, object]]:
+    """Return the mounts: the directory, and in it the two folders that the replica may change.
+
+    The working folder is the replica's copy of the job's context, if the job has one.
+    """
+
+    def mount(source: Path, name: str, *, read_only: bool = False) -> dict[str, object]:
+        target = str(Path(INSIDE, name))
+        return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+
+    return [
+        mount(directory, "", read_only=True),
+        mount(code or directory / "work", "work"),
+        mount(directory / "task", "task"),
+    ]
+
+
+def _limits(launch: Launch, *, gpus: bool) -> dict[str, object]:
+    """Return the limits of a container; without a number, CPUs or memory are not limited."""
+    memory = launch.memory_mib * 2**20
+    limits: dict[str, object] = {
+        "PidsLimit": MAX_PIDS,
+        "ShmSize": min(memory // 2, MAX_SHM_BYTES) if memory else MAX_SHM_BYTES,
+    }
+    if memory:
+        limits |= {"Memory": memory, "MemorySwap": memory}
+    if launch.cpu_milli:
+        limits["NanoCpus"] = launch.cpu_milli * 1_000_000
+    if launch.devices and gpus:
+        request = {"DeviceIDs": list(launch.devices), "Capabilities": [["gpu"]]}
+        limits["DeviceRequests"] = [request]
+    return limits
+
+
+def _has_ended(state: Mapping[str, Any]) -> bool:
+    return state["Status"] in ("exited", "dead", "removing")
+
+
+def _is_over(state: Mapping[str, Any]) -> bool:
+    return _has_ended(state) or state["Status"] == "created"
+
+
+def _exit_of(state: Mapping[str, Any]) -> Exit:
+    """Return the exit of an ended container.
+
+    The engine's init process reports the end by a signal as 128 and the signal's number, as a shell
+    does.
+    """
+    code = int(state["ExitCode"])
+    if state["OOMKilled"] and code != 0:
+        return Exit(signal=signal.SIGKILL, out_of_memory=True)
+    if 128 < code <= 128 + 64:
+        return Exit(signal=code - 128)
+    return Exit(exit_code=code & 255)

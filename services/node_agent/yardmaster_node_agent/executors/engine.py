@@ -1,0 +1,255 @@
+"""A container engine: the few requests of the Docker Engine API that the executor needs.
+
+Version 1.41 of the API is used, which Docker 20.10 and later and Podman 4 answer. The requests are
+made with httpx: the client library `docker` would block a thread for each container whose output is
+followed.
+
+Source: "Docker Engine API", version 1.41.
+"""
+
+import json
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+from urllib.parse import quote
+
+import httpx
+
+API_VERSION: Final = "v1.41"
+#: Seconds after which a request without an answer counts as failed.
+ANSWER_S: Final = 30.0
+#: Seconds that an engine has to answer when the agent starts.
+PROBE_S: Final = 5.0
+#: Seconds without any bytes after which a pull counts as failed.
+PULL_IDLE_S: Final = 120.0
+#: The head of a frame of output: the stream, three zeros, the length.
+_HEAD: Final = struct.Struct(">BxxxL")
+#: The most bytes of an engine's error message that are kept.
+_MAX_MESSAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPart:
+    """A part of a container's output: a line, or a part of a long line, and its time."""
+
+    at: str
+    data: bytes
+
+    @classmethod
+    def of(cls, frame: bytes) -> Self:
+        """Return the part of a frame with a time."""
+        at, _, data = frame.partition(b" ")
+        return cls(at.decode("ascii"), data)
+
+
+class EngineAway(Exception):
+    """The engine does not answer; what it was asked may have been done."""
+
+
+class EngineRefused(Exception):
+    """The engine refused a request; the message is the engine's."""
+
+
+class Engine:
+    """The engine that listens on a Unix socket. Each method may raise EngineAway."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def missing(self) -> str | None:
+        """Return why no engine answers at present; None if one does. This blocks for `PROBE_S`."""
+        transport = httpx.HTTPTransport(uds=str(self._socket))
+        try:
+            with httpx.Client(transport=transport, timeout=PROBE_S) as client:
+                answer = client.get(f"http://engine/{API_VERSION}/_ping")
+        except httpx.TransportError as error:
+            return f"{self._socket}: {error}"
+        if answer.status_code != httpx.codes.OK:
+            return f"{self._socket}: {_message(answer.content)}"
+        return None
+
+    async def identity(self) -> str:
+        """Return the id of the engine."""
+        return str((await self._ask("GET", "/info"))["ID"])
+
+    async def image(self, reference: str) -> str | None:
+        """Return the id of an image that the engine has; None if it has none of that name."""
+        found = await self._ask("GET", f"/images/{quote(reference)}/json", absent=(404,))
+        return None if found is None else str(found["Id"])
+
+    async def pull(self, reference: str) -> None:
+        """Pull an image.
+
+        Raises:
+            EngineRefused: the registry or the engine refused it, or sent nothing for `PULL_IDLE_S`.
+        """
+        name, _, digest = reference.partition("@")
+        last = name.rpartition("/")[2]
+        named = {"fromImage": reference}
+        if not digest and ":" not in last:
+            named["tag"] = "latest"  # without a tag, all of the repository would be pulled
+        async with self._open("POST", "/images/create", named, idle_s=PULL_IDLE_S) as answer:
+            if answer.status_code != httpx.codes.OK:
+                raise EngineRefused(_message(await answer.aread()))
+            try:
+                async for line in answer.aiter_lines():
+                    if line and (error := json.loads(line).get("error")) is not None:
+                        raise EngineRefused(str(error)[:_MAX_MESSAGE])
+            except httpx.ReadTimeout:
+                raise EngineRefused(f"no bytes for {PULL_IDLE_S:g} s") from None
+
+    async def create(self, name: str, container: Mapping[str, Any]) -> bool:
+        """Create a container; return False if there is one of that name.
+
+        Raises: EngineRefused.
+        """
+        made = await self._ask(
+            "POST", "/containers/create", {"name": name}, content=container, absent=(409,)
+        )
+        return made is not None
+
+    async def inspect(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine says of a container; None if there is none."""
+        found: dict[str, Any] | None = await self._ask(
+            "GET", f"/containers/{name}/json", absent=(404,)
+        )
+        return found
+
+    async def start(self, container_id: str) -> None:
+        """Start a container, unless it was started before.
+
+        Raises: EngineRefused: it cannot be started, or does not exist.
+        """
+        await self._ask("POST", f"/containers/{container_id}/start")
+
+    async def signal(self, container_id: str, number: int) -> None:
+        """Send a signal to the main process of a container; do nothing if it does not run."""
+        await self._ask(
+            *("POST", f"/containers/{container_id}/kill", {"signal": str(number)}),
+            absent=(404, 409),
+        )
+
+    async def remove(self, name: str, *, force: bool = False) -> bool:
+        """Remove a container; return False if it runs and `force` is not given."""
+        removed = await self._ask(
+            *("DELETE", f"/containers/{name}", {"force": str(force).lower(), "v": "true"}),
+            absent=(404, 409),
+            refused=(409,),
+        )
+        return removed is not False
+
+    async def was_started(self, container_id: str, created: str) -> bool:
+        """Return whether the engine remembers that it started a container since its creation."""
+        filters = {"container": [container_id], "event": ["start"], "type": ["container"]}
+        now = str((await self._ask("GET", "/info"))["SystemTime"])
+        query = {
+            "since": seconds_of(created),
+            "until": seconds_of(now),
+            "filters": json.dumps(filters),
+        }
+        return bool(await self._ask("GET", "/events", query))
+
+    async def labelled(self, label: str) -> list[str]:
+        """Return the ids of all containers with a label `name=value`, also of ended ones."""
+        query = {"all": "true", "filters": json.dumps({"label": [label]})}
+        found = await self._ask("GET", "/containers/json", query)
+        return [str(each["Id"]) for each in found or ()]
+
+    async def output(
+        self, container_id: str, stream: Literal["stdout", "stderr"], since: str, *, follow: bool
+    ) -> AsyncIterator[list[OutputPart]]:
+        """Yield the output of a stream from a time on (s, with nanoseconds).
+
+        `follow`: also later output, as it comes, until the container ends; then EngineAway is also
+        raised after `ANSWER_S` without output.
+        """
+        query = {stream: "true", "timestamps": "true", "since": since}
+        query["follow"] = str(follow).lower()
+        path = f"/containers/{container_id}/logs"
+        rest = b""
+        async with self._open("GET", path, query) as answer:
+            if answer.status_code != httpx.codes.OK:
+                return
+            async for chunk in answer.aiter_bytes():
+                rest += chunk
+                frames, rest = _frames(rest)
+                if frames:
+                    yield [OutputPart.of(frame) for frame in frames]
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        content: Mapping[str, Any] | None = None,
+        absent: tuple[int, ...] = (),
+        refused: tuple[int, ...] = (),
+    ) -> Any:
+        """Return the answer's JSON; None for a status in `absent`, False for one in `refused`."""
+        async with self._open(method, path, query, content=content) as answer:
+            body = await answer.aread()
+        if answer.status_code in refused:
+            return False
+        if answer.status_code in absent:
+            return None
+        if answer.status_code >= httpx.codes.BAD_REQUEST:
+            raise EngineRefused(_message(body))
+        return json.loads(body) if body.strip() else {}
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        content: Mapping[str, Any] | None = None,
+        idle_s: float = ANSWER_S,
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request on a connection of its own.
+
+        Raises: EngineAway: it does not answer, or breaks off.
+        """
+        transport = httpx.AsyncHTTPTransport(uds=str(self._socket))
+        address = f"http://engine/{API_VERSION}{path}"
+        try:
+            async with (
+                httpx.AsyncClient(transport=transport, timeout=idle_s) as client,
+                client.stream(method, address, params=query, json=content) as answer,
+            ):
+                yield answer
+        except httpx.TransportError as error:
+            raise EngineAway(f"{self._socket}: {error!r}") from None
+
+
+def _frames(data: bytes) -> tuple[list[bytes], bytes]:
+    """Split the whole frames off; return them and the rest."""
+    frames: list[bytes] = []
+    at = 0
+    while len(data) - at >= _HEAD.size:
+        _, size = _HEAD.unpack_from(data, at)
+        if len(data) - at - _HEAD.size < size:
+            break
+        at += _HEAD.size
+        frames.append(data[at : at + size])
+        at += size
+    return frames, data[at:]
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])[:_MAX_MESSAGE]
+    except (ValueError, KeyError, TypeError):
+        return body[:_MAX_MESSAGE].decode(errors="replace")
+
+
+def seconds_of(time: str) -> str:
+    """Return an RFC 3339 time in UTC with nanoseconds as seconds since the epoch."""
+    whole, _, fraction = time.rstrip("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return f"{seconds}.{fraction.ljust(9, '0')[:9]}"

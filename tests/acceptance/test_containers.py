@@ -1,0 +1,72 @@
+"""`yard submit --image IMAGE`: jobs in containers on nodes with `YARD_AGENT_EXECUTOR=auto`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.half_open import collect_half_open
+from tests.support.packages import write_tree
+from tests.support.yard_cli import Dev, running_dev, until
+
+pytestmark = pytest.mark.timeout(180)
+
+TRAIN = b"""
+import pathlib
+print("words:", pathlib.Path("words.txt").read_text().strip())
+print("in a container:", pathlib.Path("/.dockerenv").exists())
+"""
+
+
+def containers() -> set[str]:
+    """The ids of all containers of agents."""
+    client = docker.from_env()
+    try:
+        found = client.containers.list(all=True, filters={"label": "dev.yardmaster.owner"})
+        return {str(each.id) for each in found}
+    finally:
+        client.close()
+        collect_half_open()
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    if not is_there(CONTAINER_IMAGE):
+        pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
+    before = containers()
+    folder = tmp_path_factory.mktemp("containers")
+    with running_dev(folder, env={"YARD_AGENT_EXECUTOR": "auto"}) as dev:
+        yield dev
+    client = docker.from_env()
+    for container_id in containers() - before:
+        client.containers.get(container_id).remove(force=True)
+    client.close()
+    collect_half_open()
+
+
+def test_a_folder_runs_in_an_image(dev: Dev) -> None:
+    write_tree(dev.folder / "project", {"train.py": TRAIN, "words.txt": b"from the folder\n"})
+    options = ("--image", CONTAINER_IMAGE, "--gpus", "1", "--context", "project", "--follow")
+    said = dev.yard("submit", *options, "--", "python3", "train.py")
+    assert said.lines[1:] == ["words: from the folder", "in a container: True"]
+
+
+def test_jobs_without_an_image_run_as_processes_on_the_same_node(dev: Dev) -> None:
+    said = dev.yard("submit", "--follow", "--", "sh", "-c", "test -e /.dockerenv || echo outside")
+    inside = Path("/.dockerenv").exists()
+    assert said.lines[1:] == ([] if inside else ["outside"])
+
+
+def test_an_image_that_cannot_be_pulled_is_a_failed_start_with_the_words_of_the_engine(
+    dev: Dev,
+) -> None:
+    said = dev.yard("submit", "--image", "127.0.0.1:1/team/train:1", "--", "true")
+    until(
+        lambda: "never started" in dev.yard("logs", said.lines[0], code=None).out,
+        "the task was not started",
+        dev.words,
+    )
+    assert "127.0.0.1:1" in dev.yard("logs", said.lines[0], code=None).out
+    dev.yard("cancel", said.lines[0])

@@ -1,0 +1,250 @@
+"""An agent with the executor `auto`: jobs with an image in containers of a real engine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.models.containers import Container
+
+from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.half_open import collect_half_open
+from tests.support.node_agent import AgentCell
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey
+from yardmaster_node_agent.executors.port import Launch
+from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.node_events import (
+    CheckpointDoneV1,
+    ExecutorKind,
+    RunKind,
+    SlotsReleasedV1,
+    TaskStartedV1,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+async def cell(tmp_path: Path) -> AsyncIterator[AgentCell]:
+    if not is_there(CONTAINER_IMAGE):
+        pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
+    cell = await AgentCell(tmp_path / "n1").open()
+    cell.configure(executor="auto")
+    yield cell
+    await cell.ports().executor.sweep()
+    await cell.assert_honest()
+    await cell.log.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+    collect_half_open()
+
+
+def in_image(script: str, **run: Any) -> Run:
+    return Run(script=script, image=CONTAINER_IMAGE, **run)
+
+
+async def ended(cell: AgentCell, task: str) -> SlotsReleasedV1:
+    released: SlotsReleasedV1 = (await cell.ended(task))[-1]
+    return released
+
+
+async def test_a_job_with_an_image_runs_in_a_container(cell: AgentCell) -> None:
+    async with cell.agent() as joined:
+        assert joined.executors == (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
+        task = await cell.allocate(in_image("echo out; echo err >&2; pwd; exit 3"))
+        assert (await cell.exit_of(task)).exit_code == 3
+        await ended(cell, task)
+    (started,) = await cell.of_type(TaskStartedV1, task)
+    assert (started.run.kind, len(started.run.id)) == (RunKind.CONTAINER, 64)
+    assert await cell.output(task) == "out\n/\n"
+    assert await cell.output(task, stream="stderr") == "err\n"
+
+
+async def test_a_command_is_given_to_the_image(cell: AgentCell) -> None:
+    async with cell.agent():
+        run = Run(command=("sh", "-c", "cat /etc/hostname > host; pwd"), image=CONTAINER_IMAGE)
+        task = await cell.allocate(
+            Run(command=run.command, image=run.image, working_dir=".", env={"A": "b"})
+        )
+        assert (await cell.exit_of(task)).exit_code == 0
+        await ended(cell, task)
+    assert (await cell.output(task)) == "/yard/work\n"
+
+
+async def test_the_context_of_a_job_is_its_working_folder(cell: AgentCell, tmp_path: Path) -> None:
+    executor, code = cell.ports().executor, tmp_path / "code"
+    (code / "sub").mkdir(parents=True)
+    (code / "train.py").write_text("print('trains')")
+    script = "python3 ../train.py; echo made > made"
+    launch = Launch(
+        ReplicaKey("4kq7w2mz9c1f.0", 1, 0),
+        in_image(script, working_dir=str(code / "sub")),
+        {},
+        code=code,
+    )
+    await executor.prepare(launch)
+    execution = await executor.start(launch)
+    assert await execution.exited() == Exit(exit_code=0)
+    assert execution.read_output("stdout", 0, 100) == b"trains\n"
+    assert (code / "sub" / "made").read_text() == "made\n"
+
+
+async def test_a_container_outlives_its_agent_and_its_output_is_whole(cell: AgentCell) -> None:
+    script = """
+    n=0
+    while [ ! -e /yard/work/go ]; do n=$((n + 1)); echo "line $n"; sleep 0.01; done
+    echo "end $n"
+    """
+    async with cell.agent():
+        task = await cell.allocate(in_image(script))
+        await cell.until_output(task, "line 20\n")
+    async with cell.agent() as joined:
+        assert [each.task_id for each in joined.running] == [task]
+        await cell.until_output(task, "line 60\n")
+    (cell.data_dir / "containers" / f"{task}.1.0" / "work" / "go").touch()
+    async with cell.agent():
+        assert (await cell.exit_of(task)).exit_code == 0
+        await ended(cell, task)
+    *lines, last = (await cell.output(task)).splitlines()
+    assert lines == [f"line {number + 1}" for number in range(len(lines))]
+    assert last == f"end {len(lines)}"
+
+
+async def test_a_task_in_a_container_saves_when_it_must_stop(cell: AgentCell) -> None:
+    script = """
+    trap 'cat "$YARD_STOP_FILE"; echo "$NOTE" > "$YARD_CHECKPOINT_FILE"; exit 0' TERM
+    echo ready
+    while :; do sleep 0.05 || :; done
+    """
+    note = json.dumps({"uri": "s3://runs/a", "step": 7})
+    async with cell.agent():
+        task = await cell.allocate(in_image(script, env={"NOTE": note}))
+        await cell.until_output(task, "ready")
+        await cell.stop(task, grace_s=30)
+        assert (await cell.exit_of(task)).exit_code == 0
+        await ended(cell, task)
+    (saved,) = await cell.of_type(CheckpointDoneV1, task)
+    assert saved.step == 7
+    assert '"code"' in await cell.output(task)
+
+
+async def test_a_task_that_ignores_its_stop_is_killed(cell: AgentCell) -> None:
+    async with cell.agent():
+        task = await cell.allocate(in_image("trap '' TERM; echo ready; sleep 1000 & wait; wait"))
+        await cell.until_output(task, "ready")
+        await cell.stop(task, grace_s=0)
+        assert (await cell.exit_of(task)).signal == 9
+        await ended(cell, task)
+
+
+@pytest.mark.parametrize("child", [True, False])
+async def test_a_task_that_exceeds_its_memory_ends_out_of_memory(
+    cell: AgentCell, child: bool
+) -> None:
+    fill = "python3 -c 'x = bytearray(200 * 2**20)'"
+    async with cell.agent():
+        task = await cell.allocate(in_image(f"{fill}; exit $?" if child else f"exec {fill}"))
+        exited = await cell.exit_of(task)
+        await ended(cell, task)
+    assert (exited.out_of_memory, exited.signal) == (True, 9)
+
+
+async def test_a_container_has_no_gpu_and_no_rights_that_it_did_not_request(
+    cell: AgentCell,
+) -> None:
+    script = """
+    echo "gpus $NVIDIA_VISIBLE_DEVICES, api [$YARD_AGENT_URL]"
+    grep -E 'CapEff|NoNewPrivs' /proc/self/status
+    touch /yard/stop.json 2>/dev/null || echo "read-only"
+    touch /yard/work/mine && echo "work"
+    """
+    async with cell.agent():
+        task = await cell.allocate(in_image(script))
+        await ended(cell, task)
+    assert (await cell.output(task)).split("\n") == [
+        "gpus void, api []",
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "read-only",
+        "work",
+        "",
+    ]
+
+
+async def test_what_a_container_cannot_run_is_a_failed_start_with_its_reason(
+    cell: AgentCell,
+) -> None:
+    nowhere = "127.0.0.1:1/team/train:1"
+    async with cell.agent():
+        cases = {
+            "connection refused": await cell.allocate(Run(script="x", image=nowhere)),
+            "a gang needs the network": await cell.allocate(in_image("x"), replicas=2),
+            "fence: kill": await cell.allocate(in_image("x"), fence_s=3600),
+        }
+        for reason, task in cases.items():
+            assert (await ended(cell, task)).never_started, reason
+            assert reason in await cell.output(task, stream="agent")
+
+
+async def test_containers_of_others_are_left_alone(
+    cell: AgentCell, engine: docker.DockerClient
+) -> None:
+    async with cell.agent():
+        first = await cell.allocate(in_image("exit 0"))
+        await ended(cell, first)
+    owner = (cell.data_dir / "containers.owner").read_text()
+    task = f"{cell.jobs + 1:012d}.0"
+    foreign: Container = engine.containers.create(
+        CONTAINER_IMAGE, ["sleep", "1000"], name=f"yard-{owner}-{task}.1.0"
+    )
+    try:
+        async with cell.agent():
+            assert await cell.allocate(in_image("echo ran")) == task
+            assert (await ended(cell, task)).never_started
+            assert "of someone else" in await cell.output(task, stream="agent")
+        await cell.ports().executor.sweep()
+        foreign.reload()
+        assert foreign.status == "created"
+    finally:
+        foreign.remove(force=True)
+
+
+async def test_an_engine_that_is_away_ends_no_task(
+    cell: AgentCell, engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    socket, broken = tmp_path / "engine.sock", tmp_path / "broken.sock"
+    asked = asyncio.Event()
+
+    def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        writer.close()
+
+    def point_to(target: Path) -> None:
+        draft = tmp_path / "draft.sock"
+        draft.symlink_to(target)
+        draft.rename(socket)
+
+    point_to(Path("/var/run/docker.sock"))
+    cell.configure(engine_socket=socket)
+    script = "echo one; while [ ! -e /yard/work/go ]; do sleep 0.05; done; echo two"
+    async with await asyncio.start_unix_server(refuse, broken), cell.agent():
+        task = await cell.allocate(in_image(script))
+        await cell.until_output(task, "one")
+        (started,) = await cell.of_type(TaskStartedV1, task)
+        point_to(broken)
+        (cell.data_dir / "containers" / f"{task}.1.0" / "work" / "go").touch()
+        await asyncio.to_thread(engine.containers.get(started.run.id).wait)
+        await asked.wait()
+        assert not await cell.of_type(SlotsReleasedV1, task)
+        point_to(Path("/var/run/docker.sock"))
+        assert (await cell.exit_of(task)).exit_code == 0
+        await ended(cell, task)
+    assert await cell.output(task) == "one\ntwo\n"
