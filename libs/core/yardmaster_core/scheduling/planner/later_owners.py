@@ -6,14 +6,17 @@ that comes earlier.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import Fit
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 
 #: The place of a task in the order of its scope, and the task.
 _Row = tuple[OrderKey, Any, Task]
@@ -36,7 +39,7 @@ class LaterOwners:
         #: that did not suffice then.
         self._insufficient: dict[tuple[Hashable, Fit], tuple[int, int]] = {}
 
-    def of(self, task: Task) -> Sequence[Task]:
+    def of(self, task: Task) -> "OwnersBehind":
         """Return the tasks whose reserved slots `task` may take over, the last in the order first.
 
         A task without GPUs takes over none of tasks with GPUs, nor slots of a task that is moved.
@@ -44,22 +47,34 @@ class LaterOwners:
         pool = self._view.pool
         project = self._project(task)
         owners = pool.reserved if project is None else pool.reserved_by_project.get(project)
-        if not owners:
-            return ()
-        found = self._precedence(self._view, task)
-        if found is None:
-            return ()
+        found = self._precedence(self._view, task) if owners else None
+        if not owners or found is None:
+            return OwnersBehind((), pool)
         scope, place = found
         if project not in self._sorted:
             self._sorted.add(project)
             self._sort(owners)
-        behind: list[_Row] = []
+        slices: list[tuple[list[_Row], int]] = []
         for queue_class in range(task.job.shape.queue_class + 1):
             rows = self._rows.get((scope, queue_class))
             if rows is not None and rows[-1][0] > place:
-                behind += rows[bisect_right(rows, place, key=_place) :]
-        behind.sort(key=_place_and_key, reverse=True)
-        return [owner for *_, owner in behind if owner in pool.reserved]
+                slices.append((rows, bisect_right(rows, place, key=_place)))
+        return OwnersBehind(slices, pool)
+
+    def by_place(self, groups: Iterable[Group]) -> Iterator[tuple[Hashable, Group]]:
+        """Yield the groups that may take over reserved slots with their scope, in the order of each
+        scope: a later one takes over slots of a part of the tasks behind an earlier one.
+        """
+        scopes: dict[Hashable, list[tuple[OrderKey, int, Group]]] = {}
+        for number, group in enumerate(groups):
+            found = self._precedence(self._view, group.queue.first)
+            if found is not None:
+                scope, place = found
+                scopes.setdefault(scope, []).append((place, number, group))
+        for scope, rows in scopes.items():
+            rows.sort()
+            for *_, group in rows:
+                yield scope, group
 
     def add(self, owner: Task) -> None:
         """Add a task for which slots were reserved in this cycle."""
@@ -70,7 +85,7 @@ class LaterOwners:
             key, place_and_owner = row
             insort(self._rows.setdefault(key, []), place_and_owner, key=_place_and_key)
 
-    def known_insufficient(self, task: Task, owners: Sequence[Task]) -> bool:
+    def known_insufficient(self, task: Task, owners: "OwnersBehind") -> bool:
         """Whether the slots of as many owners did not suffice for an equal request.
 
         Those behind a task are the last in the order, so fewer of them are a part of the others.
@@ -78,7 +93,7 @@ class LaterOwners:
         changes, number = self._insufficient.get(self._key(task), (-1, 0))
         return changes == self._view.pool.future.changes and len(owners) <= number
 
-    def note_insufficient(self, task: Task, owners: Sequence[Task]) -> None:
+    def note_insufficient(self, task: Task, owners: "OwnersBehind") -> None:
         """Note that the slots of these owners do not suffice for a task."""
         self._insufficient[self._key(task)] = self._view.pool.future.changes, len(owners)
 
@@ -110,6 +125,34 @@ class LaterOwners:
             return None
         scope, place = found
         return (scope, owner.job.shape.queue_class), (place, owner.key, owner)
+
+
+class OwnersBehind:
+    """The owners of reserved slots behind a task, the last in the order first.
+
+    Valid until the next reservation. Making it costs a search in the sorted owners; `len` counts
+    those too that lost their reservations in this cycle.
+    """
+
+    __slots__ = ("_pool", "_slices")
+
+    def __init__(self, slices: Sequence[tuple[list[_Row], int]], pool: Pool) -> None:
+        #: Sorted rows, each list with the index of the first row behind the task.
+        self._slices = slices
+        self._pool = pool
+
+    def __iter__(self) -> Iterator[Task]:
+        reserved = self._pool.reserved
+        backwards = [islice(reversed(rows), len(rows) - start) for rows, start in self._slices]
+        for *_, owner in merge(*backwards, key=_place_and_key, reverse=True):
+            if owner in reserved:
+                yield owner
+
+    def __len__(self) -> int:
+        return sum(len(rows) - start for rows, start in self._slices)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
 
 
 _place = itemgetter(0)

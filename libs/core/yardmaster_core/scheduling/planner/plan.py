@@ -21,7 +21,7 @@ of the same tier then takes.
 It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum, auto
 from functools import cached_property, partial
@@ -34,7 +34,7 @@ from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.gpu_memory import placed_shape, refused_on
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue
-from yardmaster_core.scheduling.planner.later_owners import LaterOwners
+from yardmaster_core.scheduling.planner.later_owners import LaterOwners, OwnersBehind
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.moving_search import MovingSearch, Preemption
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
@@ -238,13 +238,19 @@ class PoolPass:
         them in this cycle: at once, or when others have taken the capacity that it fits on now.
         """
         behind: set[Task] = set()
-        for group in self.queue.awake():
-            behind.update(self._owners_to_pass(group, fitting=True))
+        covered: set[tuple[Hashable, int]] = set()
+        for scope, group in self.later_owners.by_place(self.queue.awake()):
+            queue_class = group.shape.queue_class
+            if (scope, queue_class) in covered:
+                continue
+            if owners := self._owners_to_pass(group, fitting=True):
+                behind.update(owners)
+                covered.update((scope, each) for each in range(queue_class + 1))
         return behind
 
-    def _owners_to_pass(self, group: Group, *, fitting: bool = False) -> Sequence[Task]:
+    def _owners_to_pass(self, group: Group, *, fitting: bool = False) -> OwnersBehind | None:
         """Return the tasks behind a group if it takes over reserved slots of some of them, or with
-        `fitting` if it needs none yet; else none.
+        `fitting` if it needs none yet; else None.
         """
         task = group.queue.first
         owners = self.later_owners.of(task)
@@ -255,10 +261,10 @@ class PoolPass:
             and self._must_wait(self.view, group, task) is None
         )
         if not may_start:
-            return ()
+            return None
         if self._find_placement(self.pool.future, task) is not None:
-            return owners if fitting else ()
-        return owners if self._needed_of(task, owners) else ()
+            return owners if fitting else None
+        return owners if self._needed_of(task, owners) else None
 
     def _must_wait_at_limit(self, task: Task) -> bool:
         """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
@@ -631,7 +637,7 @@ class PoolPass:
         """Yield the running tasks that may be preempted for a task."""
         return (v for v in rules.victims(self.view, task) if not self._left_out(v))
 
-    def _victims(self, task: Task, action: PreemptionAction, owners: Sequence[Task]) -> list[Task]:
+    def _victims(self, task: Task, action: PreemptionAction, owners: OwnersBehind) -> list[Task]:
         """Return those of `owners`, of reserved slots, and of the candidates without which the task
         fits; empty: there are none.
         """
@@ -755,7 +761,7 @@ class PoolPass:
         self._reserve(task, placement)
         return True
 
-    def _take_over(self, task: Task, owners: Sequence[Task]) -> GroupResult | None:
+    def _take_over(self, task: Task, owners: OwnersBehind) -> GroupResult | None:
         """Give the task slots that are reserved for some of `owners`; None: it does not fit there.
 
         The task starts if all these slots are free; else they are reserved for it.
@@ -773,7 +779,7 @@ class PoolPass:
         self._reserve_for(task)
         return GroupResult.RESERVED
 
-    def _needed_of(self, task: Task, owners: Sequence[Task]) -> list[Task]:
+    def _needed_of(self, task: Task, owners: OwnersBehind) -> list[Task]:
         """Return those of `owners` whose reserved slots the task needs; empty: it does not fit
         there, or must not take them over.
         """

@@ -9,6 +9,7 @@ from tests.unit.core.scheduling.reading import all_of, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner import lifecycle, victim_search
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue
+from yardmaster_core.scheduling.planner.plan import PoolPass
 from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
@@ -224,3 +225,25 @@ def test_changed_quotas_count_after_a_cycle_that_stopped_at_its_limit() -> None:
         cell.restart()
         found += started(cell.cycle(limit=1))
     assert found == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("groups", [4, 16])
+def test_tasks_behind_many_groups_on_reserved_slots_are_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2 * groups)
+    cell.submit("low", tasks=2 * groups, priority=60)
+    cell.cycle()
+    for index in range(2 * groups):
+        cell.starts("low", index)
+    cell.submit("mid", tasks=groups, priority=40, preemptible=False)
+    assert len(all_of(cell.cycle(), dec.SlotsReservedV1)) == groups
+    for index in range(2 * groups):
+        cell.ends("low", index, done=True)
+    for number in range(groups):
+        cell.submit(f"high{number}x", priority=10 + number)
+    looks = counted(monkeypatch, PoolPass, "_owners_to_pass")
+    assert len(started(cell.cycle())) == 2 * groups
+    assert looks == [1]
+    assert_sound(cell.state)
