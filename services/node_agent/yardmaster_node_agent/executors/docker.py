@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
@@ -74,8 +75,12 @@ class _Patience:
         while True:
             with suppress(EngineAway):
                 return await ask()
-            await self._clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            await self.pause(tries)
             tries += 1
+
+    async def pause(self, tries: int = 0) -> None:
+        """Wait before the engine is asked again; longer after more `tries`."""
+        await self._clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
 
 
 class ContainerExecution:
@@ -105,14 +110,19 @@ class ContainerExecution:
                 for stream in _STREAMS:
                     await self._patience.answer(partial(self._copy, stream, follow=False))
                 return _exit_of(state)
+            await self._patience.pause()
 
     async def gone(self) -> None:
         """Wait until the container has ended, and its output was copied."""
         await self.exited()
 
     async def signal(self, number: int) -> None:
-        """Send a signal to the main program, which the engine's init process forwards."""
-        await self._patience.answer(lambda: self._engine.signal(self.identity.id, number))
+        """Send a signal to the main program, which the engine's init process forwards.
+
+        A refusal changes nothing: the agent kills what still runs again and again.
+        """
+        with suppress(EngineRefused):
+            await self._patience.answer(lambda: self._engine.signal(self.identity.id, number))
 
     async def kill(self) -> None:
         """SIGKILL the container's init process, and with it all others."""
@@ -185,7 +195,7 @@ class DockerExecutor:
         self._patience = _Patience(clock)
         self._user = user
         self._network = network
-        self._pulls: dict[str, asyncio.Lock] = {}
+        self._pulls: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._host = ""
         self._known_owner = ""
         self.capabilities = Capabilities(
@@ -285,11 +295,15 @@ class DockerExecutor:
         return running
 
     async def forget(self, key: ReplicaKey) -> None:
-        """Remove the container and the directory."""
+        """Remove the container and the directory.
+
+        If the engine refuses, both stay, and the next sweep removes them.
+        """
         found = await self._inspect(key) if self._directory(key).exists else None
-        if found is not None:
-            await self._patience.answer(lambda: self._engine.remove(found["Id"], force=True))
-        self._directory(key).remove()
+        with suppress(EngineRefused):
+            if found is not None:
+                await self._patience.answer(lambda: self._engine.remove(found["Id"], force=True))
+            self._directory(key).remove()
 
     def _refused(self, launch: Launch) -> str | None:
         """Return why the executor cannot run a job; None if it can."""
@@ -306,12 +320,12 @@ class DockerExecutor:
 
     async def _image(self, reference: str) -> str:
         """Return the id of an image; pull it if needed, one pull of an image at a time."""
-        async with self._pulls.setdefault(reference, asyncio.Lock()):
+        lock = self._pulls.setdefault(reference, asyncio.Lock())
+        async with lock:
             found = await self._engine.image(reference)
             if found is None:
                 await self._engine.pull(reference)
                 found = await self._engine.image(reference)
-        self._pulls.pop(reference, None)
         if found is None:
             raise EngineRefused(f"the engine has no image {reference} after the pull")
         return found

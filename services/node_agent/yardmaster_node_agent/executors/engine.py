@@ -26,6 +26,7 @@ ANSWER_S: Final = 30.0
 PROBE_S: Final = 5.0
 #: Seconds without any bytes after which a pull counts as failed.
 PULL_IDLE_S: Final = 120.0
+_NO_IDLE: Final = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 #: The head of a frame of output: the stream, three zeros, the length.
 _HEAD: Final = struct.Struct(">BxxxL")
 #: The most bytes of an engine's error message that are kept.
@@ -59,6 +60,10 @@ class Engine:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
+        # Each client reads the authorities of TLS when it is made, so there is one for all
+        # requests. It keeps no connection open, so it needs no closing.
+        transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=_NO_IDLE)
+        self._client = httpx.AsyncClient(transport=transport)
 
     def missing(self) -> str | None:
         """Return why no engine answers at present; None if one does. This blocks for `PROBE_S`."""
@@ -197,6 +202,8 @@ class Engine:
             return False
         if answer.status_code in absent:
             return None
+        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and method == "GET":
+            raise EngineAway(_message(body))  # it says nothing of what was asked for
         if answer.status_code >= httpx.codes.BAD_REQUEST:
             raise EngineRefused(_message(body))
         return json.loads(body) if body.strip() else {}
@@ -215,13 +222,11 @@ class Engine:
 
         Raises: EngineAway: it does not answer, or breaks off.
         """
-        transport = httpx.AsyncHTTPTransport(uds=str(self._socket))
         address = f"http://engine/{API_VERSION}{path}"
         try:
-            async with (
-                httpx.AsyncClient(transport=transport, timeout=idle_s) as client,
-                client.stream(method, address, params=query, json=content) as answer,
-            ):
+            async with self._client.stream(
+                method, address, params=query, json=content, timeout=idle_s
+            ) as answer:
                 yield answer
         except httpx.TransportError as error:
             raise EngineAway(f"{self._socket}: {error!r}") from None
