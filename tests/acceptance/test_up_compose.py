@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import containers
+from tests.support.packages import write_tree
 from tests.support.up import Up
 from yardmaster_localcluster import compose
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID
@@ -134,6 +135,13 @@ def test_up_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
 
     # The command finds the Redis of this cluster, like its log.
     cluster.yard("replay", "verify", "--views")
+
+    # The image of the agents has another Python than this test.
+    folder = write_tree(cluster.folder / "src", {"words.txt": b"from the folder"})
+    followed = cluster.yard(
+        "submit", "--follow", "--context", str(folder), "--", "cat", "words.txt"
+    )
+    assert followed.lines[1:] == ["from the folder"]
 
     # A task is another user than its agent, where root may say so, and finds no credentials.
     isolated = os.getuid() == 0

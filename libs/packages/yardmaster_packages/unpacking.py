@@ -3,7 +3,7 @@
 The archive was written by a user, so it is read as an attack. Only what `archive` writes is
 accepted: files, folders, symbolic links that stay inside, and extended headers of bounded size. The
 headers are read here, one block after another, because `tarfile` reads an extended header of any
-size into memory; `tarfile.data_filter` checks every entry in addition.
+size into memory; `tarfile.data_filter` checks every entry in addition, where Python has it.
 """
 
 import errno
@@ -25,6 +25,8 @@ from yardmaster_packages.paths import collision_key, problem_of_link, problem_of
 UNFINISHED: Final = ".new"
 _READ_BYTES: Final = 64 * 1024
 _BLOCK: Final = tarfile.BLOCKSIZE
+#: Python has the filters of `tarfile` since 3.11.4; Debian 12 has 3.11.2.
+_HAS_FILTERS: Final = hasattr(tarfile, "data_filter")
 _ZEROS: Final = bytes(_BLOCK)
 #: The path and the target of a link, each at most 3 KiB, and their keys.
 _MAX_EXTENDED_BYTES: Final = 8 * 1024
@@ -185,7 +187,7 @@ class _Unpacking:
             found = "its folder is not part of the package"
         if found is None and collision_key(path) in self._seen:
             found = "it occurs twice, or differs from another path only in case"
-        if found is None:
+        if found is None and _HAS_FILTERS:
             try:
                 tarfile.data_filter(entry, str(self.folder))
             except tarfile.FilterError as error:

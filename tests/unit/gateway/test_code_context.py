@@ -107,7 +107,6 @@ async def test_a_repeated_submission_needs_no_package_any_more(cell: GatewayCell
     [
         ({"working_dir": "/srv"}, "a folder in the context"),
         ({"working_dir": "src/../.."}, "a folder in the context"),
-        ({"image": "team/train:1"}, "together with image"),
     ],
 )
 async def test_keys_that_a_context_excludes_are_refused(

@@ -51,6 +51,12 @@ TREE: dict[str, bytes | str] = {
 }
 
 
+@pytest.fixture(autouse=True, params=sorted({False, hasattr(tarfile, "data_filter")}))
+def filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether Python has the filters of `tarfile`, which Debian 12 does not have."""
+    monkeypatch.setattr("yardmaster_packages.unpacking._HAS_FILTERS", request.param)
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     folder = tmp_path / "cache"

@@ -55,31 +55,31 @@ def decide_lifecycle(draft: Draft) -> None:
         tasks = [state.attention[task_id] for task_id in todo]
         for task in tasks:
             _advance_task(draft, task)
-        _drop_relying_on(draft, tasks)
+        overdue = [task.run for task in tasks if task.run is not None and task.run.overdue]
+        for pool in dict.fromkeys(run.pool_name for run in overdue):
+            _drop_impossible(draft, state.pools[pool].reserved)
 
 
 def _advance_task(draft: Draft, task: Task) -> None:
     # A task may take two steps at once: requeued, then ended because it was cancelled meanwhile.
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)
+        if isinstance(event, StopOverdueV1):
+            # At once: until then, slots of these nodes are reserved that may never be released.
+            for node in event.nodes:
+                _drop_impossible(draft, draft.state.nodes[node].reserved)
 
 
-def _drop_relying_on(draft: Draft, tasks: Iterable[Task]) -> None:
-    """Drop what is reserved on slots that some of `tasks` did not release in time, or for tasks
-    that a limit lets start only once they have. Each reservation is looked at once.
+def _drop_impossible(draft: Draft, owners: Iterable[Task]) -> None:
+    """Drop what is reserved for the tasks that cannot get it any more.
 
-    Also for tasks about which this cycle has decided already. A cycle that stops at its limit
+    These are tasks whose slots another task did not release in time, and tasks that a limit lets
+    start only once another one has: all of a pool are looked at once, after all stops that are
+    overdue. Also tasks about which this cycle has decided already. A cycle that stops at its limit
     leaves the overdue tasks in `attention`, so that the next one drops the rest.
     """
-    state = draft.state
-    overdue = [task.run for task in tasks if task.run is not None and task.run.overdue]
-    owners: dict[Task, None] = {}
-    for pool in dict.fromkeys(run.pool_name for run in overdue):
-        owners |= dict.fromkeys(state.pools[pool].reserved)
-    for node in dict.fromkeys(name for run in overdue for name in run.nodes):
-        owners |= dict.fromkeys(state.nodes[node].reserved)
     for owner in sorted(owners):
-        if (drop := drop_of(state, owner)) is not None:
+        if (drop := drop_of(draft.state, owner)) is not None:
             draft.record(drop, owner.id, owner.cause)
 
 

@@ -174,7 +174,8 @@ def test_the_reservations_of_a_pool_are_looked_at_once_for_all_overdue_stops(
     monkeypatch: pytest.MonkeyPatch, stops: int
 ) -> None:
     cell = Cell()
-    cell.node("n1", gpus=stops)
+    for number in range(stops):
+        cell.node(f"n{number}", gpus=1)
     cell.submit("low", tasks=stops, priority=60, grace_s=0)
     cell.cycle()
     for index in range(stops):
@@ -186,7 +187,7 @@ def test_the_reservations_of_a_pool_are_looked_at_once_for_all_overdue_stops(
     decided = cell.cycle(after_s=60)
     assert len(all_of(decided, dec.StopOverdueV1)) == stops
     assert len(all_of(decided, dec.ReservationDroppedV1)) == stops
-    # Once for all, and once for each task about which the cycle decides.
+    # Once for all, once for each node, and once for each task about which the cycle decides.
     assert looks[0] <= 4 * stops
     assert_sound(cell.state)
 
