@@ -65,7 +65,7 @@ def test_a_request_can_be_followed_through_kafka_to_the_start_of_its_process(
     assert {span.service for span in spans} == {
         f"yardmaster-{name}" for name in ("gateway", "quota", "scheduler", "node-agent", "views")
     }
-    start = by_name["node_agent process start"]
+    start = by_name["node_agent start"]
     assert start.trace_id == TRACE
     # Later spans come from the reports of the agent.
     own = [s for s in spans if s.trace_id == TRACE and s.name != "scheduler TaskEnded"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from yardmaster_schemas.events.node_events import (
 )
 
 pytestmark = pytest.mark.timeout(120)
+ENGINE = Path("/var/run/docker.sock")
 
 
 @pytest.fixture
@@ -45,6 +47,13 @@ def engine() -> Iterator[docker.DockerClient]:
     yield client
     client.close()
     collect_half_open()
+
+
+def point(path: Path, socket: Path) -> None:
+    """Let a path lead to another socket from now on."""
+    draft = path.with_name("draft.sock")
+    draft.symlink_to(socket)
+    draft.rename(path)
 
 
 def in_image(script: str, **run: Any) -> Run:
@@ -227,24 +236,59 @@ async def test_an_engine_that_is_away_ends_no_task(
         asked.set()
         writer.close()
 
-    def point_to(target: Path) -> None:
-        draft = tmp_path / "draft.sock"
-        draft.symlink_to(target)
-        draft.rename(socket)
-
-    point_to(Path("/var/run/docker.sock"))
+    point(socket, ENGINE)
     cell.configure(engine_socket=socket)
     script = "echo one; while [ ! -e /yard/work/go ]; do sleep 0.05; done; echo two"
     async with await asyncio.start_unix_server(refuse, broken), cell.agent():
         task = await cell.allocate(in_image(script))
         await cell.until_output(task, "one")
         (started,) = await cell.of_type(TaskStartedV1, task)
-        point_to(broken)
+        point(socket, broken)
         (cell.data_dir / "containers" / f"{task}.1.0" / "work" / "go").touch()
         await asyncio.to_thread(engine.containers.get(started.run.id).wait)
         await asked.wait()
         assert not await cell.of_type(SlotsReleasedV1, task)
-        point_to(Path("/var/run/docker.sock"))
+        point(socket, ENGINE)
         assert (await cell.exit_of(task)).exit_code == 0
         await ended(cell, task)
     assert await cell.output(task) == "one\ntwo\n"
+
+
+async def test_a_start_whose_answer_is_lost_is_not_repeated_after_the_container_has_ended(
+    cell: AgentCell, engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    """A request to start reaches the engine, and the connection breaks once the program ended."""
+    socket, between, lost = tmp_path / "engine.sock", tmp_path / "between.sock", 0
+    opened: list[asyncio.StreamWriter] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lost
+        opened.append(writer)
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(size[1])) if size else b""
+        from_engine, to_engine = await asyncio.open_unix_connection(ENGINE)
+        opened.append(to_engine)
+        to_engine.write(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+        started = re.match(rb"POST \S+/containers/(\w+)/start ", head)
+        if started is None:
+            while data := await from_engine.read(65_536):
+                writer.write(data)
+        else:
+            await from_engine.readline()
+            await asyncio.to_thread(engine.containers.get(started[1].decode()).wait)
+            lost += 1
+        writer.close()
+
+    point(socket, ENGINE)
+    cell.configure(engine_socket=socket)
+    async with await asyncio.start_unix_server(pass_on, between), cell.agent():
+        point(socket, between)
+        task = await cell.allocate(in_image("echo started >> /yard/work/starts"))
+        assert (await cell.exit_of(task)).exit_code == 0
+        await ended(cell, task)
+    for writer in opened:
+        writer.close()
+    point(socket, ENGINE)
+    starts = cell.data_dir / "containers" / f"{task}.1.0" / "work" / "starts"
+    assert (lost, starts.read_text()) == (1, "started\n")

@@ -50,7 +50,7 @@ JOB = {"project": "default", "resources": {"gpus": 1}, "run": {"command": ["true
 PATH_SPANS = {
     *("POST /v1/jobs", "append details", "append requests", "quota cycle", "quota TaskAdmitted"),
     *("scheduler cycle", "scheduler relay", "views step"),
-    *("node_agent assignment", "node_agent process start"),
+    *("node_agent assignment", "node_agent prepare", "node_agent start"),
 }
 
 
@@ -176,7 +176,7 @@ async def test_one_trace_leads_from_the_request_to_the_start_of_the_process(
 
     (assignment,) = [span for span in spans if span.name == "node_agent assignment"]
     assert (assignment.trace_id, assignment.parent) == (TRACE, request.span_id)
-    (start,) = [span for span in spans if span.name == "node_agent process start"]
+    (start,) = [span for span in spans if span.name == "node_agent start"]
     assert (start.trace_id, start.parent) == (TRACE, assignment.span_id)
     # Quota and scheduler have a second cycle when the task ends.
     for name in ("POST /v1/jobs", "quota cycle", "scheduler cycle", "node_agent details"):

@@ -22,6 +22,7 @@ from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.machine import LogCutV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
+    ExecutorKind,
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
@@ -365,6 +366,17 @@ async def test_an_agent_does_not_start_on_a_log_that_lost_the_record_of_a_cut(
     with pytest.raises(ExceptionGroup) as stopped:
         await run_for(host, 5)
     assert stopped.value.subgroup(LogTruncated) is not None
+
+
+async def test_without_an_engine_auto_runs_processes_only(tmp_path: Path) -> None:
+    cell = await AgentCell(tmp_path / "n1").open()
+    cell.configure(executor="auto", engine_socket=tmp_path / "no.sock")
+    async with cell.agent(cell.ports()) as joined:
+        assert joined.executors == (ExecutorKind.PROCESS,)
+        task = await cell.allocate(sh("exit 3"))
+        assert (await cell.exit_of(task)).exit_code == 3
+        await cell.ended(task)
+    await cell.log.close()
 
 
 async def test_the_setting_selects_the_executor(tmp_path: Path) -> None:

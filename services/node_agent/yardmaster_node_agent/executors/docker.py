@@ -226,18 +226,23 @@ class DockerExecutor:
             raise ExecutorFailed(replica=key, found=error) from None
 
     async def start(self, launch: Launch) -> ContainerExecution:
-        """Start the container."""
+        """Start the container, if it was not started before.
+
+        An engine starts a container that has ended again. So a request without an answer is not
+        repeated before the engine has said that the container was not started.
+        """
         key = launch.key
-        found = await self._inspect(key)
-        if found is None:
-            raise ExecutorFailed(replica=key, found="its container is gone")
-        if found["State"]["Status"] == "created":
+        while (found := await self._inspect(key)) is not None:
+            if found["State"]["Status"] != "created":
+                return await self._execution(key, found["Id"])
             try:
-                await self._patience.answer(lambda: self._engine.start(found["Id"]))
+                await self._engine.start(found["Id"])
+            except EngineAway:
+                await self._patience.pause()
             except EngineRefused as error:
                 await self.withdraw(key)
                 raise ExecutorFailed(replica=key, found=error) from None
-        return await self._execution(key, found["Id"])
+        raise ExecutorFailed(replica=key, found="its container is gone")
 
     async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find the container of a replica by its name; the directory was created before it."""

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from socket import AF_UNIX, socket
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
@@ -58,20 +59,23 @@ class EngineRefused(Exception):
 class Engine:
     """The engine that listens on a Unix socket. Each method may raise EngineAway."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, path: Path) -> None:
+        self._socket = path
         # Each client reads the authorities of TLS when it is made, so there is one for all
         # requests. It keeps no connection open, so it needs no closing.
-        transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=_NO_IDLE)
+        transport = httpx.AsyncHTTPTransport(uds=str(path), limits=_NO_IDLE)
         self._client = httpx.AsyncClient(transport=transport)
 
     def missing(self) -> str | None:
         """Return why no engine answers at present; None if one does. This blocks for `PROBE_S`."""
         transport = httpx.HTTPTransport(uds=str(self._socket))
         try:
+            # httpx does not close the socket of a connection that is refused.
+            with socket(AF_UNIX) as probe:
+                probe.connect(str(self._socket))
             with httpx.Client(transport=transport, timeout=PROBE_S) as client:
                 answer = client.get(f"http://engine/{API_VERSION}/_ping")
-        except httpx.TransportError as error:
+        except (OSError, httpx.TransportError) as error:
             return f"{self._socket}: {error}"
         if answer.status_code != httpx.codes.OK:
             return f"{self._socket}: {_message(answer.content)}"
@@ -125,11 +129,14 @@ class Engine:
         return found
 
     async def start(self, container_id: str) -> None:
-        """Start a container, unless it was started before.
+        """Start a container; one that has ended is started again.
+
+        This waits for the answer for as long as the engine needs. So after EngineAway, the engine
+        has ended, and does not start the container later.
 
         Raises: EngineRefused: it cannot be started, or does not exist.
         """
-        await self._ask("POST", f"/containers/{container_id}/start")
+        await self._ask("POST", f"/containers/{container_id}/start", idle_s=None)
 
     async def signal(self, container_id: str, number: int) -> None:
         """Send a signal to the main process of a container; do nothing if it does not run."""
@@ -194,9 +201,10 @@ class Engine:
         content: Mapping[str, Any] | None = None,
         absent: tuple[int, ...] = (),
         refused: tuple[int, ...] = (),
+        idle_s: float | None = ANSWER_S,
     ) -> Any:
         """Return the answer's JSON; None for a status in `absent`, False for one in `refused`."""
-        async with self._open(method, path, query, content=content) as answer:
+        async with self._open(method, path, query, content=content, idle_s=idle_s) as answer:
             body = await answer.aread()
         if answer.status_code in refused:
             return False
@@ -216,7 +224,7 @@ class Engine:
         query: Mapping[str, str] | None = None,
         *,
         content: Mapping[str, Any] | None = None,
-        idle_s: float = ANSWER_S,
+        idle_s: float | None = ANSWER_S,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request on a connection of its own.
 
