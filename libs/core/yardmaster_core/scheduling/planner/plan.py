@@ -571,7 +571,7 @@ class PoolPass:
                 self._left_to_later[group] = None
                 self.decisions.wait(group, task, self._capacity_wait(task))
                 return GroupResult.WAITS
-            reserved = not group.shape.start_failed and self._reserve_released(task)
+            reserved = self._reserve_released(task)
             return GroupResult.RESERVED if reserved else GroupResult.NO_CAPACITY
         self.decisions.start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
