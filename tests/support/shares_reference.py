@@ -355,10 +355,27 @@ def shares_of(
     if among == "job":
         _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
     _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
-    capacity = pool.free.free_milli + pool.reserved_idle_milli + pool.used_milli
+    capacity = unheld_milli(pool) + pool.used_milli
     for share, offer in zip(shares, divide(capacity, [s.as_demand() for s in shares]), strict=True):
         share.offer = offer
     return shares
+
+
+def unheld_milli(pool: Pool) -> int:
+    """Return the gpu_milli that no task holds, whether it is reserved or not, of slots that take
+    tasks.
+    """
+    unheld = 0
+    for node in pool.nodes.values():
+        if not node.usable:
+            continue
+        free = [0 if slot in node.disabled else WHOLE for slot in range(node.gpus)]
+        for (_, replica), task in node.open.items():
+            assert task.run is not None
+            for slot in task.run.placements[replica].slots:
+                free[slot] -= task.run.placements[replica].gpu_milli
+        unheld += sum(milli for milli in free if milli > 0)
+    return unheld
 
 
 def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Share]:

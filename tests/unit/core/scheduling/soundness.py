@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
-from tests.support.shares_reference import shares_of
+from tests.support.shares_reference import shares_of, unheld_milli
 from yardmaster_core.digests import MODULUS
 from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
@@ -269,7 +269,6 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     groups = {g for g in pool.groups.values() if any(t.group is g and t.reserved for t in tasks)}
     assert set(pool.reserved_groups) == groups, f"{pool.name}: wrong groups with reservations"
     milli: Counter[object] = Counter()
-    idle = 0
     for task in reserved:
         reservation = task.reserved
         assert reservation is not None
@@ -285,7 +284,6 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         for replica, placement in enumerate(reservation.placements):
             node = state.nodes[placement.node]
             assert replica in node.reserved[task]
-            idle += reservation.free[replica] * placement.gpu_milli * len(placement.slots)
             if node.incarnation != placement.incarnation or node.state is not NodeState.UP:
                 continue
             whole = placement.gpu_milli in (0, 1000)
@@ -304,7 +302,8 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert reservation.missing == missing
         assert (task in pool.ready) == (not missing), f"{task.id} should start on its slots"
     assert set(pool.ready) <= set(reserved)
-    assert pool.reserved_idle_milli == idle
+    reserved_idle = unheld_milli(pool) - pool.free.free_milli
+    assert pool.reserved_idle_milli == reserved_idle, f"{pool.name}: idle reserved slots"
     assert {o: m for o, m in pool.reserved_milli.items() if m} == {
         o: m for o, m in milli.items() if m
     }

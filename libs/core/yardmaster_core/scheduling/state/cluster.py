@@ -533,3 +533,4 @@ class ClusterState:
                 index.open_node(capacity)
             else:
                 index.close_node(capacity)
+        update_ready(node, self.pools)

@@ -23,7 +23,8 @@ class Node:
         *("executors", "free", "future", "gpu_memory_mib", "gpus", "hash", "incarnation", "labels"),
         "max_free",
         *("memory_mib", "name", "node_type", "open", "ordinal", "pending", "pool_name"),
-        *("port_first", "port_last", "ports", "reserved", "revoked_ms", "schema_version"),
+        *("port_first", "port_last", "ports", "reserved", "reserved_idle_milli"),
+        *("revoked_ms", "schema_version"),
         *("fraction_limits", "silent_ms", "state", "stops_disabled"),
     )
 
@@ -71,6 +72,8 @@ class Node:
         self.open: dict[tuple[str, int], Task] = {}
         #: Pending tasks with reserved slots on the node, and which of their replicas (derived).
         self.reserved: dict[Task, list[int]] = {}
+        #: The part of its reserved gpu_milli that no task holds, while it takes tasks (derived).
+        self.reserved_idle_milli = 0
         self.hash = 0
 
     @property

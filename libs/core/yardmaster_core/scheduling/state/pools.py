@@ -99,7 +99,7 @@ class Pool:
         #: other slots before the reserved ones are free.
         self.reserved_groups: dict[Group, None] = {}
         #: gpu_milli reserved for tasks of a job, project or department; and the part of all
-        #: reserved gpu_milli that is idle (derived).
+        #: reserved gpu_milli that no task holds, on nodes that take tasks (derived).
         self.reserved_milli: dict[Job | Project | Department, int] = {}
         self.reserved_idle_milli = 0
         #: Whether slots began to be freed or lost their reservation, so that all groups that did

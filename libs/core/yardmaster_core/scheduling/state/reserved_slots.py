@@ -14,12 +14,14 @@ from yardmaster_schemas.events.decisions import Placement
 
 
 def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
-    """Compute which reserved slots of a node are free, after its capacity changed.
+    """Compute which reserved slots of a node are free, and which part of them no task holds, after
+    its capacity changed.
 
     Where the free amounts do not suffice for all reservations of the node, tasks that were
     submitted earlier come first.
     """
     if not node.reserved:
+        _set_idle(node, pools, 0)
         return
     free = node.free
     rows = [
@@ -30,14 +32,18 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
     ]
     slots = dict.fromkeys((slot for *_, p in rows for slot in p.slots), 0)
     for slot in slots:
-        slots[slot] = free.slots[slot] if slot < len(free.slots) else -1
+        slots[slot] = _free_of(node, slot)
     cpu_milli, memory_mib, gpuless = free.cpu_milli, free.memory_mib, free.gpuless_left
     for *_, placement in rows:
+        if placement.incarnation != node.incarnation:
+            continue  # nothing of this node was taken for it
         cpu_milli += placement.cpu_milli
         memory_mib += placement.memory_mib
         gpuless += not placement.slots
         for slot in placement.slots:
             slots[slot] += placement.gpu_milli
+    unheld = sum(max(0, milli) - max(0, _free_of(node, slot)) for slot, milli in slots.items())
+    _set_idle(node, pools, unheld if free.available else 0)
     for task, replica, placement in rows:
         is_free = (
             placement.incarnation == node.incarnation
@@ -54,6 +60,19 @@ def update_ready(node: Node, pools: Mapping[str, Pool]) -> None:
             for slot in placement.slots:
                 slots[slot] -= placement.gpu_milli
         _set_ready(task, replica, pools, is_free=is_free)
+
+
+def _free_of(node: Node, slot: int) -> int:
+    """Return the free gpu_milli of a slot, which the node may not have any more."""
+    free = node.free.slots
+    return free[slot] if slot < len(free) else -1
+
+
+def _set_idle(node: Node, pools: Mapping[str, Pool], milli: int) -> None:
+    """Set the reserved gpu_milli of a node that no task holds."""
+    if milli != node.reserved_idle_milli and node.pool_name is not None:
+        pools[node.pool_name].reserved_idle_milli += milli - node.reserved_idle_milli
+        node.reserved_idle_milli = milli
 
 
 def takes_whole_nodes(task: Task) -> bool:
@@ -79,18 +98,15 @@ def _set_ready(task: Task, replica: int, pools: Mapping[str, Pool], *, is_free: 
     reservation = task.reserved
     assert reservation is not None
     if is_free != reservation.free[replica]:
+        set_free(reservation, replica, is_free=is_free)
         pool = pools[reservation.pool_name]
-        set_free(pool, reservation, replica, is_free=is_free)
         if reservation.missing:
             pool.ready.pop(task, None)
         else:
             pool.ready[task] = None
 
 
-def set_free(pool: Pool, reservation: Reservation, replica: int, *, is_free: bool) -> None:
+def set_free(reservation: Reservation, replica: int, *, is_free: bool) -> None:
     """Note that the reserved slots of a replica became free, or are not free any more."""
-    placement = reservation.placements[replica]
     reservation.free[replica] = is_free
     reservation.missing += -1 if is_free else 1
-    milli = placement.gpu_milli * len(placement.slots)
-    pool.reserved_idle_milli += milli if is_free else -milli

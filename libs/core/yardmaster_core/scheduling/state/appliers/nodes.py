@@ -13,6 +13,7 @@ from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import MAX_DEAD_INCARNATIONS, Node
 from yardmaster_core.scheduling.state.phases import Due, NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.reserved_slots import update_ready
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
@@ -72,6 +73,7 @@ def _update_disabled(state: ClusterState, node: Node) -> None:
     if pool is not None and node.ordinal in pool.free.capacities:
         for index, capacity in pool.capacities_of(node):
             index.disable(capacity, node.disabled_slots)
+        update_ready(node, state.pools)
 
 
 def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
@@ -240,6 +242,8 @@ def _uninstall(state: ClusterState, node: Node) -> None:
     if node.ordinal in pool.free.capacities:
         for index, capacity in pool.capacities_of(node):
             index.remove(capacity, node.node_type, node.name)
+    pool.reserved_idle_milli -= node.reserved_idle_milli
+    node.reserved_idle_milli = 0
     pool.nodes_changed()
     node.pool_name = None
     state.wake_index.wake_all(pool)

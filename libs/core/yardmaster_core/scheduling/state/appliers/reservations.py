@@ -131,7 +131,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.pop(task, None)
         if reservation.free[replica]:
-            set_free(pool, reservation, replica, is_free=False)
+            set_free(reservation, replica, is_free=False)
     pool.count_reserved(task, reservation, -reservation.counted)
     state.allocation_changed(task, pool)
     _shift(state, reservation, take=False)

@@ -489,3 +489,32 @@ def test_a_claimant_releases_at_once_while_a_task_that_cannot_be_preempted_start
     # Now s has the larger share, and `second` is all that p may lose.
     cell.submit("fifth", gpus=2, project="s")
     assert stopped(cell.cycle()) == ["second"]
+
+
+def test_idle_slots_that_are_reserved_with_released_ones_stay_in_the_shares() -> None:
+    cell = shared(4, release="at_once")
+    cell.submit("old", tasks=3)
+    cell.cycle()
+    all_start(cell)
+    cell.submit("gang", gpus=2)
+    assert stopped(cell.cycle()) == ["old.2"]
+    # The shares are still 2 and 2 of 4, although no task may start on the idle slot.
+    cell.submit("other", gpus=0)
+    assert stopped(cell.run_until_idle()) == []
+
+
+def test_a_reserved_slot_without_cpus_stays_in_the_shares() -> None:
+    cell = Cell(policy="fair_share", release="at_once")
+    cell.node("n1", gpus=4, cpu_milli=4000)
+    cell.submit("old", tasks=4, resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=1000))
+    cell.cycle()
+    all_start(cell)
+    cell.ends("old", 0)
+    cell.cycle()
+    cell.submit(
+        "new", tasks=3, weight=2, resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=2000)
+    )
+    assert stopped(cell.cycle()) == ["old.3"]
+    # Slot 0 is idle, its CPUs are released by `old.3`.
+    cell.submit("other", gpus=0)
+    assert stopped(cell.run_until_idle()) == []
