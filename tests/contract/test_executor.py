@@ -18,6 +18,9 @@ from tests.support.half_open import collect_half_open
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.by_image import ExecutorByImage
+from yardmaster_node_agent.executors.docker import DockerExecutor
+from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.port import Execution, Executor, Launch, Phase
 from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser
@@ -26,6 +29,7 @@ from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.node_events import RunIdentity, RunKind
 
 #: Notes its start, then does with a process what the simulated executor does by itself.
 SCRIPT = """
@@ -294,6 +298,20 @@ async def test_a_replica_that_was_started_is_not_withdrawn(host: Host, executor:
 async def test_nothing_is_withdrawn_of_an_absent_replica(executor: Executor) -> None:
     assert await executor.withdraw(KEY) is None
     assert await phase_of(executor) is Phase.ABSENT
+
+
+@pytest.mark.parametrize("kind", [RunKind.PROCESS, RunKind.CONTAINER, RunKind.POD])
+async def test_the_phase_of_a_foreign_kind_of_run_is_unknown(tmp_path: Path, kind: RunKind) -> None:
+    known = RunIdentity(kind=kind, id="1-1", host="here")
+    telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
+    engine = Engine(tmp_path / "nowhere.sock")
+    processes = ProcessExecutor(tmp_path / "p", SystemClock(), renewed=tmp_path / "renewed")
+    containers = DockerExecutor(tmp_path / "c", SystemClock(), engine, telemetry)
+    both = ExecutorByImage(processes, containers)
+    phases = [(await each.find(KEY, known)).phase for each in (processes, containers, both)]
+    of_processes = Phase.ENDED if kind is RunKind.PROCESS else Phase.UNKNOWN
+    assert phases == [of_processes, Phase.UNKNOWN, of_processes]
+    collect_half_open()
 
 
 # --- stop and end -----------------------------------------------------------------------------

@@ -13,17 +13,21 @@ from docker.models.containers import Container
 
 from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.half_open import collect_half_open
-from tests.support.node_agent import AgentCell
-from yardmaster_node_agent.agent_state import Exit, ReplicaKey
+from tests.support.node_agent import AgentCell, sh
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey, ReplicaState
 from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.ledger import FileLedger
 from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     ExecutorKind,
+    NodeJoinedV1,
     RunKind,
     SlotsReleasedV1,
     TaskStartedV1,
 )
+from yardmaster_schemas.reasons import StartFailure
 
 pytestmark = pytest.mark.timeout(120)
 ENGINE = Path("/var/run/docker.sock")
@@ -54,6 +58,18 @@ def point(path: Path, socket: Path) -> None:
     draft = path.with_name("draft.sock")
     draft.symlink_to(socket)
     draft.rename(path)
+
+
+def forget_start(cell: AgentCell) -> None:
+    """Remove from the ledger that the only replica has started, as if the agent had been killed."""
+    ledger = FileLedger(cell.data_dir / "ledger")
+    state = ledger.load()
+    assert state is not None
+    (replica,) = state.replicas.values()
+    replica.state, replica.identity = ReplicaState.STARTING, None
+    replica.started_logged = False
+    ledger.write([replica])
+    ledger.close()
 
 
 def in_image(script: str, **run: Any) -> Run:
@@ -252,6 +268,83 @@ async def test_an_engine_that_is_away_ends_no_task(
         assert (await cell.exit_of(task)).exit_code == 0
         await ended(cell, task)
     assert await cell.output(task) == "one\ntwo\n"
+
+
+async def test_a_node_takes_images_while_its_engine_answers(
+    cell: AgentCell, tmp_path: Path
+) -> None:
+    socket = tmp_path / "engine.sock"
+    cell.configure(engine_socket=socket, engine_check_s=0.05)
+    processes = (ExecutorKind.PROCESS,)
+    async with cell.agent() as joined:
+        assert joined.executors == processes
+        point(socket, ENGINE)
+        (later, *_) = await cell.until(NodeJoinedV1, where=lambda each: each.executors != processes)
+        assert later.executors == (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
+        task = await cell.allocate(in_image("exit 3"))
+        assert (await cell.exit_of(task)).exit_code == 3
+        await ended(cell, task)
+        point(socket, tmp_path / "nowhere.sock")
+        await cell.until(NodeJoinedV1, count=2, where=lambda each: each.executors == processes)
+    point(socket, ENGINE)
+
+
+async def test_an_agent_that_starts_without_its_engine_keeps_the_slots_of_containers(
+    cell: AgentCell, engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    socket = tmp_path / "engine.sock"
+    point(socket, ENGINE)
+    cell.configure(engine_socket=socket)
+    async with cell.agent():
+        task = await cell.allocate(in_image("echo one; sleep 1000"), slots=[(0,)])
+        await cell.until_output(task, "one")
+    point(socket, tmp_path / "nowhere.sock")
+    async with cell.agent():
+        other = await cell.allocate(sh("exit 0"))
+        await ended(cell, other)
+        (beat, *_) = await cell.until(NodeHeartbeatV1, where=lambda each: each.running == 1)
+        assert beat.gpu_milli_used == 1000
+        assert not await cell.of_type(SlotsReleasedV1, task)
+        point(socket, ENGINE)
+        await cell.stop(task, grace_s=0)
+        assert (await cell.exit_of(task)).signal in (9, 15)
+        await ended(cell, task)
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_an_agent_that_runs_processes_only_finds_the_containers_of_an_earlier_one(
+    cell: AgentCell, started: bool
+) -> None:
+    """`started`: the earlier agent knew the identity of the container before it was killed."""
+    async with cell.agent():
+        task = await cell.allocate(in_image("echo one; sleep 1000"))
+        await cell.until_output(task, "one")
+    if not started:
+        forget_start(cell)
+    cell.configure(executor="process")
+    async with cell.agent() as joined:
+        assert joined.executors == (ExecutorKind.PROCESS,)
+        assert [each.task_id for each in joined.running] == [task]
+        await cell.stop(task, grace_s=0)
+        assert (await cell.exit_of(task)).signal in (9, 15)
+        await ended(cell, task)
+        refused = await cell.allocate(in_image("echo ran"))
+        assert (await ended(cell, refused)).failure is StartFailure.NO_EXECUTOR
+
+
+async def test_a_new_incarnation_that_runs_processes_only_removes_the_containers_of_an_earlier_one(
+    cell: AgentCell, engine: docker.DockerClient
+) -> None:
+    async with cell.agent():
+        task = await cell.allocate(in_image("echo one; sleep 1000"))
+        await cell.until_output(task, "one")
+        (started,) = await cell.of_type(TaskStartedV1, task)
+    cell.configure(executor="process")
+    async with cell.agent() as joined:
+        await cell.lose(joined.incarnation)
+        await cell.until(NodeJoinedV1, count=3)
+    with pytest.raises(docker.errors.NotFound):
+        engine.containers.get(started.run.id)
 
 
 async def test_a_start_whose_answer_is_lost_is_not_repeated_after_the_container_has_ended(

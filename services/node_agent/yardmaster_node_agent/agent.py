@@ -48,7 +48,7 @@ from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnation
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
-from yardmaster_node_agent.executors.port import Phase, ReplicaFound
+from yardmaster_node_agent.executors.port import Capabilities, Phase, ReplicaFound
 from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
@@ -64,7 +64,7 @@ from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import happens_within, together
 from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
-from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
+from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ReplicaRef
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import HEARTBEATS, assignments
@@ -182,7 +182,9 @@ async def _begin_incarnation(
 
     `old` is the head of the incarnation before the new one; None if there was none.
     """
+    ports.health.report("node", "ends the replicas of earlier ledgers")
     killed = await ports.executor.sweep()
+    ports.health.report("node", "not joined yet")
     await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
     reached = await position_at_end(log, topic)
@@ -238,6 +240,8 @@ class _Incarnation:
         self._rival_lost = asyncio.Event()
         #: Whether the cell refused the last join.
         self._join_refused = False
+        #: Whether the executor runs no containers at present, although it may.
+        self._no_containers = False
         self.head = state.head
 
     @property
@@ -262,7 +266,7 @@ class _Incarnation:
                 await self._report_lost(
                     context, lost, [each for each in adopted if each not in lost]
                 )
-            self._join(context, adopted)
+            await self._join(context, adopted)
             follower = AssignmentFollower(
                 context,
                 self._metrics,
@@ -345,14 +349,17 @@ class _Incarnation:
 
         A replica that never ran is withdrawn, so that it never will.
         """
-        adopted: list[Adopted] = []
-        for replica in list(self._state.replicas.values()):
-            if replica.state is ReplicaState.RELEASED and replica.ended_logged:
-                continue
-            supervision = Supervision(context, self._metrics, replica)
-            found = await supervision.adopt() if replica.held else ReplicaFound(Phase.ABSENT)
-            self._supervisions[replica.key] = supervision
-            adopted.append((supervision, found))
+        for replica in self._state.replicas.values():
+            if replica.state is not ReplicaState.RELEASED or not replica.ended_logged:
+                self._supervisions[replica.key] = Supervision(context, self._metrics, replica)
+        # All are asked for together, because an engine that hangs costs a time limit for each.
+        supervisions = list(self._supervisions.values())
+        found = await asyncio.gather(*(each.adopt() for each in supervisions))
+        adopted = list(zip(supervisions, found, strict=True))
+        if _lost(adopted):
+            # One replica that is alive shows that the machine did not restart.
+            self._ports.health.report("node", "waits for an answer of the container engine")
+            adopted = [(each, await each.until_known(seen)) for each, seen in adopted]
         return adopted
 
     async def _report_lost(
@@ -390,9 +397,10 @@ class _Incarnation:
         await self._look_after(ended, [report(), until_logged()])
         raise AssertionError("the wait for the reports ends with IncarnationOver")
 
-    def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
+    async def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
         """Compose the join of this incarnation, with the replicas that it adopted, and queue it."""
         offer, settings = self.head.offer, self._settings
+        found = await self._capabilities()
         running = sorted(s.replica.key for s, found in adopted if found.execution is not None)
         event = NodeJoinedV1(
             node=self.head.node,
@@ -413,12 +421,31 @@ class _Incarnation:
                 ReplicaRef(task_id=key.task_id, attempt=key.attempt, replica=key.replica)
                 for key in running
             ),
-            executors=self._ports.executor.capabilities.kinds,
-            isolation=self._ports.executor.capabilities.isolation,
+            executors=found.kinds,
+            isolation=found.isolation,
             fraction_limits=self._ports.limiter.limits,
         )
         self._joining = event
         self._send_join(context)
+
+    async def _capabilities(self) -> Capabilities:
+        """Return what the executor can now; log why it runs no containers, if that has changed."""
+        found = await self._ports.executor.capabilities()
+        self._metrics.runs_containers.set(ExecutorKind.CONTAINER in found.kinds)
+        if found.no_containers is not None and not self._no_containers:
+            self._ports.telemetry.info("no_containers", found=found.no_containers)
+        self._no_containers = found.no_containers is not None
+        return found
+
+    async def _follow_capabilities(self, context: AgentContext) -> NoReturn:
+        """Repeat the join with the present executors when they have changed."""
+        while True:
+            await self._ports.clock.sleep(self._settings.engine_check_s)
+            found = await self._capabilities()
+            assert self._joining is not None, "the node joins before this is called"
+            if found.kinds != self._joining.executors:
+                self._joining = replace(self._joining, executors=found.kinds)
+                self._send_join(context)
 
     def _send_join(self, context: AgentContext) -> None:
         event = self._joining
@@ -518,6 +545,8 @@ class _Incarnation:
             context.reporter.run(),
             self._follow(follower),
             self._beat(context),
+            self._tidy(context),
+            self._follow_capabilities(context),
             self._act_on_refusals(context),
         )
 
@@ -601,7 +630,6 @@ class _Incarnation:
             else:
                 self._ports.health.report("heartbeat")
                 self._renew(sent_s)
-            await self._tidy(context)
             await self._ports.clock.sleep(self._settings.heartbeat_s)
 
     def _renew(self, sent_s: float) -> None:
@@ -616,7 +644,16 @@ class _Incarnation:
         await self._found_over.wait()
         raise FenceExpired("a runner killed its replica, whose fence had expired")
 
-    async def _tidy(self, context: AgentContext) -> None:
+    async def _tidy(self, context: AgentContext) -> NoReturn:
+        """Remove what is left of old replicas, as often as a heartbeat is sent.
+
+        No heartbeat waits for this: an executor may wait for its engine.
+        """
+        while True:
+            await self._remove_old(context)
+            await self._ports.clock.sleep(self._settings.heartbeat_s)
+
+    async def _remove_old(self, context: AgentContext) -> None:
         """Remove directories and ledger entries of replicas that ended long ago.
 
         `Settings` limits both by number and age. An entry is kept for as long as the relay may

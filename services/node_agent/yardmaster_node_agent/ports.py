@@ -1,7 +1,8 @@
 """The ports of an agent, their adapters, and the context that the agent's parts share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from yardmaster_eventlog.port import EventLog
@@ -50,7 +51,6 @@ from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.events.node_events import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,13 @@ class Host:
     simulated: bool = False
 
 
-def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Host:
-    """Return the host of real processes; processes and ledger survive the agent process.
+def _process_host(
+    settings: Settings, clock: Clock, telemetry: Telemetry, *, new_containers: bool = False
+) -> Host:
+    """Return the host of real processes and containers; they survive the agent process.
+
+    Without `new_containers`, it starts processes only. It finds and ends containers in any case: an
+    earlier agent with other settings may have started them.
 
     Raises:
         TaskUserUnusable: tasks cannot run as the user that the settings name.
@@ -121,35 +126,23 @@ def _process_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Hos
     open_way(user, settings.data_dir)
     # The file is next to the replicas, where a sweep does not remove it.
     renewed = settings.data_dir / "replicas.renewed"
+    processes = ProcessExecutor(settings.data_dir / "replicas", clock, user, renewed=renewed)
+    containers = DockerExecutor(
+        settings.data_dir / "containers",
+        clock,
+        Engine(settings.engine_socket),
+        telemetry,
+        user,
+        gpus=new_containers and bool(detect_gpus().names),
+        network=settings.container_network,
+    )
     return Host(
-        ProcessExecutor(settings.data_dir / "replicas", clock, user, renewed=renewed),
+        ExecutorByImage(processes, containers, new_containers=new_containers),
         FileLedger(settings.data_dir / "ledger"),
         boot_id(),
         RenewalFile(renewed),
         user,
     )
-
-
-def _auto_host(settings: Settings, clock: Clock, telemetry: Telemetry) -> Host:
-    """Return the host of processes, and of containers if an engine answers.
-
-    Raises: the same as `_process_host`.
-    """
-    host = _process_host(settings, clock, telemetry)
-    engine = Engine(settings.engine_socket)
-    found = engine.missing()
-    if found is not None:
-        telemetry.info("no_containers", found=found)
-        return host
-    containers = DockerExecutor(
-        settings.data_dir / "containers",
-        clock,
-        engine,
-        host.user,
-        gpus=bool(detect_gpus().names),
-        network=settings.container_network,
-    )
-    return replace(host, executor=ExecutorByImage(host.executor, containers))
 
 
 def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
@@ -161,7 +154,7 @@ def _simulated_host(_: Settings, clock: Clock, __: Telemetry) -> Host:
 #: row here, and its name to `settings.ExecutorName`.
 EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock, Telemetry], Host]]] = {
     "process": _process_host,
-    "auto": _auto_host,
+    "auto": partial(_process_host, new_containers=True),
     "simulated": _simulated_host,
 }
 
@@ -190,7 +183,7 @@ def host_ports(
         declared = tuple(str(index) for index in range(settings.gpus))
     found = detect_gpus() if declared is None else Devices(declared)
     passed = own_variables(settings.passed)
-    if host.executor.capabilities.isolation is Isolation.USER:
+    if host.user is not None:
         # These variables describe the agent's user; programs of another user cannot use them.
         passed = {name: value for name, value in passed.items() if name not in _OF_USER}
         passed |= dict.fromkeys(("USER", "LOGNAME"), "task")

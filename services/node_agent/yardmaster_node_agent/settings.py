@@ -69,11 +69,14 @@ class Settings(PackageSettings):
     #: Directory of the secrets, one file each. Without it there are none.
     secrets_dir: Path | None = None
     #: How replicas run: `process`, the job's commands as processes of this host; `auto`, the same,
-    #: and jobs with an image in containers, if an engine answers at `engine_socket` when the agent
-    #: starts; `simulated`, without processes, for tests of a large cell.
+    #: and jobs with an image in containers, while an engine answers at `engine_socket`;
+    #: `simulated`, without processes, for tests of a large cell.
     executor: ExecutorName = "process"
     #: The socket of the container engine, for the executor `auto`.
     engine_socket: Path = Path("/var/run/docker.sock")
+    #: Interval at which the agent checks whether the engine answers, for the executor `auto`. The
+    #: node takes jobs with an image while it does.
+    engine_check_s: PositiveSeconds = 15.0
     #: The network of containers. `bridge`: each has its own, and reaches neither the agent's API
     #: nor the other nodes of a gang, so gangs over nodes are refused; `host`: that of the node.
     container_network: Literal["bridge", "host"] = "bridge"

@@ -66,6 +66,8 @@ from yardmaster_schemas.resources import is_fraction
 KILL_AGAIN_S: Final = 0.2
 #: Seconds that the other processes of a replica may live after the end of its main process.
 LINGER_S: Final = 0.1
+#: Seconds after which an executor is asked again for a replica whose phase is unknown.
+ASK_AGAIN_S: Final = 1.0
 
 OTHER: Final = StartFailure.OTHER
 _CHECKPOINT: Final = TypeAdapter(Checkpoint)
@@ -280,6 +282,8 @@ class Supervision:
         Call this before the node joins.
         """
         replica, executor = self.replica, self._context.ports.executor
+        if not replica.held:
+            return ReplicaFound(Phase.ABSENT)
         found = await executor.find(replica.key, replica.identity)
         if found.phase is Phase.PREPARED:
             execution = await executor.withdraw(replica.key)
@@ -289,8 +293,16 @@ class Supervision:
             self._has_started(found.execution.identity)
         return found
 
+    async def until_known(self, found: ReplicaFound) -> ReplicaFound:
+        """Adopt the replica again until its phase is known; meanwhile it holds its slots."""
+        while found.phase is Phase.UNKNOWN:
+            await self._clock.sleep(ASK_AGAIN_S)
+            found = await self.adopt()
+        return found
+
     async def resume(self, found: ReplicaFound) -> None:
         """Report all facts of an adopted replica, and supervise it until it is released."""
+        found = await self.until_known(found)
         if self.replica.state is ReplicaState.RELEASED:
             self._report_all()
         elif found.execution is None:

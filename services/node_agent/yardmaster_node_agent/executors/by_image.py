@@ -1,4 +1,11 @@
-"""Processes and containers on one node: a job with an image runs in a container."""
+"""Processes and containers on one node: a job with an image runs in a container.
+
+An earlier agent process may have started containers that this one would not start: its engine does
+not answer, or its settings say that it runs processes only. So the executor of containers is always
+there, and each replica is found by the executor that started it.
+"""
+
+from dataclasses import replace
 
 from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_node_agent.executors.port import (
@@ -17,13 +24,29 @@ from yardmaster_schemas.events.node_events import RunIdentity, RunKind
 class ExecutorByImage:
     """Gives jobs with an image to one executor, and all others to another one."""
 
-    def __init__(self, processes: Executor, containers: Executor) -> None:
-        """Each of the two fences its replicas as its own docstring says."""
+    def __init__(
+        self, processes: Executor, containers: Executor, *, new_containers: bool = True
+    ) -> None:
+        """Each of the two fences its replicas as its own docstring says.
+
+        Without `new_containers`, the executor of processes gets all jobs, and refuses those with an
+        image.
+        """
         self._processes = processes
         self._containers = containers
-        kinds = processes.capabilities.kinds + containers.capabilities.kinds
-        #: The isolation of processes is the weaker one.
-        self.capabilities = Capabilities(kinds, processes.capabilities.isolation)
+        self._new_containers = new_containers
+
+    async def capabilities(self) -> Capabilities:
+        """Return what the two can now; the isolation of processes is the weaker one."""
+        processes = await self._processes.capabilities()
+        if not self._new_containers:
+            return processes
+        containers = await self._containers.capabilities()
+        return replace(
+            processes,
+            kinds=processes.kinds + containers.kinds,
+            no_containers=containers.no_containers,
+        )
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths in the process or the container."""
@@ -60,4 +83,5 @@ class ExecutorByImage:
         await self._containers.forget(key)
 
     def _of(self, run: Run) -> Executor:
-        return self._processes if run.image is None else self._containers
+        in_container = run.image is not None and self._new_containers
+        return self._containers if in_container else self._processes

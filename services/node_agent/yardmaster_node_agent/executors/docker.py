@@ -10,8 +10,8 @@ file, the script and the checkpoint file. The agent copies the output from the e
 directory (see `spool`).
 
 While the engine does not answer, nothing is known of the containers, so calls wait for it; only
-`prepare` fails. Nothing outside of the agent would kill a container whose lease was not renewed, so
-replicas of pools with `fence: kill` are refused.
+`prepare` fails, and `find` says that it is unknown. Nothing outside of the agent would kill a
+container whose lease was not renewed, so replicas of pools with `fence: kill` are refused.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
-from yardmaster_node_agent.executors.engine import Engine, EngineAway, EngineRefused
+from yardmaster_node_agent.executors.engine import PROBE_S, Engine, EngineAway, EngineRefused
 from yardmaster_node_agent.executors.port import (
     Capabilities,
     Launch,
@@ -39,6 +39,7 @@ from yardmaster_node_agent.executors.port import (
 from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
 
@@ -66,15 +67,30 @@ Network = Literal["bridge", "host"]
 class _Patience:
     """Asks an engine until it answers."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock
+        self._telemetry = telemetry
+        self._away = False
+        self._unanswered = telemetry.counter(
+            "engine_unanswered", "Requests without an answer of the container engine, repeated."
+        )
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer, however long the engine is away."""
         tries = 0
         while True:
-            with suppress(EngineAway):
-                return await ask()
+            try:
+                answer = await ask()
+            except EngineAway as error:
+                self._unanswered.inc()
+                if not self._away:
+                    self._away = True
+                    self._telemetry.warn("engine_away", found=str(error))
+            else:
+                if self._away:
+                    self._away = False
+                    self._telemetry.info("engine_back")
+                return answer
             await self.pause(tries)
             tries += 1
 
@@ -177,6 +193,7 @@ class DockerExecutor:
         root: Path,
         clock: Clock,
         engine: Engine,
+        telemetry: Telemetry,
         user: TaskUser | None = None,
         *,
         gpus: bool = True,
@@ -192,15 +209,18 @@ class DockerExecutor:
         self._gpus = gpus
         self._root = root.absolute()
         self._engine = engine
-        self._patience = _Patience(clock)
+        self._patience = _Patience(clock, telemetry)
         self._user = user
         self._network = network
         self._pulls: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._host = ""
         self._known_owner = ""
-        self.capabilities = Capabilities(
-            kinds=(ExecutorKind.CONTAINER,), isolation=Isolation.CONTAINER
-        )
+
+    async def capabilities(self) -> Capabilities:
+        """Return that it runs containers, if its engine answers."""
+        missing = await self._engine.missing()
+        kinds = (ExecutorKind.CONTAINER,) if missing is None else ()
+        return Capabilities(kinds, Isolation.CONTAINER, missing)
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths in the container."""
@@ -248,18 +268,22 @@ class DockerExecutor:
         """Find the container of a replica by its name; the directory was created before it."""
         if known is None and not self._directory(key).exists:
             return ReplicaFound(Phase.ABSENT)
-        found = await self._inspect(key)
-        if found is None or (known is not None and found["Id"] != known.id):
-            if known is None:
-                return ReplicaFound(Phase.ABSENT)
-            execution = ContainerExecution(
-                self._engine, self._patience, self._directory(key), known
-            )
-            return ReplicaFound(Phase.ENDED, execution, exit_lost=True)
-        state = found["State"]
-        if state["Status"] == "created":
-            return ReplicaFound(Phase.PREPARED)
-        execution = await self._execution(key, found["Id"])
+        if known is not None and known.kind is not RunKind.CONTAINER:
+            return ReplicaFound(Phase.UNKNOWN)
+        try:
+            found = self._ours(await self._engine.inspect(self._name(key), idle_s=PROBE_S))
+            if found is None or (known is not None and found["Id"] != known.id):
+                if known is None:
+                    return ReplicaFound(Phase.ABSENT)
+                execution = await self._execution(key, known.id, known.host)
+                return ReplicaFound(Phase.ENDED, execution, exit_lost=True)
+            state = found["State"]
+            if state["Status"] == "created":
+                return ReplicaFound(Phase.PREPARED)
+            host = await self._engine.identity() if known is None else known.host
+        except EngineAway:
+            return ReplicaFound(Phase.UNKNOWN)
+        execution = await self._execution(key, found["Id"], host)
         return ReplicaFound(Phase.ENDED if _has_ended(state) else Phase.RUNNING, execution)
 
     async def withdraw(self, key: ReplicaKey) -> ContainerExecution | None:
@@ -346,15 +370,23 @@ class DockerExecutor:
             raise EngineRefused(f"there is a container {self._name(key)} of someone else")
 
     async def _inspect(self, key: ReplicaKey) -> dict[str, Any] | None:
-        found = await self._patience.answer(lambda: self._engine.inspect(self._name(key)))
+        return self._ours(
+            await self._patience.answer(lambda: self._engine.inspect(self._name(key)))
+        )
+
+    def _ours(self, found: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return a container if this agent made it, else None."""
         if found is not None and found["Config"]["Labels"].get(OWNER_LABEL) != self._owner():
             return None
         return found
 
-    async def _execution(self, key: ReplicaKey, container_id: str) -> ContainerExecution:
-        if not self._host:
-            self._host = await self._patience.answer(self._engine.identity)
-        identity = RunIdentity(kind=RunKind.CONTAINER, id=container_id, host=self._host)
+    async def _execution(
+        self, key: ReplicaKey, container_id: str, host: str = ""
+    ) -> ContainerExecution:
+        """Return the execution of a container of the engine `host`, which is asked if not given."""
+        if not host:
+            self._host = self._host or await self._patience.answer(self._engine.identity)
+        identity = RunIdentity(kind=RunKind.CONTAINER, id=container_id, host=host or self._host)
         return ContainerExecution(self._engine, self._patience, self._directory(key), identity)
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:

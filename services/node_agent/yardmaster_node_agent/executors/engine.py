@@ -7,6 +7,7 @@ followed.
 Source: "Docker Engine API", version 1.41.
 """
 
+import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +24,7 @@ import httpx
 API_VERSION: Final = "v1.41"
 #: Seconds after which a request without an answer counts as failed.
 ANSWER_S: Final = 30.0
-#: Seconds that an engine has to answer when the agent starts.
+#: Seconds that an engine has to answer whether it is there, or has a container.
 PROBE_S: Final = 5.0
 #: Seconds without any bytes after which a pull counts as failed.
 PULL_IDLE_S: Final = 120.0
@@ -66,19 +67,24 @@ class Engine:
         transport = httpx.AsyncHTTPTransport(uds=str(path), limits=_NO_IDLE)
         self._client = httpx.AsyncClient(transport=transport)
 
-    def missing(self) -> str | None:
-        """Return why no engine answers at present; None if one does. This blocks for `PROBE_S`."""
-        transport = httpx.HTTPTransport(uds=str(self._socket))
+    async def missing(self) -> str | None:
+        """Return why no engine answers at present; None if one does within `PROBE_S`."""
         try:
-            # httpx does not close the socket of a connection that is refused.
-            with socket(AF_UNIX) as probe:
-                probe.connect(str(self._socket))
-            with httpx.Client(transport=transport, timeout=PROBE_S) as client:
-                answer = client.get(f"http://engine/{API_VERSION}/_ping")
-        except (OSError, httpx.TransportError) as error:
+            async with asyncio.timeout(PROBE_S):
+                # httpx does not close the socket of a connection that is refused.
+                with socket(AF_UNIX) as probe:
+                    probe.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(probe, str(self._socket))
+                async with self._open("GET", "/_ping") as answer:
+                    body = await answer.aread()
+        except TimeoutError:
+            return f"{self._socket}: no answer in {PROBE_S:g} s"
+        except OSError as error:
             return f"{self._socket}: {error}"
+        except EngineAway as error:
+            return str(error)
         if answer.status_code != httpx.codes.OK:
-            return f"{self._socket}: {_message(answer.content)}"
+            return f"{self._socket}: {_message(body)}"
         return None
 
     async def identity(self) -> str:
@@ -121,10 +127,10 @@ class Engine:
         )
         return made is not None
 
-    async def inspect(self, name: str) -> dict[str, Any] | None:
+    async def inspect(self, name: str, *, idle_s: float = ANSWER_S) -> dict[str, Any] | None:
         """Return what the engine says of a container; None if there is none."""
         found: dict[str, Any] | None = await self._ask(
-            "GET", f"/containers/{name}/json", absent=(404,)
+            "GET", f"/containers/{name}/json", absent=(404,), idle_s=idle_s
         )
         return found
 

@@ -65,6 +65,9 @@ class Phase(StrEnum):
     #: It can be started.
     PREPARED = "prepared"
     RUNNING = "running"
+    #: It cannot be found out at present: the engine does not answer, or the replica is of a kind
+    #: that this executor does not run. Ask again.
+    UNKNOWN = "unknown"
     #: Its main program has ended, or was killed with the machine.
     ENDED = "ended"
 
@@ -132,23 +135,24 @@ class ReplicaFound:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an executor, which the node reports when it joins.
+    """The present abilities of an executor, which the node reports when it joins.
 
     Attributes:
         kinds: the kinds of tasks that it runs.
         isolation: how it isolates its tasks.
+        no_containers: why it runs no containers at present, although it may; else None.
     """
 
     kinds: tuple[ExecutorKind, ...]
     isolation: Isolation
+    no_containers: str | None = None
 
 
 class Executor(Protocol):
     """Prepares and starts replicas, and finds them again."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """The abilities of the executor."""
+    async def capabilities(self) -> Capabilities:
+        """Return the abilities that the executor has now, within `engine.PROBE_S`."""
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths of a replica's stop file and checkpoint file."""

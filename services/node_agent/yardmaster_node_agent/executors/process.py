@@ -35,7 +35,7 @@ from yardmaster_node_agent.executors.procfs import ProcessIdentity
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.events.details import Run
-from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
 from yardmaster_schemas.reasons import StartFailure
 
 #: Seconds between two checks for processes that are alive without a runner.
@@ -198,9 +198,12 @@ class ProcessExecutor:
         self._clock = clock
         self._user = user
         self._renewed = renewed.absolute()
-        self.capabilities = Capabilities(
+
+    async def capabilities(self) -> Capabilities:
+        """Return that it runs processes, of another user or the agent's own."""
+        return Capabilities(
             kinds=(ExecutorKind.PROCESS,),
-            isolation=Isolation.NONE if user is None else Isolation.USER,
+            isolation=Isolation.NONE if self._user is None else Isolation.USER,
         )
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
@@ -249,6 +252,8 @@ class ProcessExecutor:
 
     async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find a replica by its runner's files."""
+        if known is not None and known.kind is not RunKind.PROCESS:
+            return ReplicaFound(Phase.UNKNOWN)
         directory = self._directory(key)
         if known is not None:
             # This holds also if the task has damaged or removed its directory.

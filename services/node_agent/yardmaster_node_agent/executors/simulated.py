@@ -124,16 +124,18 @@ class SimulatedExecution:
 class SimulatedExecutor:
     """The executor of a simulated host, whose processes only take time."""
 
-    capabilities = Capabilities(
-        kinds=(ExecutorKind.PROCESS, ExecutorKind.CONTAINER), isolation=Isolation.NONE
-    )
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._count = 1000
         self._prepared: set[ReplicaKey] = set()
         #: The execution of each replica; None if the replica was withdrawn.
         self._executions: dict[ReplicaKey, SimulatedExecution | None] = {}
+
+    async def capabilities(self) -> Capabilities:
+        """Return that it runs all kinds."""
+        return Capabilities(
+            kinds=(ExecutorKind.PROCESS, ExecutorKind.CONTAINER), isolation=Isolation.NONE
+        )
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return paths of files that never exist."""
