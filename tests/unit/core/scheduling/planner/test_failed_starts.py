@@ -601,3 +601,19 @@ def test_under_quota_released_slots_go_first_to_tasks_whose_starts_did_not_fail(
     assert waits(cell, "failed").code is waits(cell, "pending").code
     cell.ends("running")
     assert started(cell.run_until_idle()) == ["pending"]
+
+
+def test_a_task_whose_starts_failed_counts_in_the_demand_again_once_it_starts() -> None:
+    cell = Cell(policy="fair_share", among="project")
+    cell.node("n1", gpus=1)
+    cell.submit("job", gpus=1)
+    cell.submit("large", gpus=3)
+    cell.cycle()
+    set_apart(cell, "job")
+    cell.run_until_idle()
+    ranks = cell.state.projects["p"].ranks
+    assert ranks["main"][0] == 0, "its demand without the task, which `large` does not count in"
+    assert started(cell.cycle(after_s=4)) == ["job"]
+    cell.run_until_idle()
+    assert ranks["main"][0] == 1000
+    assert_sound(cell.state)

@@ -59,8 +59,9 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     state.charge(task, pool, milli)
     shape = task.job.shape
     for name in shape.pools:
-        # Its demand ends in the other pools, and what a non-preemptible task holds stays.
-        if name != pool.name or not shape.preemptible:
+        # Its demand ends in the other pools, what a non-preemptible task holds stays, and a task
+        # that was set apart counts from now on.
+        if name != pool.name or not shape.preemptible or task.set_apart:
             state.pools[name].index.input_changed(from_next_cycle=True)
     state.limits_changed_elsewhere(task.job, pool, from_next_cycle=True)
     state.dirty[task] = None
