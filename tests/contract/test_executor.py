@@ -321,8 +321,8 @@ async def test_a_stop_notice_is_accepted_and_a_signal_lets_the_replica_save(
     host: Host, executor: Executor
 ) -> None:
     execution = await run(executor, host.launch())
-    assert execution.announce_stop('{"code": "priority"}')
-    assert execution.checkpoint_note() is None
+    assert execution.files.announce_stop('{"code": "priority"}')
+    assert execution.files.checkpoint_note() is None
     await host.until_running()
     ending = asyncio.ensure_future(execution.exited())
     # A program that has not set its trap yet is ended by the signal, one that forks may miss it.
@@ -359,8 +359,8 @@ async def test_a_signal_to_an_ended_replica_does_nothing(host: Host, executor: E
 async def test_output_past_its_limit_is_freed(host: Host, executor: Executor) -> None:
     execution = await run(executor, host.launch(seconds=0.01))
     await end_of(execution)
-    assert execution.bound_output(0, 0)
-    assert execution.read_output("stdout", execution.output_size("stdout"), 10) == b""
+    assert execution.files.bound_output(0, 0)
+    assert execution.files.read_output("stdout", execution.files.output_size("stdout"), 10) == b""
 
 
 async def test_a_sweep_ends_every_replica_and_says_how_many(host: Host, executor: Executor) -> None:

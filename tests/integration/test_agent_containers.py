@@ -12,10 +12,13 @@ import pytest
 from docker.models.containers import Container
 
 from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.engine_proxy import refusing
 from tests.support.half_open import collect_half_open
 from tests.support.node_agent import AgentCell, sh
+from yardmaster_node_agent.agent import Ports
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey, ReplicaState
-from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.port import Launch, Phase
 from yardmaster_node_agent.ledger import FileLedger
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
@@ -72,6 +75,12 @@ def forget_start(cell: AgentCell) -> None:
     ledger.close()
 
 
+def refusals(ports: Ports, request: str) -> float | None:
+    """Return how many requests of that kind the engine refused."""
+    name = "yard_node_agent_engine_refused_total"
+    return ports.telemetry.registry.get_sample_value(name, {"request": request})
+
+
 def in_image(script: str, **run: Any) -> Run:
     return Run(script=script, image=CONTAINER_IMAGE, **run)
 
@@ -118,7 +127,7 @@ async def test_the_context_of_a_job_is_its_working_folder(cell: AgentCell, tmp_p
     await executor.prepare(launch)
     execution = await executor.start(launch)
     assert await execution.exited() == Exit(exit_code=0)
-    assert execution.read_output("stdout", 0, 100) == b"trains\n"
+    assert execution.files.read_output("stdout", 0, 100) == b"trains\n"
     assert (code / "sub" / "made").read_text() == "made\n"
 
 
@@ -345,6 +354,39 @@ async def test_a_new_incarnation_that_runs_processes_only_removes_the_containers
         await cell.until(NodeJoinedV1, count=3)
     with pytest.raises(docker.errors.NotFound):
         engine.containers.get(started.run.id)
+
+
+async def test_a_container_that_the_engine_does_not_remove_never_starts(
+    cell: AgentCell, tmp_path: Path
+) -> None:
+    key, socket = ReplicaKey("4kq7w2mz9c1f.0", 1, 0), tmp_path / "refusing.sock"
+    launch = Launch(key, in_image("echo ran"), {})
+    await cell.ports().executor.prepare(launch)
+    cell.configure(engine_socket=socket)
+    ports = cell.ports()
+    async with refusing("DELETE .*", ENGINE, socket):
+        assert await ports.executor.withdraw(key) is None
+        await ports.executor.forget(key)
+    cell.configure(engine_socket=ENGINE)
+    assert refusals(ports, "remove") == 2
+    with pytest.raises(ExecutorFailed):
+        await cell.ports().executor.start(launch)
+    await cell.ports().executor.sweep()
+    assert (await cell.ports().executor.find(key)).phase is Phase.ABSENT
+
+
+async def test_a_signal_that_the_engine_refuses_is_counted(cell: AgentCell, tmp_path: Path) -> None:
+    key, socket = ReplicaKey("4kq7w2mz9c1f.0", 1, 0), tmp_path / "refusing.sock"
+    launch = Launch(key, in_image("sleep 1000"), {})
+    cell.configure(engine_socket=socket)
+    ports = cell.ports()
+    async with refusing("POST .*/kill", ENGINE, socket):
+        await ports.executor.prepare(launch)
+        execution = await ports.executor.start(launch)
+        await execution.kill()
+        assert (await ports.executor.find(key)).phase is Phase.RUNNING
+    cell.configure(engine_socket=ENGINE)
+    assert refusals(ports, "signal") == 1
 
 
 async def test_a_start_whose_answer_is_lost_is_not_repeated_after_the_container_has_ended(

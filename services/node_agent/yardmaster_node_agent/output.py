@@ -15,7 +15,7 @@ from typing import Final
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import BATCH_OVERHEAD, Record
 from yardmaster_node_agent.agent_state import Piece, Replica
-from yardmaster_node_agent.executors.port import Execution, StreamName
+from yardmaster_node_agent.executors.port import ReplicaFiles, StreamName
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.reports import MAX_BATCH_BYTES
@@ -55,7 +55,7 @@ class OutputShipper:
         if len(self._lines) < MAX_LINES:
             self._lines.append(text)
 
-    def bound(self, execution: Execution) -> None:
+    def bound(self, files: ReplicaFiles) -> None:
         """Free the disk space of output that will not be shipped."""
         output, head = self._replica.output, self._head_bytes
         if output.cut and self._arrived:
@@ -64,14 +64,14 @@ class OutputShipper:
                 # A later agent process must not read the pieces again, which are freed now.
                 output.last = ()
                 self._context.save(self._replica, durable=False)
-        if not execution.bound_output(head, self._tail_bytes) and not self._truncated:
+        if not files.bound_output(head, self._tail_bytes) and not self._truncated:
             self._truncated = True
             self.add_line(
                 f"the newest output is lost from here on: more than {_size(self._limit)} were "
                 "written, and the file system of the agent's data_dir cannot free a part of a file"
             )
 
-    async def ship(self, execution: Execution | None, *, final: bool = False) -> bool:
+    async def ship(self, files: ReplicaFiles | None, *, final: bool = False) -> bool:
         """Append one batch of new output; return whether there was any.
 
         `final`: the replica has no process any more, so the tail is shipped too. Without `final`,
@@ -79,19 +79,17 @@ class OutputShipper:
         next call retries the batch.
         """
         replica, output = self._replica, self._replica.output
-        if execution is not None and not self._arrived:
-            records = [
-                record for piece in output.last if (record := self._record(execution, piece))
-            ]
+        if files is not None and not self._arrived:
+            records = [record for piece in output.last if (record := self._record(files, piece))]
             if not await self._append(records):
                 return False
             self._arrived = True
-        if execution is not None and final and output.cut:
-            self.skip_to_tail(execution)
+        if files is not None and final and output.cut:
+            self.skip_to_tail(files)
         lines, self._lines = self._lines, []
-        records = self._agent_records(execution, lines)
-        if execution is not None and (output.tail or not output.cut):
-            pieces = self._gather(execution, final, records)
+        records = self._agent_records(files, lines)
+        if files is not None and (output.tail or not output.cut):
+            pieces = self._gather(files, final, records)
             if pieces:
                 output.last, self._arrived = tuple(pieces), False
         if not records:
@@ -103,7 +101,7 @@ class OutputShipper:
         self._arrived = True
         return True
 
-    def skip_to_tail(self, execution: Execution) -> None:
+    def skip_to_tail(self, files: ReplicaFiles) -> None:
         """Skip all output that is not shipped yet, except the newest bytes of both streams (tail).
 
         Each stream may use half of the tail, and what the other stream does not need. Call this
@@ -112,12 +110,12 @@ class OutputShipper:
         output, tail = self._replica.output, self._tail_bytes
         if output.tail:
             return
-        sizes = [execution.output_size("stdout"), execution.output_size("stderr")]
+        sizes = [files.output_size("stdout"), files.output_size("stderr")]
         left = [max(0, size - at) for size, at in zip(sizes, self._positions, strict=True)]
         half = tail // 2
         takes = [min(left[n], max(half, tail - left[1 - n])) for n in (0, 1)]
         starts = [
-            _line_start(execution, name, size - take, size) if take < rest else size - take
+            _line_start(files, name, size - take, size) if take < rest else size - take
             for name, size, take, rest in zip(_STREAMS, sizes, takes, left, strict=True)
         ]
         omitted = sum(starts) - sum(self._positions)
@@ -134,7 +132,7 @@ class OutputShipper:
     def _positions(self) -> tuple[int, int]:
         return self._replica.output.stdout, self._replica.output.stderr
 
-    def _gather(self, execution: Execution, final: bool, records: list[Record]) -> list[Piece]:
+    def _gather(self, files: ReplicaFiles, final: bool, records: list[Record]) -> list[Piece]:
         """Take pieces of stdout, then of stderr, until the batch is full; add them to `records`.
 
         Because of this order, the error of a failed task follows its output, even if both are
@@ -150,7 +148,7 @@ class OutputShipper:
             left_bytes = PIECE_BYTES
             if not output.tail:
                 left_bytes = self._head_bytes - output.stdout - output.stderr
-            data = execution.read_output(_NAMES[stream], start, min(PIECE_BYTES, left_bytes + 1))
+            data = files.read_output(_NAMES[stream], start, min(PIECE_BYTES, left_bytes + 1))
             over = len(data) > left_bytes
             if over:
                 data = data[:left_bytes]
@@ -189,12 +187,12 @@ class OutputShipper:
             f"most {_size(self._limit)} of an attempt ({SETTING})"
         )
 
-    def _agent_records(self, execution: Execution | None, lines: list[str]) -> list[Record]:
+    def _agent_records(self, files: ReplicaFiles | None, lines: list[str]) -> list[Record]:
         """Return the records of the agent's lines; the first one begins a new line."""
         output, records = self._replica.output, []
-        if self._in_a_line is None and execution is not None:
+        if self._in_a_line is None and files is not None:
             last = output.last[-1:]
-            ends = [execution.read_output(_NAMES[piece.stream], piece.end - 1, 1) for piece in last]
+            ends = [files.read_output(_NAMES[piece.stream], piece.end - 1, 1) for piece in last]
             self._in_a_line = any(end != b"\n" for end in ends)
         for line in lines:
             begin = "\n" if self._in_a_line else ""
@@ -203,8 +201,8 @@ class OutputShipper:
             output.seq += 1
         return records
 
-    def _record(self, execution: Execution, piece: Piece) -> Record | None:
-        data = execution.read_output(_NAMES[piece.stream], piece.start, piece.end - piece.start)
+    def _record(self, files: ReplicaFiles, piece: Piece) -> Record | None:
+        data = files.read_output(_NAMES[piece.stream], piece.start, piece.end - piece.start)
         return self._output(piece.stream, data, piece.seq) if data else None
 
     def _output(self, stream: Stream, data: bytes, seq: int) -> Record:
@@ -243,9 +241,9 @@ def whole_characters(data: bytes) -> bytes:
     return data
 
 
-def _line_start(execution: Execution, stream: StreamName, at: int, end: int) -> int:
+def _line_start(files: ReplicaFiles, stream: StreamName, at: int, end: int) -> int:
     """Return where a line starts after `at`; if none starts nearby, where a character starts."""
-    data = execution.read_output(stream, at, min(PIECE_BYTES, end - at))
+    data = files.read_output(stream, at, min(PIECE_BYTES, end - at))
     newline = data.find(b"\n")
     if 0 <= newline < len(data) - 1:
         return at + newline + 1

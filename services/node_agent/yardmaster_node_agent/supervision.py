@@ -33,7 +33,13 @@ from yardmaster_node_agent.code_folders import prepare_unless
 from yardmaster_node_agent.details import details_of, resolve_secrets
 from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
-from yardmaster_node_agent.executors.port import Execution, Launch, Phase, ReplicaFound
+from yardmaster_node_agent.executors.port import (
+    Execution,
+    Launch,
+    Phase,
+    ReplicaFiles,
+    ReplicaFound,
+)
 from yardmaster_node_agent.lease import FenceExpired
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.output import OutputShipper
@@ -322,7 +328,7 @@ class Supervision:
         self._read_checkpoint_file(execution)
         self._checkpoints.flush()
         self._output.add_line("it ended with the machine, or its agent, and is lost with the node")
-        await self._drain(execution)
+        await self._drain(execution.files)
 
     async def _launch(self) -> Launch:
         context, assignment = self._context, self.replica.assignment
@@ -398,7 +404,7 @@ class Supervision:
             for task in watching:
                 task.cancel()
         self._read_checkpoint_file(execution)
-        await self._drain(execution)
+        await self._drain(execution.files)
         self._release()
 
     async def _enforce_stop(self, execution: Execution) -> None:
@@ -408,7 +414,7 @@ class Supervision:
             self._stop_changed.clear()
         order = self.replica.stop
         while not order.revoked:
-            if not execution.announce_stop(json.dumps(self.stop_notice())):
+            if not execution.files.announce_stop(json.dumps(self.stop_notice())):
                 self._output.add_line(
                     "the stop file cannot be written: the task's directory is gone"
                 )
@@ -442,13 +448,13 @@ class Supervision:
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
             self._read_checkpoint_file(execution)
-            self._output.bound(execution)
+            self._output.bound(execution.files)
 
     async def _ship_output(self, execution: Execution) -> None:
         """Ship the output at every tick. This is not part of `_poll_files`: appends may be slow."""
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
-            await self._output.ship(execution)
+            await self._output.ship(execution.files)
 
     async def _end_orphans(self, execution: Execution) -> None:
         """Kill the processes that are still alive after the main process has ended."""
@@ -469,7 +475,7 @@ class Supervision:
         task's output, which is not repeated for as long as the cause is the same.
         """
         try:
-            note = execution.checkpoint_note()
+            note = execution.files.checkpoint_note()
             if note is None:
                 return
             content = json.loads(note)
@@ -489,7 +495,7 @@ class Supervision:
                 self._ignored = line
                 self._output.add_line(line)
 
-    async def _drain(self, execution: Execution | None) -> None:
+    async def _drain(self, files: ReplicaFiles | None) -> None:
         """Ship the rest of the output, for at most `drain_s`, because the replica holds its slots.
 
         After half of this time, leave out all output except the newest part.
@@ -498,9 +504,9 @@ class Supervision:
         hurry_s = self._clock.monotonic_s() + limit_s / 2
 
         async def all_of_it() -> None:
-            while await self._output.ship(execution, final=True):
-                if execution is not None and self._clock.monotonic_s() > hurry_s:
-                    self._output.skip_to_tail(execution)
+            while await self._output.ship(files, final=True):
+                if files is not None and self._clock.monotonic_s() > hurry_s:
+                    self._output.skip_to_tail(files)
 
         with suppress(TimeoutError):
             await within(self._clock, limit_s, all_of_it())

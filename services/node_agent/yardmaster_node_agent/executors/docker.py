@@ -18,7 +18,6 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -74,6 +73,11 @@ class _Patience:
         self._unanswered = telemetry.counter(
             "engine_unanswered", "Requests without an answer of the container engine, repeated."
         )
+        self._refusals = telemetry.counter(
+            "engine_refused",
+            "Requests about started or withdrawn containers that the engine refused.",
+            "request",
+        )
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer, however long the engine is away."""
@@ -94,6 +98,11 @@ class _Patience:
             await self.pause(tries)
             tries += 1
 
+    def refused(self, request: str, error: EngineRefused) -> None:
+        """Count and log a refusal that ends nothing."""
+        self._refusals.labels(request).inc()
+        self._telemetry.warn("engine_refused", request=request, found=str(error))
+
     async def pause(self, tries: int = 0) -> None:
         """Wait before the engine is asked again; longer after more `tries`."""
         await self._clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
@@ -112,7 +121,7 @@ class ContainerExecution:
         self.identity = identity
         self._engine = engine
         self._patience = patience
-        self._directory = directory
+        self.files = directory
 
     async def exited(self) -> Exit:
         """Copy the output until the container has ended."""
@@ -137,41 +146,23 @@ class ContainerExecution:
 
         A refusal changes nothing: the agent kills what still runs again and again.
         """
-        with suppress(EngineRefused):
+        try:
             await self._patience.answer(lambda: self._engine.signal(self.identity.id, number))
+        except EngineRefused as error:
+            self._patience.refused("signal", error)
 
     async def kill(self) -> None:
         """SIGKILL the container's init process, and with it all others."""
         await self.signal(signal.SIGKILL)
-
-    def announce_stop(self, notice: str) -> bool:
-        """Write the stop file."""
-        return self._directory.announce_stop(notice)
-
-    def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint file if it changed."""
-        return self._directory.checkpoint_note()
-
-    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """Return bytes of the copied output."""
-        return self._directory.read_output(stream, start, size)
-
-    def output_size(self, stream: StreamName) -> int:
-        """Return the size of the copied output."""
-        return self._directory.output_size(stream)
-
-    def bound_output(self, head: int, tail: int) -> bool:
-        """Free the middle of each output file; see `ReplicaDirectory`."""
-        return self._directory.bound_output(head, tail)
 
     async def _copy(self, stream: StreamName, *, follow: bool = True) -> None:
         """Copy new output of a stream; `follow`: until the engine sends no more, or is away.
 
         Raises: EngineAway: only without `follow`.
         """
-        if not self._directory.exists:
+        if not self.files.exists:
             return
-        spool = Spool(self._directory.path / stream)
+        spool = Spool(self.files.path / stream)
         output = self._engine.output(self.identity.id, stream, spool.since, follow=follow)
         try:
             async for parts in output:
@@ -255,6 +246,8 @@ class DockerExecutor:
         while (found := await self._inspect(key)) is not None:
             if found["State"]["Status"] != "created":
                 return await self._execution(key, found["Id"])
+            if self._directory(key).has("start"):
+                break
             try:
                 await self._engine.start(found["Id"])
             except EngineAway:
@@ -262,7 +255,7 @@ class DockerExecutor:
             except EngineRefused as error:
                 await self.withdraw(key)
                 raise ExecutorFailed(replica=key, found=error) from None
-        raise ExecutorFailed(replica=key, found="its container is gone")
+        raise ExecutorFailed(replica=key, found="its container is gone, or withdrawn")
 
     async def find(self, key: ReplicaKey, known: RunIdentity | None = None) -> ReplicaFound:
         """Find the container of a replica by its name; the directory was created before it."""
@@ -290,13 +283,21 @@ class DockerExecutor:
         """Remove the container, unless it was started.
 
         A request of an earlier agent process may start it, and it may end, before it is removed.
-        The engine's events show that.
+        The engine's events show that. If the engine refuses to remove it, the file `start` in the
+        replica's directory prevents the start, and the next sweep removes it.
         """
-        found = await self._inspect(key) if self._directory(key).exists else None
+        directory = self._directory(key)
+        found = await self._inspect(key) if directory.exists else None
         if found is None:
             return None
         if found["State"]["Status"] == "created":
-            removed = await self._patience.answer(lambda: self._engine.remove(found["Id"]))
+            try:
+                removed = await self._patience.answer(lambda: self._engine.remove(found["Id"]))
+            except EngineRefused as error:
+                self._patience.refused("remove", error)
+                directory.prevent_start()
+                after = await self._inspect(key)
+                removed = after is None or after["State"]["Status"] == "created"
             if removed and not await self._patience.answer(
                 lambda: self._engine.was_started(found["Id"], found["Created"])
             ):
@@ -329,9 +330,12 @@ class DockerExecutor:
         If the engine refuses, both stay, and the next sweep removes them.
         """
         found = await self._inspect(key) if self._directory(key).exists else None
-        with suppress(EngineRefused):
+        try:
             if found is not None:
                 await self._patience.answer(lambda: self._engine.remove(found["Id"], force=True))
+        except EngineRefused as error:
+            self._patience.refused("remove", error)
+        else:
             self._directory(key).remove()
 
     def _refused(self, launch: Launch) -> str | None:

@@ -129,9 +129,11 @@ class Engine:
 
     async def inspect(self, name: str, *, idle_s: float = ANSWER_S) -> dict[str, Any] | None:
         """Return what the engine says of a container; None if there is none."""
-        found: dict[str, Any] | None = await self._ask(
-            "GET", f"/containers/{name}/json", absent=(404,), idle_s=idle_s
-        )
+        found: dict[str, Any] | None
+        try:
+            found = await self._ask("GET", f"/containers/{name}/json", absent=(404,), idle_s=idle_s)
+        except EngineRefused as error:
+            raise EngineAway(str(error)) from None  # it says nothing of the container
         return found
 
     async def start(self, container_id: str) -> None:

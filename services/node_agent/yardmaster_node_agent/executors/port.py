@@ -72,25 +72,8 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class Execution(Protocol):
-    """A started replica: a process, container or pod, which may have ended.
-
-    This agent process or an earlier one started it.
-    """
-
-    identity: RunIdentity
-
-    async def exited(self) -> Exit:
-        """Wait until the main program has ended, and return its exit."""
-
-    async def gone(self) -> None:
-        """Wait until nothing of the replica runs, in any group or session; kill nothing."""
-
-    async def signal(self, number: int) -> None:
-        """Send a signal to the main program and its group, if it runs."""
-
-    async def kill(self) -> None:
-        """SIGKILL all that runs of the replica; call it again for what starts later."""
+class ReplicaFiles(Protocol):
+    """The files through which a replica and its agent exchange stop, checkpoint and output."""
 
     def announce_stop(self, notice: str) -> bool:
         """Create or replace the stop file atomically.
@@ -117,6 +100,31 @@ class Execution(Protocol):
         Positions in the streams stay the same; freed bytes are read as zeros. Return False if the
         file system cannot free a part of a file: each stream was truncated to `head + tail` bytes.
         """
+
+
+class Execution(Protocol):
+    """A started replica: a process, container or pod, which may have ended.
+
+    This agent process or an earlier one started it.
+    """
+
+    identity: RunIdentity
+
+    @property
+    def files(self) -> ReplicaFiles:
+        """The files of the replica."""
+
+    async def exited(self) -> Exit:
+        """Wait until the main program has ended, and return its exit."""
+
+    async def gone(self) -> None:
+        """Wait until nothing of the replica runs, in any group or session; kill nothing."""
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the main program and its group, if it runs."""
+
+    async def kill(self) -> None:
+        """SIGKILL all that runs of the replica; call it again for what starts later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from yardmaster_node_agent.executors.port import (
     Paths,
     Phase,
     ReplicaFound,
-    StreamName,
 )
 from yardmaster_node_agent.executors.procfs import ProcessIdentity
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
@@ -110,19 +109,19 @@ class ProcessExecution:
     ) -> None:
         self.identity = RunIdentity.of_process(main.pid, main.started, main.boot_id)
         self._main = main
-        self._directory = directory
+        self.files = directory
         self._runner = runner_identity
         self._clock = clock
         self._mark = f"YARD_STOP_FILE={directory.paths.stop_file}\0".encode()
 
     async def exited(self) -> Exit:
         """Wait for the exit file; if the runner ended without writing it, the exit is lost."""
-        notifier = _listen(self._directory, self._runner)
+        notifier = _listen(self.files, self._runner)
         try:
             while True:
                 running = self._runner is not None and procfs.alive(self._runner)
-                if (found := _exit(self._directory)) is not None:
-                    return replace(found, fenced=self._directory.has("fenced"))
+                if (found := _exit(self.files)) is not None:
+                    return replace(found, fenced=self.files.has("fenced"))
                 if not running:
                     # Without a runner, nothing would store the exit: kill the replica.
                     await self.kill()
@@ -134,14 +133,14 @@ class ProcessExecution:
     async def gone(self) -> None:
         """Wait for the runner's end; if the runner was killed, also for its remaining processes."""
         if self._runner is not None:
-            notifier = _listen(self._directory, self._runner)
+            notifier = _listen(self.files, self._runner)
             try:
                 while procfs.alive(self._runner):
                     await notifier.wait()
             finally:
                 notifier.close()
             _reap(self._runner.pid)
-        if self._directory.has("gone"):
+        if self.files.has("gone"):
             return
         while procfs.members(None, self._main, self._mark):
             await self._clock.sleep(SWEEP_S)
@@ -149,9 +148,9 @@ class ProcessExecution:
     def found(self) -> ReplicaFound:
         """Return whether it runs."""
         running = self._runner is not None and procfs.alive(self._runner)
-        if procfs.alive(self._main) or (running and _exit(self._directory) is None):
+        if procfs.alive(self._main) or (running and _exit(self.files) is None):
             return ReplicaFound(Phase.RUNNING, self)
-        return ReplicaFound(Phase.ENDED, self, exit_lost=_exit(self._directory) is None)
+        return ReplicaFound(Phase.ENDED, self, exit_lost=_exit(self.files) is None)
 
     async def signal(self, number: int) -> None:
         """Signal the group while the main process exists, so that the group id is not reused."""
@@ -165,26 +164,6 @@ class ProcessExecution:
         """SIGKILL all present processes of the replica."""
         for seen in procfs.members(self._runner, self._main, self._mark):
             procfs.kill(seen)
-
-    def announce_stop(self, notice: str) -> bool:
-        """Write the stop file."""
-        return self._directory.announce_stop(notice)
-
-    def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint file if it changed."""
-        return self._directory.checkpoint_note()
-
-    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """Return bytes of an output file."""
-        return self._directory.read_output(stream, start, size)
-
-    def output_size(self, stream: StreamName) -> int:
-        """Return the size of an output file."""
-        return self._directory.output_size(stream)
-
-    def bound_output(self, head: int, tail: int) -> bool:
-        """Free the middle of each output file; see `ReplicaDirectory`."""
-        return self._directory.bound_output(head, tail)
 
 
 class ProcessExecutor:

@@ -37,18 +37,45 @@ from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunId
 BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
+class SimulatedFiles:
+    """The files of one replica: only the checkpoint file ever has content."""
+
+    def __init__(self) -> None:
+        self.note: bytes | None = None
+
+    def announce_stop(self, notice: str) -> bool:
+        """Do nothing: no program reads it."""
+        return True
+
+    def checkpoint_note(self) -> bytes | None:
+        """Return the checkpoint that the replica reported after the stop signal, once."""
+        note, self.note = self.note, None
+        return note
+
+    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
+        """Return nothing: it has no output."""
+        return b""
+
+    def output_size(self, stream: StreamName) -> int:
+        """Return 0: it has no output."""
+        return 0
+
+    def bound_output(self, head: int, tail: int) -> bool:
+        """Do nothing: it has no output."""
+        return True
+
+
 class SimulatedExecution:
     """The simulated process of one replica: it ends at a known time, with a known exit."""
 
     def __init__(self, identity: RunIdentity, env: Mapping[str, str], clock: Clock) -> None:
         self.identity = identity
-        self.stop_notice: str | None = None
+        self.files = SimulatedFiles()
         self._env = env
         self._clock = clock
         self._ends_s = clock.monotonic_s() + float(env.get("SIM_SECONDS", "1"))
         self._exit = Exit(exit_code=int(env.get("SIM_EXIT", "0")))
         self._ended = False
-        self._note: bytes | None = None
         self._changed = asyncio.Event()
 
     @classmethod
@@ -83,7 +110,7 @@ class SimulatedExecution:
         self._ends_s = min(self._ends_s, self._clock.monotonic_s() + takes_s)
         if (uri := self._env.get("SIM_CHECKPOINT")) is not None:
             step = int(self._env.get("YARD_CHECKPOINT_STEP") or 0) + 1
-            self._note = json.dumps({"uri": uri, "step": step}).encode()
+            self.files.note = json.dumps({"uri": uri, "step": step}).encode()
         else:
             self._exit = Exit(signal=number)
         self._changed.set()
@@ -93,28 +120,6 @@ class SimulatedExecution:
         if not self._over():
             self._ended, self._exit = True, Exit(signal=9)
             self._changed.set()
-
-    def announce_stop(self, notice: str) -> bool:
-        """Store the notice in `stop_notice`, where tests read it."""
-        self.stop_notice = notice
-        return True
-
-    def checkpoint_note(self) -> bytes | None:
-        """Return the checkpoint that the replica reported after the stop signal, once."""
-        note, self._note = self._note, None
-        return note
-
-    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """Return nothing: it has no output."""
-        return b""
-
-    def output_size(self, stream: StreamName) -> int:
-        """Return 0: it has no output."""
-        return 0
-
-    def bound_output(self, head: int, tail: int) -> bool:
-        """Do nothing: it has no output."""
-        return True
 
     def _over(self) -> bool:
         self._ended = self._ended or self._clock.monotonic_s() >= self._ends_s
