@@ -497,6 +497,9 @@ class PoolPass:
                 self.queue.push(group, task, rest, following_turn)
                 return
             self._wait_for_capacity(group, task)
+        if result is GroupResult.RESERVED:
+            # In a strict queue. The recorded reason, also that of its equals, is no result.
+            self.queue.requeue_followers(group)
         self.queue.finish(group)
 
     def _offers_rest(self, turn: int, result: GroupResult) -> bool:

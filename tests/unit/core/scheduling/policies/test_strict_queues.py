@@ -2,10 +2,12 @@
 
 from random import Random
 
+from tests.unit.core.scheduling.reading import all_of, waits
 from yardmaster_core.scheduling.policies.strict_queues import StrictQueues
 from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_core.testing import Cell
-from yardmaster_schemas.events.decisions import SlotsAllocatedV1
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1, SlotsReservedV1
+from yardmaster_schemas.reasons import WaitCode
 
 
 def firsts(cell: Cell) -> list[str]:
@@ -112,3 +114,22 @@ def test_entries_do_not_accumulate() -> None:
     entries: list[Group] = [entry[2] for line in lines._entries.values() for entry in line]
     assert len(entries) < 300
     assert firsts(cell) == ["j001x"]
+
+
+def test_tasks_at_the_limit_of_one_that_gets_reserved_slots_are_considered_too() -> None:
+    cell = Cell(policy="lrtp")
+    cell.node("n1", gpus=3)
+    cell.entitle("p", limit_milli=1000)
+    cell.submit("own")
+    cell.submit("other", project="q", gpus=2)
+    cell.cycle()
+    cell.starts("other")
+    cell.submit("te", preemptible=False)
+    cell.submit("be")
+    cell.cycle()
+    assert {waits(cell, name).code for name in ("te", "be")} == {WaitCode.AT_LIMIT}
+    cell.cancel("other")
+    cell.entitle("p", limit_milli=3000)
+    decided = cell.cycle()
+    reserved = [e.task_id.rstrip("0.") for e in all_of(decided, SlotsReservedV1)]
+    assert reserved == ["te", "be"]
