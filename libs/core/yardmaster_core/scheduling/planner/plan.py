@@ -322,6 +322,10 @@ class PoolPass:
                 # Now it is undecided there, so that the groups behind it do not pass it here.
                 self.queue.push(group, task, rest, turn)
                 continue
+            if turn and self.offers_groups and self._fits_since(task):
+                # In the order of the first turn, before tasks behind it get the same slots.
+                self.queue.push(group, task, rest, 0)
+                continue
             self._consider_group(group, task, rest, turn)
             self._queue_woken()
         if not self.queue and self._recheck():
@@ -590,6 +594,18 @@ class PoolPass:
             and limit_reached(self.draft.state, self.pool, task) is None
             and self._must_wait(self.view, group, task) is None
             and self._find_placement(self.pool.free, task) is not None
+        )
+
+    def _fits_since(self, task: Task) -> bool:
+        """Whether a task that waits for a turn to preempt others needs none: others left it slots
+        since its first turn, for instance those of a reservation that was reclaimed.
+        """
+        if not self._starts_on_idle or task.shape.start_failed:
+            return False
+        if self._find_placement(self.pool.free, task) is not None:
+            return True
+        return bool(self.pool.stopping) and (
+            self._find_placement(self.pool.future, task) is not None
         )
 
     def _preempt_or_wait(self, group: Group, task: Task, turn: int) -> GroupResult:

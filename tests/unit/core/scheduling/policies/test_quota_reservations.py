@@ -193,3 +193,25 @@ def test_running_tasks_of_a_department_are_reclaimed_before_slots_that_are_reser
     player.urgent(name="due", project="r", spec=request, low_name="", low=None)
     due, second = cell.task("due"), cell.task("second")
     assert (due.reserved is not None, second.reserved) == (True, None)
+
+
+def test_what_is_left_of_reclaimed_slots_goes_to_the_first_task_that_waits_to_preempt() -> None:
+    """With `order: kai` it still waits for its turn to preempt when another project reclaims the
+    slots that were reserved for a gang of its project.
+    """
+    cell = QuotaCell({"n0": 2, "n1": 1}, order="kai", over_quota="weight")
+    cell.entitle_to("p", 0)
+    cell.entitle_to("r", 1)
+    cell.submit("runs", project="p", priority=60, tasks=2, gpus=1, grace_s=600)
+    cell.run()
+    cell.submit("gang", project="p", priority=10, gpus=2)
+    cell.cycle(after_s=1)
+    assert cell.task("gang").reserved is not None
+    cell.submit("last", project="p", priority=70, gpus=1)
+    cell.cycle(after_s=1)
+    cell.entitle_to("p", 0, preempt_min_runtime_s=600)
+    cell.submit("first", project="p", priority=50, gpus=1)
+    cell.submit("claim", project="r", gpus=1)
+    decided = cell.cycle(after_s=1)
+    assert only(decided, dec.ReservationDroppedV1).task_id == cell.task("gang").id
+    assert started(decided) == ["first"]
