@@ -30,12 +30,14 @@ only a task that waited already, and may take over reserved slots (`_takes_over`
 a preemptible task is preempted for that one at once.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.histories.equal_parts import Division
 from tests.histories.free_capacity import empty, fits, is_simple, may_use
 from tests.histories.quota_properties import (
+    NONE,
+    Amounts,
     Queue,
     Queues,
     exceeds,
@@ -43,6 +45,7 @@ from tests.histories.quota_properties import (
     minus,
     plus,
     request_of,
+    sum_of,
 )
 from tests.histories.stated_rules import (
     STRICT,
@@ -58,6 +61,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING, LIMITED
+from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -65,7 +69,7 @@ from yardmaster_schemas.reasons import WaitCode
 class Cycle:
     """The facts of a complete cycle: the tasks that it started and preempted, the ids of the tasks
     that had reserved slots before it, why the others waited, the ids of the tasks that a rule kept
-    waiting during it, and by task the tasks whose reserved slots it took over.
+    waiting during it, and by task the reservations that others lost to it.
     """
 
     started: Collection[Task]
@@ -73,7 +77,7 @@ class Cycle:
     reserved_before: Collection[str]
     waits_before: Mapping[str, WaitCode]
     kept_waiting: Collection[str]
-    taken_from: Mapping[str, Collection[Task]]
+    taken_from: Mapping[str, Sequence[dec.SlotsReservedV1]]
 
 
 def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
@@ -88,8 +92,8 @@ def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
                     continue
                 if not _precedes(state, pool, earlier, later, cycle):
                     continue
-                owners = cycle.taken_from.get(later.id, ())
-                if not all(_takes_over(state, pool, earlier, owner) for owner in owners):
+                lost = cycle.taken_from.get(later.id)
+                if lost and not _could_take_over(state, pool, earlier, later, lost):
                     continue
                 before = cycle.waits_before.get(earlier.id)
                 if later.id not in cycle.reserved_before:
@@ -182,9 +186,7 @@ def _precedes_by_quota(
     asked = request_of(pool, earlier)
     for victim in cycle.preempted:
         if victim.run is not None and victim.run.pool_name == pool.name:
-            for queue in queues.path(victim.job.project):
-                held = queues.held[queue]
-                held.allocated = plus(held.allocated, request_of(pool, victim))
+            queues.allocate(victim.job.project, request_of(pool, victim))
     if earlier.reserved is not None or queues.has_more_in_all(earlier.job.project, asked):
         return False
     return not any(
@@ -270,29 +272,68 @@ def _passes_within_part(
     return division.allocated[owner] - others <= division.parts[owner]
 
 
-def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
-    """Whether a task takes over slots that are reserved for another one, where it then fits."""
+def _could_take_over(
+    state: ClusterState,
+    pool: Pool,
+    earlier: Task,
+    later: Task,
+    lost: Sequence[dec.SlotsReservedV1],
+) -> bool:
+    """Whether a task could have taken over the reserved slots that others lost to a later one:
+    without that one, and with what the others had.
+    """
     assert pool.config is not None
-    name = pool.config.policy.name
-    if name == "quota":
-        same = earlier.job.project is later.job.project
-        return (
-            same
-            and _stays_within_share(state, pool, earlier, later)
-            and not _others_would_reclaim(state, pool, earlier, later)
-        )
-    if name == "starved_first":
+    owners = [state.task(event.task_id) for event in lost]
+    if pool.config.policy.name != "quota":
+        return all(_is_of_scope(state, pool, earlier, owner) for owner in owners)
+    if not all(
+        owner.job.project is earlier.job.project
+        and _place_in_project(pool, earlier) < _place_in_project(pool, owner)
+        for owner in owners
+    ):
+        return False
+    queues = Queues(state, pool)
+    amounts = sum_of([placement for event in lost for placement in event.placements])
+    queues.allocate(later.job.project, minus(NONE, lost_with(pool, later)))
+    queues.allocate(earlier.job.project, amounts)
+    return _may_exchange(queues, earlier, amounts)
+
+
+def _takes_over(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
+    """Whether a task may take over the slots of one that started on slots reserved for it, where it
+    then fits.
+    """
+    assert pool.config is not None
+    if pool.config.policy.name != "quota":
+        return _is_of_scope(state, pool, earlier, later)
+    return earlier.job.project is later.job.project and _may_exchange(
+        Queues(state, pool), earlier, lost_with(pool, later)
+    )
+
+
+def _is_of_scope(state: ClusterState, pool: Pool, one: Task, other: Task) -> bool:
+    """Whether one of two tasks takes over reserved slots of the other, if its place is before."""
+    assert pool.config is not None
+    if pool.config.policy.name == "starved_first":
         division = Division(state, pool)
-        return division.owner(earlier) == division.owner(later)
+        return division.owner(one) == division.owner(other)
     return True
 
 
-def _stays_within_share(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
-    """Whether no queue would hold more than its share with a task of it instead of a later one, of
-    a resource that the queue would hold more of.
+def _may_exchange(queues: Queues, earlier: Task, lost: Amounts) -> bool:
+    """Whether a project may hold a task instead of these amounts of later tasks: within its share,
+    and without that another project would reclaim it.
     """
-    queues = Queues(state, pool)
-    more = minus(request_of(pool, earlier), lost_with(pool, later))
+    more = minus(request_of(queues.pool, earlier), lost)
+    return _stays_within_share(queues, earlier, more) and not _others_would_reclaim(
+        queues, earlier, more
+    )
+
+
+def _stays_within_share(queues: Queues, earlier: Task, more: Amounts) -> bool:
+    """Whether no queue of a task would hold more than its share with `more`, of a resource that the
+    queue would hold more of.
+    """
     of = (max(more[0], 0), max(more[1], 0), max(more[2], 0))
     return not any(
         exceeds(plus(queues.held[queue].allocated, more), queues.most(queue), of=of)
@@ -300,13 +341,11 @@ def _stays_within_share(state: ClusterState, pool: Pool, earlier: Task, later: T
     )
 
 
-def _others_would_reclaim(state: ClusterState, pool: Pool, earlier: Task, later: Task) -> bool:
-    """Whether a queue would hold more than it deserves with a task of it instead of a later one,
-    and does not now, while a task of another project waits within what its queues deserve.
+def _others_would_reclaim(queues: Queues, earlier: Task, more: Amounts) -> bool:
+    """Whether a queue of a task would hold more than it deserves with `more`, and does not now,
+    while a task of another project waits within what its queues deserve.
     """
-    queues = Queues(state, pool)
-    path = queues.path(earlier.job.project)
-    more = minus(request_of(pool, earlier), lost_with(pool, later))
+    pool, path = queues.pool, queues.path(earlier.job.project)
     if not any(
         exceeds(plus(queues.held[queue].allocated, more), queues.deserved(queue))
         and not exceeds(queues.held[queue].allocated, queues.deserved(queue))
@@ -314,7 +353,7 @@ def _others_would_reclaim(state: ClusterState, pool: Pool, earlier: Task, later:
     ):
         return False
     for group in pool.groups.values():
-        project = state.projects[group.shape.project]
+        project = queues.state.projects[group.shape.project]
         if not group.queue.live or project is earlier.job.project:
             continue
         asked = request_of(pool, group.queue.first)

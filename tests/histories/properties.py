@@ -1,10 +1,11 @@
 """The properties of every history.
 
-1. No attempt is preempted after its start without an input or a deadline in between.
+1. No attempt is preempted after its start without an input or a deadline in between; under `quota`
+   only if its project goes beyond its share, or gets slots that another project left meanwhile.
 2. A reservation starts its task on its slots, or is dropped with a reason; nothing else starts on
    slots that are reserved.
 3. No victim could have been left out: with any one of them, the task that it was preempted for
-   does not fit where limits let it start.
+   does not fit where limits let it start, or waits for a limit or behind another task.
 4. Without inputs, three cycles decide everything; then considering every task again decides
    nothing.
 5. A cell that is restored from a snapshot decides what the cell itself decides.
@@ -55,6 +56,7 @@ from tests.histories.quota_properties import (
     grows_beyond_share,
     needed_at_limit,
 )
+from tests.histories.stated_rules import waits_behind_protected_with
 from tests.histories.work_conservation import assert_idle_capacity_is_used
 from tests.support.audit import audit_steps
 from yardmaster_core.machine import CycleResult, Decision
@@ -64,6 +66,7 @@ from yardmaster_core.scheduling.policies.fair_share.index import FairShareIndex
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import on_larger_gpus
 from yardmaster_core.scheduling.state.tasks import Reservation, Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
@@ -95,17 +98,24 @@ class CheckedCell(Cell):
         super().__init__()
         #: Number of cycles with an input, or in which time passed.
         self.changes = 0
-        #: Task and attempt -> `changes` at the start.
-        self.started: dict[tuple[str, int], int] = {}
+        #: Task and attempt -> `changes` at the start, and the length of `left` then.
+        self.started: dict[tuple[str, int], tuple[int, int]] = {}
+        #: The slots of tasks that were preempted, and of reservations that were dropped, each with
+        #: the project that they were preempted or dropped for.
+        self.left: list[tuple[Project, frozenset[Slot]]] = []
         self.reserved: dict[str, dec.SlotsReservedV1] = {}
         #: Tasks that start in the present cycle on other slots than those reserved for them.
         self.elsewhere: set[str] = set()
-        #: Whether the present decisions of `quota` take a project above its share.
+        #: The decisions that `quota` makes for one task, while they are applied.
+        self.batch: Batch | None = None
+        #: Whether these take a project above its share.
         self.beyond_share = False
         #: Each task with those that were preempted for it, in order.
         self.preempted: list[tuple[str, str]] = []
         #: Victims of the present cycle by the task that they were preempted for.
         self.victims: dict[str, list[str]] = {}
+        #: By task the reservations that others lost to it in the present cycle.
+        self.passed: dict[str, list[dec.SlotsReservedV1]] = {}
         #: Tasks of the present cycle that get other slots.
         self.moving: list[Task] = []
 
@@ -113,21 +123,22 @@ class CheckedCell(Cell):
         """Decide, and apply the decisions; without the slow checks of `Cell`."""
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         self.victims.clear()
+        self.passed.clear()
         self.elsewhere.clear()
         self.moving.clear()
         events = [decision.event for decision in verdict.decisions]
-        batch: Batch | None = None
         for at, event in enumerate(events):
             begun = batch_at(self.state, events, at)
             if begun is not None:
-                batch = begun
-                check_batch(self.state, batch)
-                self.beyond_share = grows_beyond_share(self.state, batch)
+                self.batch = begun
+                check_batch(self.state, begun)
+                self.beyond_share = grows_beyond_share(self.state, begun)
             self._apply(event)
             self.on_decision(event)
+            batch = self.batch
             if batch is not None and event is [*batch.reserved.values()][-1]:
                 self._moves_all_that_fit(batch)
-                batch, self.beyond_share = None, False
+                self.batch, self.beyond_share = None, False
         return verdict
 
     def on_decision(self, decision: Event) -> None:
@@ -135,11 +146,15 @@ class CheckedCell(Cell):
             case dec.SlotsAllocatedV1():
                 self._takes_what_it_may(decision)
                 self._starts_on_its_slots(decision)
-                self.started[decision.task_id, decision.attempt] = self.changes
+                now = self.changes, len(self.left)
+                self.started[decision.task_id, decision.attempt] = now
             case dec.PreemptionRequestedV1():
                 self._is_not_preempted_at_once(decision)
                 self._loses_only_above_its_part(decision)
                 assert decision.stop.for_task is not None
+                run = self.state.task(decision.task_id).run
+                assert run is not None
+                self._note_left(decision.stop.for_task, run.placements)
                 self.victims.setdefault(decision.stop.for_task, []).append(decision.task_id)
                 self.preempted.append((decision.stop.for_task, decision.task_id))
             case dec.SlotsReservedV1():
@@ -152,10 +167,14 @@ class CheckedCell(Cell):
             case dec.ReservationDroppedV1():
                 dropped = self.reserved.pop(decision.task_id, None)
                 assert dropped is not None, f"{decision.task_id} has no reserved slots to drop"
+                self._note_left(decision.for_task or decision.task_id, dropped.placements)
                 # A task that takes these slots over needs the victims; the owner may need others.
                 self.victims.pop(decision.task_id, None)
                 if decision.code is DropCode.STARTED_ELSEWHERE:
                     self.elsewhere.add(decision.task_id)
+                if decision.code is DropCode.PASSED:
+                    assert decision.for_task is not None
+                    self.passed.setdefault(decision.for_task, []).append(dropped)
             case dec.TaskEndedV1():
                 task_id = decision.task_id
                 assert task_id not in self.reserved, f"{task_id} ends with reserved slots"
@@ -165,9 +184,27 @@ class CheckedCell(Cell):
     def _is_not_preempted_at_once(self, decision: dec.PreemptionRequestedV1) -> None:
         if decision.stop.rule in RECLAIMED or self.beyond_share:
             return  # what a queue starts beyond its share makes it one that loses tasks
-        since = self.started.get((decision.task_id, decision.attempt))
-        assert since != self.changes, (
+        changes, noted = self.started.get((decision.task_id, decision.attempt), (-1, 0))
+        assert changes != self.changes or self._gets_what_others_left(noted), (
             f"{decision.task_id} is preempted after its start without an input in between"
+        )
+
+    def _note_left(self, for_task: str, placements: Iterable[dec.Placement]) -> None:
+        project = self.state.task(for_task).job.project
+        self.left.append((project, frozenset(_by_slot(placements))))
+
+    def _gets_what_others_left(self, noted: int) -> bool:
+        """Whether a task of `quota` gets slots that another project left, after the first `noted`
+        notes: a part of those of its victims, or of those reserved for a task that started on
+        others.
+        """
+        batch = self.batch
+        if batch is None:
+            return False
+        project = self.state.task(batch.for_task).job.project
+        slots = _by_slot(batch.reserved[batch.for_task].placements)
+        return any(
+            other is not project and not left.isdisjoint(slots) for other, left in self.left[noted:]
         )
 
     # 7e
@@ -191,7 +228,7 @@ class CheckedCell(Cell):
         for victim in map(self.state.task, batch.stopped):
             run = victim.run
             assert run is not None
-            if isinstance(run.stop, PolicyStop) and run.stop.rule == AT_LIMIT:
+            if _at_limit(victim):
                 continue  # on other slots it would count as well
             # More capacity may fit less of these.
             if not victim.job.shape.whole_nodes:
@@ -265,6 +302,8 @@ class CheckedCell(Cell):
             self._shift_held(victim, sign=1)
             if needed_at_limit(self.state, pool, task, victim):
                 continue
+            if _at_limit(victim) and waits_behind_protected_with(self.state, pool, task, victim):
+                continue
             assert placement is None, f"{task.id} fits also if {name} is not preempted"
         self._shift_reserved(reservation, sign=-1)
         future.changes = changes
@@ -321,7 +360,7 @@ class CheckedPlayer(HistoryPlayer):
                     if isinstance(event, dec.TaskUnschedulableV1)
                     and event.wait.code not in BLOCKING
                 },
-                taken_from=self._owners_passed(decided),
+                taken_from=self.cell.passed,
             )
             assert_in_order(self.state, cycle)
         return decided
@@ -332,15 +371,6 @@ class CheckedPlayer(HistoryPlayer):
         kind: type[dec.SlotsAllocatedV1 | dec.PreemptionRequestedV1],
     ) -> list[Task]:
         return [self.state.task(event.task_id) for event in decided if isinstance(event, kind)]
-
-    def _owners_passed(self, decided: Sequence[Event]) -> dict[str, list[Task]]:
-        """Return by task the tasks whose reserved slots it took over."""
-        found: dict[str, list[Task]] = {}
-        for event in decided:
-            if isinstance(event, dec.ReservationDroppedV1) and event.code is DropCode.PASSED:
-                assert event.for_task is not None
-                found.setdefault(event.for_task, []).append(self.state.task(event.task_id))
-        return found
 
     def restart(self) -> None:
         """Continue the cell and, with it, a copy that is restored from a snapshot."""
@@ -447,6 +477,13 @@ def _holds_no_more_than_it_has(node: Node) -> None:
     most = [*gpus, node.cpu_milli, node.memory_mib]
     for totals in (held, kept):
         assert all(n <= m for n, m in zip(totals, most, strict=True)), f"{node.name}: {totals}"
+
+
+def _at_limit(victim: Task) -> bool:
+    """Whether a task is preempted for one of its project at a limit."""
+    run = victim.run
+    assert run is not None
+    return isinstance(run.stop, PolicyStop) and run.stop.rule == AT_LIMIT
 
 
 def _gpus_of_preemptible_tasks(pool: Pool) -> int:

@@ -213,6 +213,12 @@ class Queues:
         paths = self.path(one.job.project), self.path(other.job.project)
         return next((a, b) for a, b in zip(*paths, strict=False) if a is not b)
 
+    def allocate(self, project: Project, amounts: Amounts) -> None:
+        """Count these amounts too as allocated, for a project and the departments above it."""
+        for queue in self.path(project):
+            held = self.held[queue]
+            held.allocated = plus(held.allocated, amounts)
+
     def _count(self, task: Task) -> None:
         name, run, reservation = self.pool.name, task.run, task.reserved
         allocated = leaving = freed_in_time = returning = NONE

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.histories.free_capacity import fits_on_empty_nodes, is_simple
-from tests.histories.quota_properties import Queues, exceeds, plus, request_of
+from tests.histories.quota_properties import (
+    Amounts,
+    Queues,
+    exceeds,
+    lost_with,
+    minus,
+    plus,
+    request_of,
+    sum_of,
+)
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -311,9 +320,9 @@ def _waits_for_quota(state: ClusterState, pool: Pool, group: Group) -> bool:
     return takes_beyond_deserved(queues, task) and _some_are_protected(pool)
 
 
-def takes_beyond_deserved(queues: Queues, task: Task) -> bool:
+def takes_beyond_deserved(queues: Queues, task: Task, more: Amounts | None = None) -> bool:
     """Whether a preemptible task is protected by a minimum run time, and a queue would hold more
-    with it than it deserves.
+    with it than it deserves. `more`: how much more the queue would hold; None: what it requests.
     """
     group, project = task.group, task.job.project
     path = queues.path(project)
@@ -323,11 +332,28 @@ def takes_beyond_deserved(queues: Queues, task: Task) -> bool:
     if not by_queue and not (group is not None and group.min_runtimes):
         return False
     asked = request_of(queues.pool, task)
-    if queues.has_more_in_all(project, asked):
+    more = asked if more is None else more
+    if queues.has_more_in_all(project, more):
         return True
     return any(
-        exceeds(plus(queues.held[queue].allocated, asked), queues.deserved(queue), of=asked)
+        exceeds(plus(queues.held[queue].allocated, more), queues.deserved(queue), of=asked)
         for queue in path
+    )
+
+
+def waits_behind_protected_with(state: ClusterState, pool: Pool, task: Task, victim: Task) -> bool:
+    """Whether a task, which has reserved slots now, would wait behind one whose victims are within
+    their minimum run times, if a task that was preempted for it at a limit were not.
+    """
+    reserved = task.reserved
+    if not task.job.spec.preemptible or reserved is None:
+        return False
+    more = plus(request_of(pool, task), lost_with(pool, victim))
+    more = minus(more, sum_of(reserved.placements))
+    return takes_beyond_deserved(Queues(state, pool), task, more) and any(
+        code_of(pool, group) is WaitCode.VICTIMS_PROTECTED
+        for group in pending_groups(pool)
+        if group is not task.group
     )
 
 

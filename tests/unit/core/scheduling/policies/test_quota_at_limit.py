@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.histories.properties import CheckedCell
+from tests.histories.properties import CheckedCell, CheckedPlayer
 from tests.unit.core.scheduling.planner.test_gpu_memory import GIB, by_memory, milli_of
 from tests.unit.core.scheduling.policies.test_quota import QuotaCell
 from tests.unit.core.scheduling.reading import all_of, only, running, started, stopped
@@ -184,6 +184,25 @@ def test_a_task_at_a_limit_that_waits_behind_another_one_is_considered_when_that
     assert cell.wait_of("high") is WaitCode.BEHIND_TASK
     cell.cancel("gang")
     assert stopped(cell.cycle(after_s=1)) == ["low"]
+
+
+def test_a_task_at_a_limit_preempts_so_much_that_it_need_not_wait_behind_another_one() -> None:
+    """Without one of the victims the limit holds, but its project holds more than it deserves."""
+    player = CheckedPlayer()
+    cell = player.cell
+    cell.pool("main", policy="quota")
+    for project, deserved, limit in (("a", 1, 2), ("b", 0, None), ("c", 3, None)):
+        quota = Quota(deserved_milli=deserved * 1000, limit_milli=limit and limit * 1000)
+        cell.entitle(project, quotas={"main": quota})
+    player.join(name="n1", gpus=3)
+    player.join(name="n2", gpus=2)
+    player.submit(name="busy", project="b", spec={"gpus": 3, "min_runtime_s": 600})
+    player.submit(name="low", project="a", spec={"priority": 60, "tasks": 2})
+    player.start(number=None)
+    player.submit(name="gang", project="c", spec={"gpus": 3})
+    high = {"priority": 10, "min_runtime_s": 600}
+    player.submit(name="high", project="a", spec=high, at_once=False)
+    assert stopped(player.cycle()) == ["low.1", "low"]
 
 
 def test_a_task_that_alone_exceeds_a_limit_says_so_whatever_others_hold() -> None:

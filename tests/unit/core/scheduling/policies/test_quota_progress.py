@@ -2,12 +2,15 @@
 
 import pytest
 
+from tests.histories.properties import CheckedPlayer
 from tests.histories.static_problems import StaticCell, problem
+from tests.unit.core.scheduling.reading import started, stopped
+from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.resources import Resources
 
 
-def entitle(cell: StaticCell, project: str, deserved: int, weight: int = 1) -> None:
+def entitle(cell: Cell, project: str, deserved: int, weight: int = 1) -> None:
     quota = Quota(deserved_milli=deserved * 1000, over_quota_weight=weight)
     cell.entitle(project, quotas={"main": quota})
 
@@ -178,3 +181,21 @@ def test_a_task_preempts_another_one_of_its_project_while_no_other_project_waits
     of_each_kind(cell, "p")
     assert cell.come_to_rest(100)
     assert cell.phase("p-gpu") == "running"
+
+
+def test_slots_that_another_project_leaves_let_a_task_preempt_one_that_has_just_started() -> None:
+    player = CheckedPlayer()
+    cell = player.cell
+    actions = ["allocate", "consolidation", "preempt"]
+    cell.pool("main", policy="quota", over_quota="weight", actions=actions)
+    entitle(cell, "p", 2)
+    entitle(cell, "q", 1)
+    player.join(name="n1", gpus=3)
+    player.submit(name="qlow", project="q", spec={"priority": 60, "tasks": 2, "grace_s": 600})
+    for name, gpus in (("pfirst", 3), ("qfirst", 2)):
+        halves = {"resources": Resources(gpus=gpus, gpu_milli=500), "priority": 10}
+        player.submit(name=name, project=name[0], spec=halves, at_once=False)
+    player.submit(name="plow", project="p", spec={"priority": 60}, at_once=False)
+    decided = player.cycle()
+    assert (started(decided), stopped(decided)) == (["plow"], ["qlow.1", "qlow"])
+    assert stopped(player.cycle()) == ["plow"]

@@ -215,3 +215,20 @@ def test_what_is_left_of_reclaimed_slots_goes_to_the_first_task_that_waits_to_pr
     decided = cell.cycle(after_s=1)
     assert only(decided, dec.ReservationDroppedV1).task_id == cell.task("gang").id
     assert started(decided) == ["first"]
+
+
+def test_the_check_of_the_order_knows_what_owners_of_reserved_slots_lost() -> None:
+    """The tasks of `q` that come later lose what was reserved for them, and wait again."""
+    player = CheckedPlayer()
+    cell = player.cell
+    cell.pool("main", policy="quota", over_quota="weight")
+    player.join(name="n1", gpus=4)
+    player.submit(name="never", project="q", spec={"priority": 20, "gpus": 2, "replicas": 3})
+    player.submit(name="runs", project="s", spec={"tasks": 4, "grace_s": 600})
+    later = {"priority": 60, "tasks": 2, "min_runtime_s": 600}
+    player.submit(name="later", project="q", spec=later)
+    assert cell.task("later").reserved is not None
+    player.submit(name="first", project="q", spec={"priority": 30, "tasks": 2}, at_once=False)
+    player.stop_replicas()
+    assert started(player.cycle()) == ["first", "first.1"]
+    assert (cell.task("later").reserved, cell.task("later").run) == (None, None)
